@@ -1,0 +1,87 @@
+"""What every benchmark ends with: a table for people, and JSON that names the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from dejavu.profiles import host_fingerprint
+from dejavu.profiles.host import cpu_name, gpu_names
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on; `load_average` tells whether it was busy with something else."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpu_names(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": getattr(sys.modules.get("torch"), "__version__", None),
+        "host_fingerprint": host_fingerprint(),
+        "load_average": os.getloadavg(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def timed_seconds(work: Callable[[], object], repeats: int, warmups: int = 1) -> list[float]:
+    """The wall-clock seconds of each repeat, after warm-ups that do not count."""
+    for _ in range(warmups):
+        work()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, least and most, in milliseconds: the columns that the tables share."""
+    return {
+        "median_ms": 1e3 * statistics.median(seconds),
+        "min_ms": 1e3 * min(seconds),
+        "max_ms": 1e3 * max(seconds),
+        "repeats": len(seconds),
+    }
+
+
+def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path | None) -> None:
+    """Prints the rows as a table with the summary below, and writes `{"machine", "rows", "summary"}` if asked to."""
+    console = Console()
+    table = Table(title=title)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    for column in columns:
+        numeric = any(isinstance(row.get(column), int | float) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(_shown(row.get(column)) for column in columns))
+    console.print(table)
+    for name, value in summary.items():
+        console.print(f"{name.replace('_', ' ')}: {_shown(value)}", highlight=False)
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        result = {"machine": machine(), "rows": list(rows), "summary": dict(summary)}
+        json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        console.print(f"written to {json_path}", highlight=False)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

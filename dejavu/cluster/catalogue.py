@@ -1,0 +1,90 @@
+"""What is known of hardware that nobody measured: the devices of dejavu/devices.csv, and the latency of a hop."""
+
+import csv
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from dejavu import units
+from dejavu.cluster.records import DTYPES, DeviceType, Kind
+
+# The latency of one hop where none is given: between NCCL's tuning constants for NVLink (3.4 us) and PCIe (5.7 us), and
+# its constant for the network (14 us); hardware latencies of the Simple protocol on a ring, NCCL src/graph/tuning.cc.
+NODE_LATENCY_SECONDS = 5e-6
+NETWORK_LATENCY_SECONDS = 14e-6
+
+DEVICES_CSV = Path(__file__).parent.with_name("devices.csv")
+
+
+@dataclass(frozen=True)
+class CatalogueRow:
+    """A line of devices.csv. Peaks are dense, with float32 accumulation; memory is what ECC leaves.
+
+    The interconnect is one way and the sum of a device's links: a pair of devices can have less. NVLink counts where
+    every such device has it; a bridge that can be bought for a PCIe card does not (the source column has its figure).
+    """
+
+    device_type: DeviceType
+    interconnect: str
+    interconnect_bytes_per_second: float  # one way
+    reported_names: tuple[str, ...]  # by torch.cuda.get_device_name
+
+
+@cache
+def catalogue_rows() -> tuple[CatalogueRow, ...]:
+    with DEVICES_CSV.open(newline="", encoding="utf-8") as file:
+        return tuple(_catalogue_row(row) for row in csv.DictReader(file))
+
+
+def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
+    peaks = {
+        dtype: units.parse_flops_per_second(f"{row[dtype + '_tflops']} TFLOP/s")
+        for dtype in DTYPES
+        if row[dtype + "_tflops"]
+    }
+    device_type = DeviceType(
+        name=row["name"],
+        kind=cast(Kind, row["kind"]),
+        peak_flops_per_second=peaks,
+        memory_bytes=units.parse_bytes(f"{row['memory_gib']} GiB"),
+        memory_bytes_per_second=units.parse_bytes_per_second(f"{row['memory_gbytes_per_second']} GB/s"),
+        num_multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
+        cache_bytes=units.parse_bytes(f"{row['l2_mib']} MiB") if row["l2_mib"] else None,
+        source="catalogue",
+    )
+    return CatalogueRow(
+        device_type=device_type,
+        interconnect=row["interconnect"],
+        interconnect_bytes_per_second=units.parse_bytes_per_second(
+            f"{row['interconnect_one_way_gbytes_per_second']} GB/s"
+        ),
+        reported_names=tuple(row["reported_names"].split(";")) if row["reported_names"] else (),
+    )
+
+
+def catalogue() -> dict[str, DeviceType]:
+    """The device types of devices.csv by name, in the file's order."""
+    return {row.device_type.name: row.device_type for row in catalogue_rows()}
+
+
+def suggest_device(name: str, known: list[str]) -> str:
+    """`; did you mean ...?` for an unknown device: case aside, and whole or shortened (H100) names count."""
+    word = name.casefold()
+    family = [full for full in known if full.casefold() == word or word in _shortened(full)]
+    if not family:  # a misspelling: the likest name, whole or shortened; the first of equals
+        likeness = {
+            full: max(difflib.SequenceMatcher(None, word, short).ratio() for short in _shortened(full))
+            for full in known
+        }
+        family = [full for full in sorted(known, key=lambda full: -likeness[full])[:1] if likeness[full] >= 0.6]
+    if not family:
+        return "; name one of dejavu/devices.csv, or define it under `devices:`"
+    return f"; did you mean {' or '.join(repr(full) for full in family)}?"
+
+
+def _shortened(name: str) -> list[str]:
+    """`h100`, `h100-sxm5`, `h100-sxm5-80gb`."""
+    parts = name.casefold().split("-")
+    return ["-".join(parts[:stop]) for stop in range(1, len(parts) + 1)]

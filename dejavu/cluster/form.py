@@ -1,0 +1,140 @@
+"""The form of cluster.yaml: which keys it may have and what each may hold, for the loader and for editors.
+
+What only the whole file shows, such as a link to an unknown group, is the loader's to find.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from dejavu import units
+from dejavu.cluster.records import DTYPES, Kind
+
+MAX_DEVICES = 100_000
+MAX_LISTED_HOSTS = 10_000
+MAX_GROUPS = 200
+
+_NUMBER = r"^\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
+
+
+def _text_schema(unit: str, *examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"{_NUMBER}{unit}\\s*$", "examples": list(examples)})
+
+
+_Bytes = Annotated[int, BeforeValidator(units.parse_bytes), _text_schema("([kKMGTPE]|[KMGTP]i)?B", "141 GiB")]
+_BytesPerSecond = Annotated[
+    float,
+    BeforeValidator(units.parse_bytes_per_second),
+    _text_schema("(([kKMGTPE]|[KMGTP]i)?(B|bit)/s|[kKMGTPE]bps)", "300 GB/s", "25 Gbit/s"),
+]
+_Seconds = Annotated[float, BeforeValidator(units.parse_seconds), _text_schema("([numµμ]?s|min|h)", "5 us", "1.5 ms")]
+_FlopsPerSecond = Annotated[
+    float, BeforeValidator(units.parse_flops_per_second), _text_schema("[kKMGTPE]?FLOP(/s|S)", "312 TFLOP/s")
+]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinkForm(_Form):
+    """A link, one way."""
+
+    bandwidth: _BytesPerSecond = Field(description="in one direction, such as 300 GB/s or 25 Gbit/s")
+    latency: _Seconds | None = Field(default=None, description="such as 5 us; a documented default if absent")
+
+
+class PairForm(LinkForm):
+    """The link between the nodes of two groups; of a group with itself: between two of its nodes."""
+
+    between: list[str] = Field(min_length=2, max_length=2, description="the names of two groups")
+
+
+class LinksForm(_Form):
+    """The links between nodes."""
+
+    default: LinkForm | None = Field(default=None, description="for each pair that is not listed")
+    pairs: list[PairForm] = []
+
+
+class CountForm(_Form):
+    """Devices of one type in a node."""
+
+    type: str = Field(description="a name of the catalogue (dejavu/devices.csv) or of `devices:`")
+    count: int = Field(default=1, ge=1, le=MAX_DEVICES, description="per node")
+
+
+_Devices = Annotated[
+    Annotated[list[CountForm], Field(min_length=1), Tag("<list>")] | Annotated[CountForm, Tag("<one>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<one>"),
+]
+
+
+class NodesForm(_Form):
+    """A group of equal nodes: a count, or the names of the hosts."""
+
+    name: str
+    count: int | None = Field(
+        default=None, ge=1, le=MAX_DEVICES, description="nodes; 1 if neither count nor hosts is given"
+    )
+    hosts: list[str] | None = Field(default=None, min_length=1)
+    devices: _Devices = Field(description="of one node")
+    link: LinkForm | None = Field(
+        default=None, description="between devices inside a node; from the catalogue's interconnect if absent"
+    )
+
+    @model_validator(mode="after")
+    def _count_or_hosts(self) -> "NodesForm":
+        if self.count is not None and self.hosts is not None:
+            raise ValueError("both count and hosts are given; wanted one of them")
+        return self
+
+
+class DeviceForm(_Form):
+    """A device that the catalogue does not have."""
+
+    kind: Kind
+    memory: _Bytes
+    bandwidth: _BytesPerSecond = Field(description="of its memory")
+    float32: _FlopsPerSecond | None = None
+    tfloat32: _FlopsPerSecond | None = None
+    float16: _FlopsPerSecond | None = None
+    bfloat16: _FlopsPerSecond | None = None
+    multiprocessors: int | None = Field(default=None, ge=1, le=1_000_000)
+    cache: _Bytes | None = None
+
+    @model_validator(mode="after")
+    def _computes(self) -> "DeviceForm":
+        if not self.peaks():
+            raise ValueError(f"no peak is given; wanted one of {', '.join(DTYPES)}, such as `float32: 20 TFLOP/s`")
+        return self
+
+    def peaks(self) -> dict[str, float]:
+        return {dtype: peak for dtype in DTYPES if (peak := getattr(self, dtype)) is not None}
+
+
+_Nodes = Annotated[
+    Annotated[list[NodesForm], Field(min_length=1, max_length=MAX_GROUPS), Tag("<list>")]
+    | Annotated[Literal["auto"], Tag("<auto>")],
+    Discriminator(
+        lambda value: "<list>" if isinstance(value, list) else "<auto>" if value == "auto" else None,
+        custom_error_type="nodes",
+        custom_error_message="a list of node groups, or `auto` for this machine",
+    ),
+]
+
+
+class ClusterForm(_Form):
+    """The cluster to plan for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, title="cluster.yaml")
+
+    name: str | None = Field(default=None, min_length=1, max_length=100)
+    nodes: _Nodes
+    links: LinksForm | None = None
+    devices: dict[str, DeviceForm] = {}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of cluster.yaml, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | ClusterForm.model_json_schema()

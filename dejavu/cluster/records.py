@@ -1,0 +1,210 @@
+"""What a cluster is: kinds of devices, groups of equal nodes, and the links inside and between them.
+
+The records refer to no file and no catalogue, so that a planned run keeps its cluster: `Cluster.to_dict` goes into the
+run's record, and `fingerprint` says whether two runs planned for the same hardware.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dejavu import units
+from dejavu.errors import InputError
+
+Kind = Literal["cpu", "cuda", "rocm"]
+DTYPES = ("float32", "tfloat32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """A kind of device.
+
+    Attributes:
+        peak_flops_per_second: by the torch dtype of the inputs, dense; a dtype that it does not support is absent.
+            tfloat32 is float32 with TF32 allowed.
+        memory_bytes: what one device has, ECC taken off.
+        num_multiprocessors: SMs or CUs; None for CPUs or where unknown.
+        cache_bytes: the last cache that belongs to one device; None where unknown.
+        source: "catalogue", "cluster.yaml" or "this machine".
+    """
+
+    name: str
+    kind: Kind
+    peak_flops_per_second: Mapping[str, float]
+    memory_bytes: int
+    memory_bytes_per_second: float
+    num_multiprocessors: int | None
+    cache_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one device to another, one way.
+
+    Attributes:
+        assumed: True where even the bandwidth is a default: a measurement may replace it.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
+    assumed: bool = False
+
+    def transfer_seconds(self, size_bytes: float) -> float:
+        return self.latency_seconds + size_bytes / self.bytes_per_second
+
+    def describe(self) -> str:
+        rate = units.format_bytes_per_second(self.bytes_per_second)
+        return f"{rate} one way, {units.format_seconds(self.latency_seconds)}"
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes.
+
+    Attributes:
+        count: nodes.
+        hosts: their names; empty where only a count is given.
+        devices: (type name, how many per node), in the order of the devices inside a node.
+        link: between two devices inside one node; where a node has one device, that device's own memory.
+    """
+
+    name: str
+    count: int
+    hosts: tuple[str, ...]
+    devices: tuple[tuple[str, int], ...]
+    link: Link
+
+    @property
+    def devices_per_node(self) -> int:
+        return sum(count for _, count in self.devices)
+
+    def host(self, node_index: int) -> str:
+        return self.hosts[node_index] if self.hosts else f"{self.name}-{node_index}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One actual device: the `index`-th (from 0) of node `node_index` of its group."""
+
+    type_name: str
+    group: str
+    host: str
+    node_index: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hardware to plan for, resolved: nothing in it refers to a file or the catalogue.
+
+    Attributes:
+        device_types: by name, sorted; those in use only.
+        links_between: by sorted pair of group names; a group with itself is between two of its nodes. Every pair
+            that can occur is there.
+        assumptions: a sentence for each default that was used.
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    device_types: Mapping[str, DeviceType]
+    links_between: Mapping[tuple[str, str], Link]
+    assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def num_devices(self) -> int:
+        return sum(group.count * group.devices_per_node for group in self.groups)
+
+    @property
+    def device_counts(self) -> dict[str, int]:
+        """Devices by type name, in the order in which the groups name them."""
+        counts: Counter[str] = Counter()
+        for group in self.groups:
+            for type_name, count in group.devices:
+                counts[type_name] += count * group.count
+        return dict(counts)
+
+    def devices(self) -> tuple[Device, ...]:
+        """All devices: group by group, node by node, in the order inside the node."""
+        return tuple(
+            Device(type_name=type_name, group=group.name, host=group.host(node), node_index=node, index=index)
+            for group in self.groups
+            for node in range(group.count)
+            for index, type_name in enumerate(name for name, count in group.devices for _ in range(count))
+        )
+
+    def group(self, name: str) -> NodeGroup:
+        return next(group for group in self.groups if group.name == name)
+
+    def link(self, a: Device, b: Device) -> Link:
+        """What joins two devices of this cluster.
+
+        Raises:
+            ValueError: they are the same device.
+        """
+        if a == b:
+            raise ValueError(f"no link from device {a.index} of {a.host!r} to itself")
+        if a.group == b.group and a.node_index == b.node_index:
+            return self.group(a.group).link
+        return self.links_between[pair(a.group, b.group)]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what a plan can depend on: not the cluster's name, comments, or where a number came from."""
+        content = self.to_dict()
+        del content["name"], content["assumptions"]
+        for device_type in content["device_types"]:
+            del device_type["source"]
+        for link in [entry["link"] for entry in content["groups"] + content["links_between"]]:
+            del link["assumed"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` gives back an equal cluster."""
+        return {
+            "name": self.name,
+            "groups": [
+                asdict(group) | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
+                for group in self.groups
+            ],
+            "device_types": [
+                asdict(device_type) | {"peak_flops_per_second": dict(sorted(device_type.peak_flops_per_second.items()))}
+                for _, device_type in sorted(self.device_types.items())
+            ],
+            "links_between": [
+                {"between": list(names), "link": asdict(link)} for names, link in sorted(self.links_between.items())
+            ],
+            "assumptions": list(self.assumptions),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Cluster":
+        """Raises InputError if `content` is not what `to_dict` gave."""
+        try:
+            return cls(
+                name=content["name"],
+                groups=tuple(
+                    NodeGroup(
+                        name=group["name"],
+                        count=group["count"],
+                        hosts=tuple(group["hosts"]),
+                        devices=tuple((type_name, count) for type_name, count in group["devices"]),
+                        link=Link(**group["link"]),
+                    )
+                    for group in content["groups"]
+                ),
+                device_types={entry["name"]: DeviceType(**entry) for entry in content["device_types"]},
+                links_between={pair(*entry["between"]): Link(**entry["link"]) for entry in content["links_between"]},
+                assumptions=tuple(content["assumptions"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"this is no record of a cluster: {type(error).__name__}: {error}") from None
+
+
+def pair(a: str, b: str) -> tuple[str, str]:
+    """The key of `Cluster.links_between` for two groups, in either order."""
+    return (a, b) if a <= b else (b, a)

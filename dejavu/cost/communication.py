@@ -1,0 +1,68 @@
+"""What a transfer between two devices costs: a latency and a time per byte (the α–β model, Hockney 1994)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dejavu.cluster import Cluster, Link
+from dejavu.profiles import Measurement, ProfileDatabase
+
+
+@dataclass(frozen=True)
+class TransferCost:
+    """Of one message: `latency_seconds` + size × `seconds_per_byte`; measured, declared or assumed."""
+
+    latency_seconds: float
+    seconds_per_byte: float
+    source: str
+
+
+def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, receiver: str) -> TransferCost:
+    """Between neighbouring stages on devices of these types.
+
+    Where some node has both types, neighbours can sit in one node, and the link inside it counts; otherwise the
+    link between nodes. `bind` then tells what the actual devices' links cost. A link that was measured on this
+    machine overrides what the file assumed, but not what a person declared.
+    """
+    link = _typical_link(cluster, sender, receiver)
+    if link.assumed:
+        rows = database.latest(kind="transfer", device_type=sender, peer_device_type=receiver)
+        if len(rows) >= 2:
+            return fit(rows)
+    return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")
+
+
+def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[str, str], TransferCost]:
+    """Between any two of the cluster's device types: (sender, receiver) -> cost."""
+    names = tuple(cluster.device_counts)
+    return {(a, b): transfer_cost(cluster, database, a, b) for a in names for b in names}
+
+
+def _typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
+    together = [
+        group.link
+        for group in cluster.groups
+        if all(dict(group.devices).get(name, 0) >= needed for name, needed in Counter((sender, receiver)).items())
+    ]
+    if together:
+        return min(together, key=lambda link: link.bytes_per_second)
+    devices = cluster.devices()
+    firsts = [device for device in devices if device.type_name == sender]
+    seconds = [device for device in devices if device.type_name == receiver]
+    links = [cluster.link(a, b) for a in firsts[:1] for b in seconds if a != b]
+    if not links:  # one device in all: nothing is ever sent
+        return Link(bytes_per_second=float("inf"), latency_seconds=0.0)
+    return min(links, key=lambda link: link.bytes_per_second)
+
+
+def fit(rows: Sequence[Measurement]) -> TransferCost:
+    """Latency and time per byte by least squares on relative errors, so that small messages count as much as large."""
+    sizes = np.array([float(row.size_bytes or 0) for row in rows])
+    seconds = np.array([row.seconds for row in rows])
+    design = np.stack([1.0 / seconds, sizes / seconds], axis=1)
+    (latency, per_byte), *_ = np.linalg.lstsq(design, np.ones(len(rows)), rcond=None)
+    return TransferCost(max(float(latency), 0.0), max(float(per_byte), 0.0), "measured")

@@ -1,0 +1,248 @@
+"""Capture: what every layer of a model computes, reads, writes and keeps, without weights and without running it.
+
+Each layer is traced with fake tensors through forward and backward, one microbatch, on the CPU's kernels. Layers
+whose operators are the same are one signature: what is known of one is known of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from dejavu.data import dataset_of
+from dejavu.errors import DejavuError
+from dejavu.models import LayerBuilder, layers_of, model_of
+from dejavu.workload import Workload
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class CaptureError(DejavuError):
+    """A layer that cannot be traced; the message names it."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator on one microbatch.
+
+    Attributes:
+        kind: the ATen name, such as `aten.addmm`.
+        direction: `forward` or `backward`.
+        input_shapes, output_shapes: of its tensors, in order.
+        flops: multiplications and additions, each counted; 0 where torch knows no formula (memory-bound operators).
+        read_bytes, written_bytes: its tensors once, as if nothing were cached.
+    """
+
+    kind: str
+    direction: str
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    flops: float
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A run of operators between two possible cuts, with its totals for one microbatch.
+
+    Attributes:
+        signature: the same for layers that do the same work on the same shapes.
+        parameter_bytes: its weights.
+        activation_bytes: kept from forward to backward.
+        output_bytes: crosses a cut behind this layer.
+        temporary_bytes: the largest single result in flight, beside what is kept.
+    """
+
+    name: str
+    signature: str
+    operators: tuple[Operator, ...]
+    parameter_bytes: int
+    activation_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    output_shape: tuple[int, ...]
+
+    def flops(self, direction: str) -> float:
+        return sum(operator.flops for operator in self.operators if operator.direction == direction)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured model: its layers in order, for one microbatch size and dtype."""
+
+    layers: tuple[Layer, ...]
+    microbatch_size: int
+    dtype: str
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.parameter_bytes // DTYPES[self.dtype].itemsize
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for models that do the same work, whatever their layers are called."""
+        return _hash([layer.signature for layer in self.layers])
+
+
+def capture(workload: Workload) -> Graph:
+    """The workload's model as layers, without weights.
+
+    Raises:
+        CaptureError: a layer cannot be traced.
+        InputError: the workload names a model or data that do not exist or do not fit.
+    """
+    shape, model = dataset_of(workload).shape, model_of(workload)
+    builders = layers_of(workload)
+    dtype = DTYPES[workload.dtype]
+    layers: list[Layer] = []
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        inputs = torch.empty(
+            workload.microbatch_size,
+            *shape.input_shape,
+            dtype=dtype if shape.input_dtype.is_floating_point else shape.input_dtype,
+        )
+        target = torch.empty(workload.microbatch_size, *shape.target_shape, dtype=torch.int64)
+        for position, builder in enumerate(builders):
+            last = position == len(builders) - 1
+            layer, inputs = _capture_layer(builder, inputs, dtype, _loss_of(model.loss, target) if last else None)
+            layers.append(layer)
+    return Graph(tuple(layers), workload.microbatch_size, workload.dtype)
+
+
+def _loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda output: loss(output, target)
+
+
+def _capture_layer(
+    builder: LayerBuilder,
+    inputs: torch.Tensor,
+    dtype: torch.dtype,
+    loss: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> tuple[Layer, torch.Tensor]:
+    """One layer on fake inputs; the last layer takes the loss with it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
+    try:
+        module = builder.build()
+    finally:
+        torch.set_default_dtype(before)
+    inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
+    parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    recorder = _Recorder()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
+            output = module(inputs)
+            if not isinstance(output, torch.Tensor):
+                raise CaptureError(
+                    f"layer {builder.name!r} returns a {type(output).__name__}; wanted one tensor for the next layer"
+                )
+            end = loss(output) if loss else output
+        recorder.direction = "backward"
+        wanted = [tensor for tensor in (inputs, *module.parameters()) if tensor.requires_grad]
+        arriving = torch.ones_like(end)
+        with recorder:
+            if wanted:
+                torch.autograd.grad(end, wanted, arriving, allow_unused=True)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"layer {builder.name!r} cannot be traced on {tuple(inputs.shape)}: {error}") from error
+    operators = tuple(recorder.operators)
+    return (
+        Layer(
+            name=builder.name,
+            signature=_hash([asdict(operator) for operator in operators]),
+            operators=operators,
+            parameter_bytes=_bytes_of(module.parameters()),
+            activation_bytes=sum(kept.values()),
+            output_bytes=_bytes_of([output]),
+            temporary_bytes=max((operator.written_bytes for operator in operators), default=0),
+            output_shape=tuple(output.shape),
+        ),
+        output,
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operator that computes something; views are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.direction = "forward"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        reads = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        writes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if writes and not _is_view(func):
+            self.operators.append(
+                Operator(
+                    kind=str(func.overloadpacket),
+                    direction=self.direction,
+                    input_shapes=tuple(tuple(tensor.shape) for tensor in reads),
+                    output_shapes=tuple(tuple(tensor.shape) for tensor in writes),
+                    dtype=str(writes[0].dtype).removeprefix("torch."),
+                    flops=_flops(func, args, kwargs, result),
+                    read_bytes=_bytes_of(reads),
+                    written_bytes=_bytes_of(writes),
+                )
+            )
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the operator's result only looks at its input's memory (an alias that is not written)."""
+    if func.overloadpacket is torch.ops.aten._unsafe_view:  # declared without alias, yet copies nothing
+        return True
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Torch's own formula, and two that its registry lacks: flash attention on the CPU, forward and backward."""
+    packet = func.overloadpacket
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=result))
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return _attention_flops(args[0], args[1], args[2], products=2)
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return _attention_flops(args[1], args[2], args[3], products=5)
+    return 0.0
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> float:
+    """Matrix products of attention: 2 forward, 5 backward where scores are computed again; masks save nothing here."""
+    batch, heads, length, width = query.shape
+    return 2.0 * products * batch * heads * length * key.shape[2] * (width + value.shape[3]) / 2
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Others' profiles and problems into ours: one file for each."""

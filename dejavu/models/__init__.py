@@ -1,0 +1,45 @@
+"""The zoo. To add a model: its file, and one line here."""
+
+from __future__ import annotations
+
+import difflib
+
+from dejavu.data import dataset_of
+from dejavu.errors import InputError
+from dejavu.models._base import LayerBuilder, Model, source_hash
+from dejavu.models.cnn import CNN
+from dejavu.models.gpt import GPT
+from dejavu.models.user import UserModel, load_model
+from dejavu.workload import Workload
+
+__all__ = ["CNN", "GPT", "MODELS", "LayerBuilder", "Model", "UserModel", "layers_of", "model_of", "source_hash"]
+
+MODELS: dict[str, type[Model]] = {"gpt": GPT, "cnn": CNN}
+
+
+def model_of(workload: Workload) -> Model:
+    """The model that the workload names, with its options.
+
+    Raises:
+        InputError: an unknown name, or options that the model does not have.
+    """
+    if ":" in workload.model:
+        return load_model(workload.model, workload.model_options)
+    if workload.model not in MODELS:
+        near = difflib.get_close_matches(workload.model, MODELS, n=1)
+        hint = (
+            f"; did you mean {near[0]!r}?" if near else f"; wanted one of {', '.join(MODELS)} or package.module:factory"
+        )
+        raise InputError(f"unknown model {workload.model!r}{hint}", ("model",))
+    try:
+        return MODELS[workload.model](**workload.model_options)
+    except TypeError as error:
+        raise InputError(
+            f"model {workload.model!r} does not take model_options {workload.model_options}: {error}",
+            ("model_options",),
+        ) from error
+
+
+def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
+    """The layers of the workload's model, for the workload's data."""
+    return model_of(workload).layers(dataset_of(workload).shape)

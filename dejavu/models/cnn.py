@@ -1,0 +1,60 @@
+"""A small convolutional network for small images, such as scikit-learn's digits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dejavu.data import ExampleShape
+from dejavu.errors import InputError
+from dejavu.models._base import LayerBuilder, Model
+
+
+class Convolution(nn.Module):
+    """3 × 3 convolution, group norm, ReLU; added to its input where shapes allow."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(num_inputs, num_outputs, 3, padding=1)
+        self.norm = nn.GroupNorm(1, num_outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.relu(self.norm(self.convolution(x)))
+        return x + y if x.shape == y.shape else y
+
+
+class Classifier(nn.Module):
+    """The mean over all pixels, then a score for each class."""
+
+    def __init__(self, num_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.scores = nn.Linear(num_channels, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x.mean(dim=(2, 3)))
+
+
+@dataclass(frozen=True)
+class CNN(Model):
+    """A stem, blocks of one width, a classifier."""
+
+    num_blocks: int = 6
+    width: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "width"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        if len(shape.input_shape) != 3:
+            raise InputError(f"model cnn reads images; the data gives examples of shape {shape.input_shape}", ("data",))
+        return (
+            LayerBuilder("stem", partial(Convolution, shape.input_shape[0], self.width)),
+            *(LayerBuilder(f"block{i}", partial(Convolution, self.width, self.width)) for i in range(self.num_blocks)),
+            LayerBuilder("classifier", partial(Classifier, self.width, shape.num_classes)),
+        )

@@ -1,0 +1,90 @@
+"""GPT: a decoder-only transformer (Radford et al., 2019), pre-norm, learned positions, no weight tying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dejavu.data import ExampleShape
+from dejavu.errors import InputError
+from dejavu.models._base import LayerBuilder, Model
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, length) to vectors (batch, length, width), positions added."""
+
+    def __init__(self, num_tokens: int, length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Embedding(length, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(positions)
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward network four times as wide, each added to its input."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
+
+
+class Head(nn.Module):
+    """Vectors to a score for each token."""
+
+    def __init__(self, width: int, num_tokens: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.logits = nn.Linear(width, num_tokens, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.norm(x))
+
+
+@dataclass(frozen=True)
+class GPT(Model):
+    """Any size by its three settings; 175B is 96 blocks, width 12288, 96 heads."""
+
+    num_blocks: int = 8
+    width: int = 128
+    num_heads: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "width", "num_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+        if self.width % self.num_heads:
+            raise InputError(
+                f"model_options: width {self.width} does not divide into num_heads {self.num_heads}", ("model_options",)
+            )
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        if shape.input_dtype.is_floating_point or len(shape.input_shape) != 1:
+            raise InputError(
+                f"model gpt reads tokens; the data gives {shape.input_shape} of {shape.input_dtype}", ("data",)
+            )
+        return (
+            LayerBuilder("embedding", partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)),
+            *(LayerBuilder(f"block{i}", partial(Block, self.width, self.num_heads)) for i in range(self.num_blocks)),
+            LayerBuilder("head", partial(Head, self.width, shape.num_classes)),
+        )

@@ -1,0 +1,32 @@
+"""The cost database: what was measured, on what, how, and when, kept in a folder of Parquet files.
+
+`profiles_db/README.md` says what the columns mean and how files and manifest work.
+"""
+
+from dejavu.profiles.database import OUTLIER_RATIO, ProfileDatabase
+from dejavu.profiles.files import Finding
+from dejavu.profiles.host import host_fingerprint, stable_hash
+from dejavu.profiles.measurement import (
+    DIRECTIONS,
+    KINDS,
+    SAME_MEASUREMENT,
+    SCHEMA,
+    SCHEMA_VERSION,
+    Measurement,
+    ProfileError,
+)
+
+__all__ = [
+    "DIRECTIONS",
+    "KINDS",
+    "OUTLIER_RATIO",
+    "SAME_MEASUREMENT",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "Finding",
+    "Measurement",
+    "ProfileDatabase",
+    "ProfileError",
+    "host_fingerprint",
+    "stable_hash",
+]

@@ -1,0 +1,74 @@
+"""The data files of the cost database: checked before use, set aside when damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dejavu.profiles.manifest import DataFile
+from dejavu.profiles.measurement import refuse_schema
+
+DATA_NAME = re.compile(r"[0-9a-f]{16}\.parquet")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something in the folder that a person should know: what it is, and what to do about it."""
+
+    path: Path
+    what: str
+    remedy: str
+
+
+def set_aside(path: Path) -> None:
+    """Out of the way, but kept: the folder's `set_aside/`. Data goes, a manifest stays until replaced."""
+    folder = path.parent / "set_aside"
+    folder.mkdir(exist_ok=True)
+    if DATA_NAME.fullmatch(path.name):
+        path.replace(folder / path.name)
+    else:
+        shutil.copyfile(path, folder / path.name)
+
+
+def file_at(path: Path) -> DataFile:
+    payload = path.read_bytes()
+    return DataFile(hashlib.sha256(payload).hexdigest(), 0, len(payload), ())
+
+
+def damage_of(folder: Path, file: DataFile) -> str | None:
+    """Why this file cannot be used, or None. Raises ProfileError if it is whole, but of another schema."""
+    path = folder / file.name
+    try:
+        stat = path.stat()
+        return _damage_seen(path, file.sha256, file.num_bytes, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    except FileNotFoundError:
+        return "it is missing"
+
+
+@lru_cache(maxsize=4096)  # a file is hashed once per process, and again when its size, time or inode changes
+def _damage_seen(path: Path, sha256: str, num_bytes: int, size_bytes: int, mtime_ns: int, inode: int) -> str | None:
+    if size_bytes != num_bytes:
+        return f"it is truncated or altered: expected {num_bytes} bytes, found {size_bytes}"
+    payload = path.read_bytes()
+    found = hashlib.sha256(payload).hexdigest()
+    if found != sha256:
+        return f"it is altered: expected sha256 {sha256[:16]}…, found {found[:16]}…"
+    try:
+        schema = pq.read_schema(pa.BufferReader(payload))
+    except (pa.ArrowInvalid, OSError) as error:
+        return f"it is no Parquet file: {error}"
+    refuse_schema(schema, str(path), require_version=True)
+    return None
+
+
+def measure_again(file: DataFile) -> str:
+    return "measure again: " + (
+        ", ".join(f"`dejavu profile --device {d}`" for d in file.device_types) or "`dejavu profile`"
+    )

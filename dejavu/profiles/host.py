@@ -1,0 +1,55 @@
+"""Names that stay the same: of a value, and of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def stable_hash(value: Any) -> str:
+    """16 hexadecimal digits that name a JSON-like value on every machine: the order of keys does not matter.
+
+    Raises:
+        TypeError, ValueError: the value is not JSON (NaN is not).
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def host_fingerprint() -> str:
+    """A short name for this machine's hardware: equal machines share it, and restarts keep it."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return stable_hash(
+        {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(memory_bytes / 2**30),  # the kernel's own share moves the last digits
+            "machine": platform.machine(),
+            "gpus": gpu_names(),
+        }
+    )
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs of this machine, without importing torch or starting CUDA."""
+    # The driver's own files first: they need no torch, so every process has one answer. Asking torch makes a CUDA
+    # context of hundreds of MiB, so it is asked only where there is one already.
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    if cards:
+        return [line.split(":", 1)[1].strip() for card in cards for line in card.read_text().splitlines()[:1]]
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

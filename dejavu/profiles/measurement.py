@@ -1,0 +1,223 @@
+"""One row of the cost database: its columns, its units, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dejavu.errors import DejavuError
+
+SCHEMA_VERSION = 1
+KINDS = ("layer", "operator", "transfer", "collective", "stage", "step")
+DIRECTIONS = ("forward", "backward", "optimizer", "both")
+SAME_MEASUREMENT = (
+    *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),
+    *("microbatch_size", "tensor_parallel", "num_ranks", "size_bytes"),
+)
+
+_SPREAD_SLACK = 1e-9  # relative; interpolated percentiles may pass the median by rounding
+
+
+def _field(name: str, type_: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, type_, nullable=nullable)
+
+
+SCHEMA = pa.schema(
+    [
+        _field("kind", pa.string()),
+        _field("subject", pa.string()),
+        _field("name", pa.string()),
+        _field("device_type", pa.string()),
+        _field("peer_device_type", pa.string(), nullable=True),
+        _field("dtype", pa.string()),
+        _field("direction", pa.string(), nullable=True),
+        _field("microbatch_size", pa.int64(), nullable=True),
+        _field("tensor_parallel", pa.int64()),
+        _field("num_ranks", pa.int64(), nullable=True),
+        _field("size_bytes", pa.int64(), nullable=True),
+        _field("flops", pa.float64(), nullable=True),
+        _field("seconds", pa.float64()),
+        _field("seconds_low", pa.float64(), nullable=True),
+        _field("seconds_high", pa.float64(), nullable=True),
+        _field("repeats", pa.int64()),
+        _field("peak_bytes", pa.int64(), nullable=True),
+        _field("host_fingerprint", pa.string()),
+        _field("torch_version", pa.string()),
+        _field("source", pa.string()),
+        _field("how", pa.string()),
+        _field("measured_at", pa.timestamp("us", tz="UTC")),
+        _field("extra", pa.string(), nullable=True),
+    ],
+    metadata={"dejavu_schema_version": str(SCHEMA_VERSION)},
+)
+
+
+class ProfileError(DejavuError):
+    """A row or a file that the cost database refuses, or a folder that it cannot write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One row of the database: how long one thing took, on what, and how that is known.
+
+    Attributes:
+        kind: one of `KINDS`.
+        subject: `stable_hash` of what was measured; two layers that cost the same share it. `name` is for people.
+        peer_device_type: the other end of a link.
+        direction: forward, backward, both; None where there is none, as in a transfer.
+        size_bytes: what was sent, for transfers and collectives.
+        seconds: the median of `repeats`; `seconds_low` and `seconds_high` are its 10th and 90th percentile.
+        peak_bytes: the most memory that was allocated.
+        source: "measured", "training", "import:alpa" …; `how` says the method in words.
+        measured_at: with a time zone; kept to the microsecond.
+        extra: a JSON object for what has no column.
+    """
+
+    kind: str
+    subject: str
+    name: str
+    device_type: str
+    peer_device_type: str | None = None
+    dtype: str
+    direction: str | None = None
+    microbatch_size: int | None = None
+    tensor_parallel: int = 1
+    num_ranks: int | None = None
+    size_bytes: int | None = None
+    flops: float | None = None
+    seconds: float
+    seconds_low: float | None = None
+    seconds_high: float | None = None
+    repeats: int
+    peak_bytes: int | None = None
+    host_fingerprint: str
+    torch_version: str
+    source: str
+    how: str
+    measured_at: datetime
+    extra: str | None = None
+
+    def check(self) -> None:
+        """Raises ProfileError if the database would refuse this row."""
+        refuse_bad_rows(table_of([self]))
+
+
+def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
+    """Raises ProfileError, with expected and found, unless columns, types and version are ours."""
+    version = (schema.metadata or {}).get(b"dejavu_schema_version", b"none").decode()
+    wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION}, found {version}"
+    if version not in ("none", str(SCHEMA_VERSION)):
+        raise ProfileError(wrong_version)
+    expected = {field.name: str(field.type) for field in SCHEMA}
+    found = {field.name: str(field.type) for field in schema}
+    if expected != found or len(found) != len(schema):
+        missing = [f"{name}: {type_}" for name, type_ in expected.items() if found.get(name) != type_]
+        other = [f"{name}: {type_}" for name, type_ in found.items() if expected.get(name) != type_]
+        raise ProfileError(
+            f"{where}: expected columns {', '.join(missing) or 'once each'}; found {', '.join(other) or '-'}"
+        )
+    if require_version and version == "none":
+        raise ProfileError(wrong_version)
+
+
+def conformed(table: pa.Table, where: str) -> pa.Table:
+    """The same rows under `SCHEMA`: its order of columns, its metadata, no null where it has none."""
+    refuse_schema(table.schema, where, require_version=False)
+    table = table.select(SCHEMA.names)
+    for field in SCHEMA:
+        if not field.nullable and table[field.name].null_count:
+            row = pc.index(pc.is_null(table[field.name]), True).as_py()
+            raise ProfileError(f"{_row_name(table, row)}: {field.name} is missing")
+    return table.cast(SCHEMA)
+
+
+def table_of(measurements: Sequence[Measurement]) -> pa.Table:
+    columns = []
+    for field in SCHEMA:
+        values = [getattr(measurement, field.name) for measurement in measurements]
+        if field.name == "measured_at":
+            _refuse_naive(values, measurements)
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            row = next(i for i, value in enumerate(values) if not _converts(value, field.type))
+            found = f"{field.name} is {values[row]!r}, expected {field.type}"
+            raise ProfileError(f"row {row} ({measurements[row].name!r}): {found}") from error
+    return conformed(pa.table(columns, names=SCHEMA.names), where="the rows")
+
+
+def _refuse_naive(values: Sequence[Any], measurements: Sequence[Measurement]) -> None:
+    for row, value in enumerate(values):
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            found = f"measured_at is {value!r}, expected a datetime with a time zone"
+            raise ProfileError(f"row {row} ({measurements[row].name!r}): {found}")
+
+
+def _converts(value: Any, type_: pa.DataType) -> bool:
+    try:
+        pa.array([value], type_)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def measurements_of(table: pa.Table) -> list[Measurement]:
+    names = [field.name for field in fields(Measurement)]
+    columns = [table[name].to_pylist() for name in names]
+    columns[names.index("measured_at")] = [value.astimezone(UTC) for value in columns[names.index("measured_at")]]
+    return [Measurement(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]
+
+
+def _row_name(table: pa.Table, row: int) -> str:
+    kind, name, device_type = (table[column][row].as_py() for column in ("kind", "name", "device_type"))
+    return f"row {row} ({kind} {name!r} on {device_type})"
+
+
+def refuse_bad_rows(table: pa.Table) -> None:
+    """Raises ProfileError for the first row that breaks a rule. A null breaks none; `conformed` has seen to those."""
+
+    def refuse(column: str, good: Any, wanted: str) -> None:
+        row = pc.index(pc.fill_null(good, True), False).as_py()
+        if row >= 0:
+            found = table[column][row].as_py()
+            raise ProfileError(f"{_row_name(table, row)}: {column} is {found!r}, expected {wanted}")
+
+    def finite(column: str, least: Any, wanted: str) -> None:
+        refuse(column, pc.and_(pc.is_finite(table[column]), least(table[column], 0.0)), wanted)
+
+    refuse("kind", pc.is_in(table["kind"], pa.array(KINDS)), f"one of {', '.join(KINDS)}")
+    known_direction = pc.or_(pc.is_null(table["direction"]), pc.is_in(table["direction"], pa.array(DIRECTIONS)))
+    refuse("direction", known_direction, f"null or one of {', '.join(DIRECTIONS)}")
+    for field in SCHEMA:
+        if field.type == pa.string() and field.name != "extra":
+            refuse(field.name, pc.not_equal(table[field.name], ""), "text that is not empty")
+    for column in ("seconds", "seconds_low", "seconds_high"):
+        finite(column, pc.greater, "a finite number of seconds above 0")
+    finite("flops", pc.greater_equal, "a finite number of FLOP, 0 or more")
+    for column in ("tensor_parallel", "repeats", "microbatch_size", "num_ranks"):
+        refuse(column, pc.greater_equal(table[column], 1), "1 or more")
+    for column in ("size_bytes", "peak_bytes"):
+        refuse(column, pc.greater_equal(table[column], 0), "0 bytes or more")
+    seconds = table["seconds"]
+    low, high = (
+        pc.multiply(table["seconds_low"], 1 - _SPREAD_SLACK),
+        pc.multiply(table["seconds_high"], 1 + _SPREAD_SLACK),
+    )
+    refuse("seconds_low", pc.less_equal(low, seconds), "no more than seconds")
+    refuse("seconds_high", pc.greater_equal(high, seconds), "no less than seconds")
+    wrong = [text for text in pc.unique(table["extra"]).to_pylist() if text is not None and not _is_json_object(text)]
+    if wrong:
+        refuse("extra", pc.invert(pc.is_in(table["extra"], pa.array(wrong, pa.string()))), "a JSON object")
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,19 @@
+"""What a run found, for people: figures, one self-contained page, and the short table at the end of a command."""
+
+from dejavu.report.data import ReportData, StageReport
+from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
+from dejavu.report.page import page
+from dejavu.report.table import WIDTH_COLUMNS, summary_markdown, summary_table
+
+__all__ = [
+    "WIDTH_COLUMNS",
+    "ReportData",
+    "StageReport",
+    "losses_figure",
+    "page",
+    "plan_figure",
+    "stages_figure",
+    "summary_markdown",
+    "summary_table",
+    "timeline_figure",
+]

@@ -1,0 +1,162 @@
+"""What the page and the table are made of: the records of a run, and the few numbers that follow from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dejavu.bind import Binding
+from dejavu.cluster import Cluster
+from dejavu.cost import CostTable
+from dejavu.plan import Plan, Price, SearchResult
+from dejavu.runtime.job import TrainingResult
+from dejavu.simulate import Simulation, StageSeconds, stage_seconds
+from dejavu.trials import TrialResult
+from dejavu.workload import Workload
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage, predicted beside measured; measured numbers are None without a training.
+
+    Attributes:
+        layers: its first and last, by name and number.
+        devices: of all its ranks.
+        predicted: one microbatch, and the optimizer once a step.
+        forward_seconds, backward_seconds, optimizer_seconds: measured, by its slowest rank.
+        predicted_peak_bytes: nan where the costs only say whether the stage fits.
+        peak_bytes: measured, by its largest rank.
+        capacity_bytes: of one device.
+    """
+
+    stage: int
+    layers: str
+    devices: str
+    predicted: StageSeconds
+    forward_seconds: float | None
+    backward_seconds: float | None
+    optimizer_seconds: float | None
+    predicted_peak_bytes: float
+    peak_bytes: int | None
+    capacity_bytes: int
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Free on each device when the stage holds most, as predicted."""
+        return self.capacity_bytes - self.predicted_peak_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """The records of one run.
+
+    Attributes:
+        searches: by name; the one called `uniform`, if any, is the even split.
+        price, uniform_price: of the binding's plan and of the even split (None where that does not fit).
+        trials, winner, training: None where nothing was trained.
+        reference_difference: largest difference between the pipeline's first losses and a single process's.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    table: CostTable
+    searches: Mapping[str, SearchResult]
+    price: Price
+    uniform_price: Price | None
+    binding: Binding
+    simulation: Simulation
+    uniform_simulation: Simulation | None = None
+    trials: tuple[TrialResult, ...] | None = None
+    winner: TrialResult | None = None
+    training: TrainingResult | None = None
+    torchrun_line: str = ""
+    reference_difference: float | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.binding.plan
+
+    @property
+    def uniform(self) -> Plan | None:
+        result = self.searches.get("uniform")
+        return result.plan if result and self.uniform_price else None
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """One step, played by the schedule's own order of actions."""
+        return self.simulation.step_seconds
+
+    @property
+    def uniform_step_seconds(self) -> float | None:
+        """The even split's step, played likewise."""
+        return self.uniform_simulation.step_seconds if self.uniform_simulation else None
+
+    @property
+    def step_error(self) -> float | None:
+        """How far the prediction is from what was measured, as a fraction of that; negative: the step was slower."""
+        if self.training is None or self.training.step_seconds is None:
+            return None
+        return self.predicted_step_seconds / self.training.step_seconds - 1.0
+
+    @property
+    def speedup(self) -> float | None:
+        """The even split's predicted step over the plan's."""
+        return self.uniform_step_seconds / self.predicted_step_seconds if self.uniform_step_seconds else None
+
+    @property
+    def lower_bound_seconds(self) -> float:
+        """The best that any of the searches proved."""
+        return max((result.lower_bound_seconds for result in self.searches.values()), default=0.0)
+
+    @property
+    def gap(self) -> float | None:
+        """How much of the plan's price the best plan could save at most; None where nothing was proved."""
+        if self.lower_bound_seconds <= 0:
+            return None
+        return max(0.0, 1.0 - self.lower_bound_seconds / self.price.step_seconds)
+
+    @property
+    def num_predicted(self) -> int:
+        return self.table.num_prices - self.table.num_measured
+
+    @property
+    def prices_by_source(self) -> dict[str, int]:
+        return dict(Counter(str(source) for source in self.table.source_LD.ravel()).most_common())
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """From the first step on: those of the winning trial, then the training's."""
+        before = self.winner.losses if self.winner else ()
+        if self.training is None:
+            return before
+        return before[: self.training.first_step] + self.training.losses
+
+    @property
+    def predicted_stages(self) -> tuple[StageSeconds, ...]:
+        return stage_seconds(self.plan, self.table, self.price)
+
+    @property
+    def stages(self) -> tuple[StageReport, ...]:
+        return tuple(self._stage(s) for s in range(len(self.plan.stages)))
+
+    def _stage(self, s: int) -> StageReport:
+        stage, names = self.plan.stages[s], self.table.layers
+        devices = [placement.device for placement in self.binding.placements if placement.stage == s]
+        times = [row for row in self.training.stages if row.stage == s] if self.training else []
+        return StageReport(
+            stage=s,
+            layers=_span(names[stage.start], names[stage.stop - 1], stage.start, stage.stop),
+            devices=", ".join(f"{device.host}:{device.index}" for device in devices) + f" ({stage.configuration})",
+            predicted=self.predicted_stages[s],
+            forward_seconds=max((row.forward_seconds for row in times), default=None),
+            backward_seconds=max((row.backward_seconds for row in times), default=None),
+            optimizer_seconds=max((row.optimizer_seconds for row in times), default=None),
+            predicted_peak_bytes=self.price.peak_bytes[s],
+            peak_bytes=max((row.peak_bytes for row in times), default=None),
+            capacity_bytes=self.cluster.device_types[stage.configuration.device_type].memory_bytes,
+        )
+
+
+def _span(first: str, last: str, start: int, stop: int) -> str:
+    return f"{start} ({first})" if stop - start == 1 else f"{start}–{stop - 1} ({first} … {last})"

@@ -1,0 +1,75 @@
+"""The short summary that a command ends with and a run's page begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from dejavu.report.data import ReportData
+from dejavu.units import format_bytes, format_seconds
+
+WIDTH_COLUMNS = 100
+Rows = list[tuple[str, str]]
+
+
+def summary_rows(run: ReportData) -> Rows:
+    """Plan, predicted and measured, the even split, the gap, trials, losses: (name, sentence)."""
+    rows: Rows = []
+    for stage in run.stages:
+        headroom = format_bytes(stage.headroom_bytes)
+        rows.append((f"stage {stage.stage}", f"layers {stage.layers} on {stage.devices}, {headroom} of memory free"))
+    rows.append(("devices", f"{len(run.binding.placements)} of {run.cluster.num_devices} are used"))
+    rows.append(("step, predicted", format_seconds(run.predicted_step_seconds)))
+    if run.training is not None and run.training.step_seconds is not None:
+        measured = format_seconds(run.training.step_seconds)
+        rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%})"))
+    if run.uniform_step_seconds is not None:
+        even = format_seconds(run.uniform_step_seconds)
+        rows.append(("even split", f"{even} predicted: the plan is {run.speedup:.2f} × as fast"))
+    if run.gap is None:
+        rows.append(("certified gap", "none: no search proved a bound"))
+    else:
+        bound = format_seconds(run.lower_bound_seconds)
+        price = format_seconds(run.price.step_seconds)
+        rows.append(("certified gap", f"{run.gap:.1%}: the searches price it at {price}, and no plan below {bound}"))
+    rows.append(("prices", f"{run.table.num_measured} measured, {run.num_predicted} predicted"))
+    if run.trials and run.winner is not None:
+        rows.append(
+            ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
+        )
+    if run.losses:
+        rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
+    if run.reference_difference is not None:
+        rows.append(("one process", f"its first losses differ by at most {run.reference_difference:.1e}"))
+    return rows
+
+
+def summary_table(run: ReportData, artifacts: str | Path | None = None, tracking_uri: str | None = None) -> Table:
+    """The summary for a terminal, and where to look further."""
+    rows = summary_rows(run)
+    if artifacts is not None:
+        rows.append(("look at", f"{artifacts}/report.html"))
+    if tracking_uri is not None:
+        rows.append(("MLflow", f"{tracking_uri} (`dejavu up` shows it)"))
+    table = Table(show_header=False, title=_title(run), title_justify="left")
+    table.width = WIDTH_COLUMNS
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, Text(text))
+    return table
+
+
+def summary_markdown(run: ReportData) -> str:
+    """The summary for a web page, and the line that repeats the training."""
+    lines = [f"**{_title(run)}**", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {text} |" for name, text in summary_rows(run)]
+    if run.torchrun_line:
+        lines += ["", "To repeat the training by hand:", "", f"    {run.torchrun_line}"]
+    return "\n".join(lines)
+
+
+def _title(run: ReportData) -> str:
+    return f"{run.workload.model} on {run.cluster.name}"

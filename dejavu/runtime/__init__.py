@@ -1,0 +1,1 @@
+"""Running for real: measuring, stages, ranks, the launcher, checkpoints. The only place with process groups."""

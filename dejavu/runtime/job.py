@@ -1,0 +1,164 @@
+"""The process boundary of training: one JSON file in (`TrainingJob`), one out (`TrainingResult`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dejavu.bind import Binding
+from dejavu.init import Draw
+from dejavu.workload import Workload
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """All that a rank needs to know.
+
+    Attributes:
+        draw: the initial weights, where there are no weights to start from.
+        start_from: a trial's state (safetensors), or None.
+        first_step, last_step: the steps to train, `last_step` not included.
+        folder: checkpoints, progress and the result go here; an absolute path that every host sees.
+    """
+
+    workload: Workload
+    binding: Binding
+    draw: Draw
+    start_from: str | None
+    first_step: int
+    last_step: int
+    folder: str
+
+    @property
+    def result_path(self) -> Path:
+        return Path(self.folder) / "result.json"
+
+    @property
+    def progress_path(self) -> Path:
+        """One JSON line a step, written by the rank that has the loss."""
+        return Path(self.folder) / "progress.jsonl"
+
+    def error_path(self, attempt: int, rank: int) -> Path:
+        """What a rank said when it failed by itself."""
+        return Path(self.folder) / f"error-{attempt}-{rank}.txt"
+
+    def errors(self) -> list[Path]:
+        """What ranks of the last attempt that failed said, the first to fail first."""
+        found = [(int(path.name.split("-")[1]), path) for path in Path(self.folder).glob("error-*-*.txt")]
+        last = max((attempt for attempt, _ in found), default=0)
+        return sorted((path for attempt, path in found if attempt == last), key=lambda path: path.stat().st_mtime_ns)
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.folder) / "checkpoints"
+
+    def write(self) -> Path:
+        """The job as a file in its folder."""
+        path = Path(self.folder) / "job.json"
+        write_json(
+            path,
+            {
+                "workload": self.workload.model_dump(mode="json"),
+                "binding": self.binding.to_dict(),
+                "draw": asdict(self.draw),
+                "start_from": self.start_from,
+                "first_step": self.first_step,
+                "last_step": self.last_step,
+                "folder": self.folder,
+            },
+        )
+        return path
+
+    @classmethod
+    def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
+        """The job of a file, to be done in its own folder or another."""
+        data = json.loads(path.read_text())
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            data["folder"] = str(folder.resolve())
+        return cls(
+            **{
+                **data,
+                "workload": Workload.model_validate(data["workload"]),
+                "binding": Binding.from_dict(data["binding"]),
+                "draw": Draw(**data["draw"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What one rank measured: median seconds of a microbatch, and of the optimizer once a step.
+
+    Attributes:
+        peak_bytes: the process's largest resident memory (CPU) or the allocator's (GPU).
+    """
+
+    stage: int
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training did.
+
+    Attributes:
+        first_step: the step of `losses[0]`.
+        losses: of every step, in order, across restarts.
+        step_seconds: median over the steps of the last attempt, its first one left out; None: it had no step to do.
+        stages: each stage's times; empty where there are none.
+        restarts: how often the ranks were started again.
+        resumed_from_step: the checkpoint that the last attempt went on from; None: none.
+        final_checkpoint: the folder of the last complete checkpoint.
+    """
+
+    first_step: int
+    losses: tuple[float, ...]
+    step_seconds: float | None
+    stages: tuple[StageTimes, ...]
+    restarts: int
+    resumed_from_step: int | None
+    final_checkpoint: str
+
+    @property
+    def origin(self) -> str:
+        """From where the last attempt went on."""
+        return "the beginning" if self.resumed_from_step is None else f"step {self.resumed_from_step}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingResult:
+        stages = tuple(StageTimes(**row) for row in data["stages"])
+        return cls(**{**data, "losses": tuple(data["losses"]), "stages": stages})
+
+
+def parse_progress(line: bytes) -> tuple[int, float] | None:
+    """Step and loss of one line of progress; None if its rank was killed in the middle of it."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row["step"], row["loss"]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""Measuring what a transfer between two ranks of this machine costs, for a few sizes, in both directions at once.
+
+Run as `python -m dejavu.runtime.links` it is one of the two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import torch
+import torch.distributed as dist
+
+from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.runtime.launcher import LaunchError, rank_environment
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.timing import spread
+
+SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20)
+TIMEOUT_SECONDS = 300.0
+WARMUP_REPEATS = 5
+REPEATS = 30
+
+
+def measure_link(device_type: str) -> Iterator[Measurement]:
+    """Seconds of one transfer between two devices of this machine, for each of `SIZES_BYTES`, as rows of the database.
+
+    Raises:
+        LaunchError: the two ranks failed.
+    """
+    words = ["--nproc-per-node=2", "--standalone", "--local-addr=localhost", "-m", "dejavu.runtime.links"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dejavu.runtime.agent", *words],
+        env=rank_environment() | named_parent(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+    if done.returncode:
+        raise LaunchError(f"measuring transfers between two ranks failed:\n{done.stderr[-2000:]}")
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            yield Measurement(
+                kind="transfer",
+                subject="exchange",
+                name="send and receive at once",
+                device_type=device_type,
+                peer_device_type=device_type,
+                dtype="float32",
+                num_ranks=2,
+                host_fingerprint=host_fingerprint(),
+                torch_version=torch.__version__,
+                source="measured",
+                how="sent and received at once, as 1F1B does, median",
+                measured_at=datetime.now(UTC),
+                **json.loads(line),
+            )
+
+
+def _main() -> None:
+    die_with_parent(signal.SIGKILL)
+    rank = int(os.environ["RANK"])
+    device = claim_device(rank)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    for size in SIZES_BYTES:
+        sent, received = (torch.zeros(size // 4, device=device) for _ in range(2))
+        seconds = []
+        for repeat in range(WARMUP_REPEATS + REPEATS):
+            started = time.perf_counter()
+            both = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repeat >= WARMUP_REPEATS:
+                seconds.append(time.perf_counter() - started)
+        if rank == 0:
+            print(json.dumps({"size_bytes": size, **spread(seconds)}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,261 @@
+"""Measuring layers on a device that is present, in a process of its own, as one training rank would run them.
+
+A process pinned to one core (or one GPU) with one compute thread runs each distinct layer forward, backward and
+through the optimizer, and prints one JSON line for each figure. Companions do the same on the other cores meanwhile,
+because in a pipeline they are busy too and share caches and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import torch
+
+from dejavu.cluster import Cluster, this_machine
+from dejavu.cost import transfer_cost
+from dejavu.cost.measured import Measured, subject_of
+from dejavu.data import dataset_of
+from dejavu.errors import DejavuError
+from dejavu.graph import DTYPES, Graph, capture
+from dejavu.models import layers_of, model_of
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
+from dejavu.runtime.links import measure_link
+from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.timing import spread
+from dejavu.workload import Workload
+
+DIRECTIONS = ("forward", "backward", "optimizer")
+WARMUP_REPEATS = 2
+LEAST_REPEATS = 5
+MOST_REPEATS = 50
+IN_FLIGHT = 4  # microbatches
+LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
+SECONDS_PER_LAYER = 0.8
+
+
+class MeasureError(DejavuError):
+    """A layer that could not be measured; the message names it."""
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """What was measured now, and what was known before.
+
+    Attributes:
+        num_new, num_known: layer × device pairs, and pairs of devices whose link was timed.
+        not_here: device types of the cluster that this machine does not have; their costs are predicted.
+    """
+
+    num_new: int
+    num_known: int
+    not_here: tuple[str, ...]
+
+    def __str__(self) -> str:
+        absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
+        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{absent}"
+
+
+def measure_missing(
+    graph: Graph,
+    workload: Workload,
+    cluster: Cluster,
+    database: ProfileDatabase,
+    *,
+    progress: Callable[[str], None] = lambda name: None,
+) -> MeasureResult:
+    """Measure on this machine what the database lacks for this model and cluster; rows are kept if it stops midway.
+
+    Raises:
+        MeasureError, LaunchError: a measuring process failed.
+    """
+    here = this_machine()
+    known = Measured(database, workload.optimizer)
+    new = old = 0
+    for name, device in cluster.device_types.items():
+        if name not in here.device_types:
+            continue
+        layers = {layer.signature: layer for layer in graph.layers}
+        missing = [key for key, layer in layers.items() if known.layer_cost(layer, graph, device) is None]
+        old += len(layers) - len(missing)
+        new += len(missing)
+        if missing:
+            num_busy = min(cluster.device_counts[name], here.device_counts[name])
+            _keep(database, measure_layers(workload, graph, missing, name, num_busy=num_busy, progress=progress))
+        source = transfer_cost(cluster, database, name, name).source
+        if source == "assumed" and min(cluster.device_counts[name], here.device_counts[name]) > 1:
+            progress(f"transfers between two of {name}")
+            new += 1
+            _keep(database, measure_link(name))
+        elif source == "measured":
+            old += 1
+    return MeasureResult(new, old, tuple(name for name in cluster.device_types if name not in here.device_types))
+
+
+def _keep(database: ProfileDatabase, rows: Iterator[Measurement]) -> None:
+    """Append rows as one file, also those that came before an interruption."""
+    kept: list[Measurement] = []
+    try:
+        kept.extend(rows)
+    finally:
+        database.append(kept)
+
+
+def measure_layers(
+    workload: Workload,
+    graph: Graph,
+    signatures: Sequence[str],
+    device_type: str,
+    *,
+    num_busy: int = 1,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Iterator[Measurement]:
+    """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
+
+    Args:
+        num_busy: how many cores work at once, the measured one among them.
+
+    Raises:
+        MeasureError: the measuring process failed.
+    """
+    job = {"workload": workload.model_dump(mode="json"), "signatures": list(signatures)}
+    companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
+    # A pipe that nobody reads would stop a process that warns much.
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
+    child = _start({**job, "core": 0, "until_ended": False}, errors)
+    names = {layer.signature: layer.name for layer in graph.layers}
+    flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            row = json.loads(line)
+            signature, direction = row.pop("signature"), row["direction"]
+            if direction == DIRECTIONS[0]:
+                progress(names[signature])
+            yield Measurement(
+                kind="layer",
+                subject=subject_of(signature, direction, workload.optimizer),
+                name=names[signature],
+                device_type=device_type,
+                dtype=workload.dtype,
+                microbatch_size=workload.microbatch_size,
+                flops=flops.get((signature, direction)),
+                host_fingerprint=host_fingerprint(),
+                torch_version=torch.__version__,
+                source="measured",
+                how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, median",
+                measured_at=datetime.now(UTC),
+                **row,
+            )
+        if child.wait():
+            errors.seek(0)
+            raise MeasureError(f"measuring layers on {device_type} failed:\n{errors.read()[-2000:]}")
+    finally:
+        for process in (child, *companions):
+            process.kill()
+            process.communicate()
+        errors.close()
+
+
+def _start(job: dict[str, Any], errors: IO[str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dejavu.runtime.measure", json.dumps(job)],
+        stdout=subprocess.PIPE if errors else subprocess.DEVNULL,
+        stderr=errors or subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **named_parent()},
+    )
+
+
+def _main(job: dict[str, Any]) -> None:
+    """The measuring process: one line of JSON for each figure; a companion goes on until it is ended."""
+    die_with_parent(signal.SIGKILL)
+    workload = Workload.model_validate(job["workload"])
+    device = claim_device(job["core"])
+    graph, builders, model = capture(workload), layers_of(workload), model_of(workload)
+    dataset = dataset_of(workload)
+    while True:
+        wanted = set(job["signatures"])
+        inputs, targets = dataset.batch(0, workload.microbatch_size, seed=workload.seed)
+        dtype = DTYPES[workload.dtype]
+        x = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        for position, (layer, builder) in enumerate(zip(graph.layers, builders, strict=True)):
+            last = position == len(builders) - 1
+            if layer.signature in wanted:
+                wanted.discard(layer.signature)
+                module = builder.build().to(device, dtype)
+                loss = model.loss if last else None
+                for direction, seconds in _time_layer(module, x, loss, targets.to(device), workload).items():
+                    figures = {"signature": layer.signature, "direction": direction, **spread(seconds)}
+                    print(json.dumps(figures), flush=True)
+            x = torch.randn(layer.output_shape, dtype=dtype, device=device)
+        if not job["until_ended"]:
+            break
+
+
+def _time_layer(
+    module: torch.nn.Module,
+    x: torch.Tensor,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    targets: torch.Tensor,
+    workload: Workload,
+) -> dict[str, list[float]]:
+    """Seconds of every pass; gradients accumulate, as they do over the microbatches of a step.
+
+    Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
+    its activations still in the cache and be some per cent too fast.
+    """
+    x = x.detach()
+    parameters = list(module.parameters())
+    optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
+    seconds: dict[str, list[float]] = {direction: [] for direction in DIRECTIONS}
+    started = time.perf_counter()
+    for repeat in range(WARMUP_REPEATS + MOST_REPEATS):
+        if repeat >= WARMUP_REPEATS + LEAST_REPEATS and time.perf_counter() - started > SECONDS_PER_LAYER:
+            break
+        if repeat == WARMUP_REPEATS:
+            for times in seconds.values():
+                times.clear()
+        ends = []
+        for _ in range(IN_FLIGHT):
+            fresh = x.clone().requires_grad_(x.is_floating_point())
+            with _timed(seconds["forward"]):
+                output = module(fresh)
+                ends.append(loss(output, targets) if loss else output)
+        for end in ends:
+            arriving = torch.ones_like(end)
+            with _timed(seconds["backward"]):
+                if end.requires_grad:
+                    torch.autograd.backward(end, arriving)
+        with _timed(seconds["optimizer"]):
+            if optimizer:
+                optimizer.step()
+    return seconds
+
+
+@contextmanager
+def _timed(seconds: list[float]) -> Iterator[None]:
+    started = _now()
+    yield
+    seconds.append(max(_now() - started, LEAST_SECONDS))
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

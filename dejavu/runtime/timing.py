@@ -1,0 +1,17 @@
+"""What repeated timings come to, as the columns of the cost database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median, quantiles
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile, and the number of two or more repeats."""
+    tenths = quantiles(seconds, n=10)
+    return {
+        "seconds": median(seconds),
+        "seconds_low": tenths[0],
+        "seconds_high": tenths[-1],
+        "repeats": len(seconds),
+    }

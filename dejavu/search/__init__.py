@@ -1,0 +1,28 @@
+"""The searches. To add one: its file, and one line in `SEARCHES`; the family tests pick it up."""
+
+from __future__ import annotations
+
+import difflib
+
+from dejavu.errors import InputError
+from dejavu.search._base import Search
+from dejavu.search.exact import Exact
+from dejavu.search.exhaustive import Exhaustive
+from dejavu.search.uniform import Uniform
+
+__all__ = ["SEARCHES", "Exact", "Exhaustive", "Search", "Uniform", "search_named"]
+
+SEARCHES: dict[str, type[Search]] = {"exact": Exact, "uniform": Uniform, "exhaustive": Exhaustive}
+
+
+def search_named(name: str) -> type[Search]:
+    """The search that a person named.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in SEARCHES:
+        near = difflib.get_close_matches(name, SEARCHES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; wanted one of {', '.join(SEARCHES)}"
+        raise InputError(f"unknown search {name!r}{hint}")
+    return SEARCHES[name]

@@ -1,0 +1,74 @@
+"""What all searches share: the contract, and the record of the best plan so far."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dejavu.plan import Plan, Problem, SearchResult, step_seconds
+
+
+@dataclass(frozen=True)
+class Search(ABC):
+    """Finds a plan for a problem. Settings are fields with defaults; work is `run`.
+
+    Every member is priced by `plan.price`, so results compare; randomness comes only from `seed`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
+        """The best plan found within the budget, with what was proved about it.
+
+        Raises:
+            InfeasibleError: no plan fits, or none of those that this search considers; the message says which and why.
+            InputError: the problem is larger than this search takes.
+        """
+
+
+class Incumbent:
+    """The best plan so far, its price, and when each improvement came."""
+
+    def __init__(self, problem: Problem, search: str, budget_seconds: float) -> None:
+        self._problem = problem
+        self._search = search
+        self._budget_seconds = budget_seconds
+        self._began = time.perf_counter()
+        self._history: list[tuple[float, float]] = []
+        self.plan: Plan | None = None
+        self.step_seconds = float("inf")
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def remaining_seconds(self) -> float:
+        return self._budget_seconds - self.elapsed_seconds
+
+    def offer(self, plan: Plan) -> float:
+        """The plan's price; the plan is kept if it is the best so far.
+
+        Raises:
+            PlanError, InfeasibleError: as `plan.check` does.
+        """
+        seconds = step_seconds(self._problem, plan)
+        if self.plan is None or seconds < self.step_seconds:
+            self.plan, self.step_seconds = plan, seconds
+            self._history.append((self.elapsed_seconds, seconds))
+        return seconds
+
+    def result(self, lower_bound_seconds: float) -> SearchResult:
+        """The answer; there must be a plan."""
+        assert self.plan is not None
+        return SearchResult(
+            plan=self.plan,
+            step_seconds=self.step_seconds,
+            lower_bound_seconds=min(lower_bound_seconds, self.step_seconds),
+            search=self._search,
+            seconds=self.elapsed_seconds,
+            history=tuple(self._history),
+        )

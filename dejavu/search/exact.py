@@ -1,0 +1,232 @@
+"""The best plan, with the proof: a dynamic program inside a search over the bottleneck."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from dejavu.errors import DejavuError, InputError
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage, StageConfiguration
+from dejavu.search import _suffix
+from dejavu.search._base import Incumbent, Search
+from dejavu.search._infeasible import why_infeasible
+from dejavu.search._options import Options
+from dejavu.stage_costs import DenseCosts, Floats
+
+_STEPS_PER_CALL = 2e8  # inner-loop steps between two looks at the clock: about a tenth of a second
+_ROUNDING = 1e-12  # prices closer than this, relative, are the same
+
+
+class _OutOfTimeError(Exception):
+    """The budget ended inside a dynamic program."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The least Σ of stage and transfer seconds under a limit on the bottleneck, and a plan that has it."""
+
+    sum_seconds: float
+    bottleneck_seconds: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Exact(Search):
+    """A dynamic program over (layer, stages behind, devices of each type), for one limit on the bottleneck at a time.
+
+    A step costs Σ + bottleneck. With f(b) the least Σ of a plan whose bottleneck is at most b, no plan with a
+    bottleneck between lo and hi is cheaper than f(hi) + lo. Intervals of bottleneck values are split, the least bound
+    first, until none can hold a better plan; f is a step function, so each answer also says how far to jump. That takes
+    10 to 30 dynamic programs where Alpa's loop over all values takes thousands (Zheng et al., OSDI 2022, section 5.2).
+
+    Memory follows the schedule's rule by position; links between neighbouring configurations are in the state where
+    they differ, and the number of stages where the problem's `max_stages` is less than the layers and devices allow.
+    The first run in a process loads the compiled loops before the clock starts.
+
+    Choose it whenever it fits: its table grows with layers × the product of device counts by type × stages where memory
+    or `max_stages` binds. Out of budget it returns the best plan so far and the bound proved so far.
+
+    Attributes:
+        relative_gap: proved to be as close as this to the best, it stops.
+        incumbent: a plan to start from, of another search; it only saves time.
+        max_table_bytes: larger problems are refused.
+    """
+
+    name: ClassVar[str] = "exact"
+    relative_gap: float = 0.0
+    incumbent: Plan | None = None
+    max_table_bytes: float = 4 * 2**30
+
+    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
+        """The best plan and its proof; see the class.
+
+        Raises:
+            InfeasibleError: no plan fits, which is proved; the message says what is too large and what would do.
+            InputError: the problem is too large, or its schedule's memory rule is not one by position.
+            DejavuError: the budget ended before any plan was found.
+        """
+        _load_compiled_loops()
+        best = Incumbent(problem, self.name, budget_seconds)
+        self._refuse_large(problem)
+        options = Options.of(problem)
+        least_L1, bottleneck_L1 = _suffix.chain_bounds(
+            options.first_L1, options.stop_N, options.seconds_N, options.busy_N
+        )
+        table = _Table(problem, options, least_L1, best, self.max_table_bytes)
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
+        bound = float(least_L1[-1] + bottleneck_L1[-1])
+        try:
+            first = table.solve(np.inf, np.inf)
+        except _OutOfTimeError:
+            if best.plan is None:
+                message = f"exact search found no plan in {budget_seconds:g} s, nor that there is none"
+                raise DejavuError(message) from None
+            return best.result(bound)
+        if first is None:
+            raise InfeasibleError(why_infeasible(problem, is_feasible, best.remaining_seconds))
+        best.offer(first.plan)
+        return best.result(self._narrow(options, table, best, first, float(bottleneck_L1[-1])))
+
+    def _narrow(
+        self, options: Options, table: _Table, best: Incumbent, first: _Answer, least_bottleneck: float
+    ) -> float:
+        """Split intervals of the bottleneck until none can hold a better plan; the bound that was proved."""
+        values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
+        below = min(best.step_seconds - first.sum_seconds, first.bottleneck_seconds)
+        values = np.unique(values[(values >= least_bottleneck * (1 - _ROUNDING)) & (values < below)])
+        # (bound, lo, hi, sum): bottlenecks values[lo:hi] are open, and any plan with one of them has at least this sum.
+        open_intervals: list[tuple[float, int, int, float]] = []
+
+        def keep_open(lo: int, hi: int, sum_seconds: float) -> None:
+            hi = min(hi, int(np.searchsorted(values, best.step_seconds - sum_seconds)))
+            if lo < hi:
+                heapq.heappush(open_intervals, (sum_seconds + float(values[lo]), lo, hi, sum_seconds))
+
+        keep_open(0, len(values), first.sum_seconds)
+        while open_intervals:
+            bound, lo, hi, sum_seconds = open_intervals[0]
+            if bound >= best.step_seconds * (1 - max(self.relative_gap, _ROUNDING)):
+                break
+            heapq.heappop(open_intervals)
+            hi = min(hi, int(np.searchsorted(values, best.step_seconds - sum_seconds)))
+            if lo >= hi:
+                continue
+            mid = _middle(values, lo, hi)
+            try:
+                answer = table.solve(float(values[mid]), best.step_seconds - float(values[lo]))
+            except _OutOfTimeError:
+                heapq.heappush(open_intervals, (bound, lo, hi, sum_seconds))
+                break
+            if answer is not None:
+                best.offer(answer.plan)
+                keep_open(lo, int(np.searchsorted(values, answer.bottleneck_seconds)), answer.sum_seconds)
+            keep_open(mid + 1, hi, sum_seconds)
+        bound = open_intervals[0][0] if open_intervals else best.step_seconds
+        return best.step_seconds if bound >= best.step_seconds * (1 - _ROUNDING) else bound
+
+    def _refuse_large(self, problem: Problem) -> None:
+        if isinstance(problem.costs, DenseCosts):
+            return
+        num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
+        if num_bytes > self.max_table_bytes:
+            raise InputError(
+                f"exact search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} layers × "
+                f"{len(problem.configurations)} configurations; it may take {self.max_table_bytes:.2g}"
+            )
+
+
+class _Table:
+    """The dynamic program's table, allocated once and filled for one limit after another."""
+
+    def __init__(self, problem: Problem, options: Options, least_L1: Floats, best: Incumbent, max_bytes: float) -> None:
+        L1, J, A, D = options.table_shape
+        num_bytes = 8.0 * L1 * J * A * D
+        if num_bytes > max_bytes:
+            raise InputError(
+                f"exact search needs a table of {num_bytes:.2g} bytes ({L1 - 1} layers × {J} levels of stages behind × "
+                f"{A} link classes × {D} ways to leave devices); it may take {max_bytes:.2g}"
+            )
+        self._problem, self._options, self._least_L1, self._best = problem, options, least_L1, best
+        self._rest_L1JAD = np.full((L1, J, A, D), np.inf)
+        self._alive_L1JA = np.zeros((L1, J, A), dtype=np.bool_)
+        self._here_JAD = np.empty((J, A, D))
+        self._rest_L1JAD[-1, 0, :, : 1 if options.use_all_devices else D] = 0.0
+        self._alive_L1JA[-1, 0] = True
+        steps_per_start = max(1.0, J * D * (len(options.stop_N) / L1 + A * A))
+        self._starts_per_call = max(1, int(_STEPS_PER_CALL / steps_per_start))
+
+    def solve(self, limit: float, cutoff: float) -> _Answer | None:
+        """The cheapest sum with no bottleneck above the limit; None if there is none below the cutoff."""
+        o = self._options
+        end = self._problem.num_layers
+        while end > 0:
+            if self._best.remaining_seconds < 0:
+                raise _OutOfTimeError
+            begin = max(0, end - self._starts_per_call)
+            _suffix.fill(
+                begin, end, limit, cutoff, o.first_L1, o.stop_N, o.group_N, o.seconds_N, o.busy_N, o.fits_N,
+                o.need_J, o.offset_G, o.block_G, o.class_G, o.transfer_L1AA, o.link_busy_L1AA, self._least_L1,
+                self._rest_L1JAD, self._alive_L1JA, self._here_JAD,
+            )  # fmt: skip
+            end = begin
+        total = float(self._here_JAD[:, :, -1].min())
+        if not total < cutoff:
+            return None
+        chosen = _suffix.trace(
+            limit, o.first_L1, o.stop_N, o.group_N, o.seconds_N, o.busy_N, o.fits_N,
+            o.need_J, o.offset_G, o.block_G, o.class_G, o.transfer_L1AA, o.link_busy_L1AA,
+            self._rest_L1JAD, self._alive_L1JA, self._here_JAD,
+        )  # fmt: skip
+        return self._answer(total, chosen)
+
+    def _answer(self, total: float, chosen: np.ndarray) -> _Answer:
+        o, problem = self._options, self._problem
+        stages, start, bottleneck = [], 0, 0.0
+        for k, i in enumerate(chosen):
+            stop = int(o.stop_N[i])
+            stages.append(Stage(start, stop, problem.configurations[o.configuration_N[i]]))
+            bottleneck = max(bottleneck, float(o.busy_N[i]))
+            if k:
+                here, before = o.class_G[o.group_N[i]], o.class_G[o.group_N[chosen[k - 1]]]
+                bottleneck = max(bottleneck, float(o.link_busy_L1AA[start, before, here]))
+            start = stop
+        return _Answer(total, bottleneck, Plan(tuple(stages), problem.schedule, problem.num_microbatches))
+
+
+def is_feasible(problem: Problem) -> bool:
+    """Whether any plan of the problem fits."""
+    options = Options.of(problem)
+    no_bound = np.zeros(problem.num_layers + 1)
+    forever = Incumbent(problem, Exact.name, np.inf)
+    return _Table(problem, options, no_bound, forever, np.inf).solve(np.inf, np.inf) is not None
+
+
+def _middle(values: Floats, lo: int, hi: int) -> int:
+    """The index in lo to hi − 1 whose value is nearest below the middle of the interval."""
+    middle = 0.5 * (values[lo] + values[hi - 1])
+    return max(lo, int(np.searchsorted(values, middle, side="right")) - 1)
+
+
+@cache
+def _load_compiled_loops() -> None:
+    """Compile, or load from numba's cache, on a problem of one layer."""
+    one = np.ones((1, 1, 2))
+    is_feasible(
+        Problem(
+            layers=("",),
+            configurations=(StageConfiguration(""),),
+            device_counts={"": 1},
+            costs=DenseCosts(one, one, one.astype(np.int64)),
+            cut_bytes_L1=np.zeros(2),
+            link_latency_seconds_CC=np.zeros((1, 1)),
+            link_seconds_per_byte_CC=np.zeros((1, 1)),
+            schedule="gpipe",
+            num_microbatches=1,
+        )
+    )
+    _suffix.chain_bounds(np.array([0, 1]), np.array([1]), np.ones(1), np.ones(1))

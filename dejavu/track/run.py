@@ -1,0 +1,242 @@
+"""The records of one flow: a parent run, and a child run for each of its parts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dejavu.track.server import FAILURE_TAG, KEY_TAG, Server, identity_tags
+from dejavu.track.spool import Recorder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_PARAMETER_CHARACTERS = 6000  # MLflow's own limit
+MOST_TAG_CHARACTERS = 5000
+MOST_NAME_CHARACTERS = 250
+FIGURE_DOTS_PER_INCH = 120
+_KILLED_BY = {"CancelledRun", "TerminationSignal", "CancelledError"}  # Prefect's and asyncio's ways to be cancelled
+
+log = logging.getLogger("dejavu.track")
+
+
+class Metric(NamedTuple):
+    """One number of a run; `step` orders a curve."""
+
+    name: str
+    value: float
+    step: int | None = None
+
+
+class Run:
+    """One MLflow run. Its methods never raise because of MLflow: what cannot be sent is sent later."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        parameters: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        parent: Run | None = None,
+    ) -> None:
+        self.name = name
+        self._recorder = recorder
+        self._key = uuid.uuid4().hex
+        self._not_finite: set[str] = set()
+        recorder.record(
+            {
+                "kind": "create",
+                "run": self._key,
+                "name": name,
+                "parent": parent._key if parent else None,
+                "tags": _tags({**tags, **identity_tags(), KEY_TAG: self._key}),
+                "start_milliseconds": _now_milliseconds(),
+            }
+        )
+        self.parameters(parameters)
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's name of the run; None while MLflow has not answered."""
+        return self._recorder.server.run_id(self._key)
+
+    @contextmanager
+    def child(
+        self, name: str, parameters: Mapping[str, Any] | None = None, tags: Mapping[str, Any] | None = None
+    ) -> Iterator[Run]:
+        """A nested run for one part of the flow; it ends with the block, as FINISHED, FAILED or KILLED."""
+        run = Run(self._recorder, name, parameters or {}, tags or {}, parent=self)
+        with run._ending():
+            yield run
+
+    def parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Settings, nested ones under dotted names; where a value is too long for MLflow, a file keeps all of them."""
+        if not parameters:
+            return
+        flat = {_name(name): _text(value) for name, value in _flat(parameters)}
+        if any(len(value) > MOST_PARAMETER_CHARACTERS for value in flat.values()):
+            self.artifact_json("parameters.json", flat)
+        self._batch(parameters={name: _cut(value, MOST_PARAMETER_CHARACTERS) for name, value in flat.items()})
+
+    def tags(self, tags: Mapping[str, Any]) -> None:
+        self._batch(tags=_tags(tags))
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        self.metrics([Metric(name, value, step)])
+
+    def metrics(self, rows: Iterable[Metric | tuple[str, float, int | None]]) -> None:
+        """Many numbers at once, far faster than one by one; one that is not finite (MLflow: 1.8e308) becomes a tag."""
+        now, finite, tags = _now_milliseconds(), [], {}
+        for row in rows:
+            name, value, step = _name(row[0]), float(row[1]), row[2]
+            if math.isfinite(value):
+                finite.append([name, value, now, step or 0])
+            elif name not in self._not_finite:
+                self._not_finite.add(name)
+                tags[f"dejavu.not_finite.{name}"] = f"{value} at first at step {step or 0}"
+        if finite or tags:
+            self._batch(metrics=finite, tags=tags)
+
+    def artifact_file(self, path: Path, name: str | None = None) -> None:
+        """A file, under its own name or another, which may hold folders (`search/plan.json`)."""
+        if not path.is_file():
+            raise FileNotFoundError(f"the artifact {path} is not a file")
+        target = Path(name or path.name)
+        if target.name != path.name:
+            self._artifact(str(target), lambda copy: copy.write_bytes(path.read_bytes()))
+        else:
+            self._record_artifact(path, target)
+
+    def artifact_text(self, name: str, text: str) -> None:
+        self._artifact(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def artifact_json(self, name: str, content: Any) -> None:
+        self.artifact_text(name, json.dumps(content, indent=1, default=str, ensure_ascii=False))
+
+    def artifact_table(self, name: str, table: pa.Table) -> None:
+        """A table as Parquet; the name ends in .parquet."""
+        self._artifact(name, lambda path: pq.write_table(table, path))
+
+    def figure(self, name: str, figure: Figure) -> None:
+        """A figure as an image; the name ends in .png."""
+        self._artifact(name, lambda path: figure.savefig(path, dpi=FIGURE_DOTS_PER_INCH))
+
+    def _artifact(self, name: str, write: Callable[[Path], Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="dejavu-") as folder:
+            path = Path(folder) / Path(name).name
+            write(path)
+            self._record_artifact(path, Path(name))
+
+    def _record_artifact(self, path: Path, target: Path) -> None:
+        folder = None if target.parent == Path() else target.parent.as_posix()
+        self._recorder.record(
+            {"kind": "artifact", "run": self._key, "file": str(path.resolve()), "folder": folder},
+        )
+
+    def _batch(
+        self,
+        metrics: list[list[Any]] | None = None,
+        parameters: dict[str, str] | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        entry = {"kind": "batch", "metrics": metrics or [], "parameters": parameters or {}, "tags": tags or {}}
+        self._recorder.record({**entry, "run": self._key})
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        status = "FINISHED"
+        try:
+            yield
+        except BaseException as error:
+            killed = not isinstance(error, Exception) or type(error).__name__ in _KILLED_BY
+            status = "KILLED" if killed else "FAILED"
+            self.tags({FAILURE_TAG: str(error) or type(error).__name__})
+            raise
+        finally:
+            self._recorder.record(
+                {"kind": "end", "run": self._key, "status": status, "end_milliseconds": _now_milliseconds()}
+            )
+
+
+class Tracker(Run):
+    """The parent run of a flow, and the connection that its children share."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        project: Path,
+        name: str,
+        parameters: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+    ) -> Iterator[Tracker]:
+        """Begin a flow's run, after sending what earlier runs could not send and closing those that were killed."""
+        os.environ.pop("MLFLOW_RUN_ID", None)  # it would make our children, and theirs, write into some other run
+        recorder = Recorder(Server(project))
+        recorder.catch_up()
+        try:
+            tracker = cls(recorder, name, parameters or {}, tags or {})
+            with tracker._ending():
+                yield tracker
+        finally:
+            recorder.close()
+
+    @property
+    def uri(self) -> str:
+        return self._recorder.server.uri
+
+    @property
+    def artifact_folder(self) -> Path | None:
+        """Where the parent run's artifacts lie on this machine; None if they are on a server."""
+        try:
+            uri = self._recorder.server.artifact_uri(self._key) or ""
+        except Exception as error:
+            log.debug("no artifact folder: %s", error)
+            return None
+        return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+
+
+def _now_milliseconds() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in parameters.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def _cut(text: str, most: int) -> str:
+    """Cut so that a reader sees that it was."""
+    note = f" … cut, {len(text):,} characters in all"
+    return text if len(text) <= most else text[: most - len(note)] + note
+
+
+def _name(name: str) -> str:
+    """MLflow takes letters, digits and `_ - . : /` and spaces, as in a path that does not leave its folder."""
+    parts = (re.sub(r"[^\w.\- :]", "_", part) for part in name.split("/") if part.strip(".") or part == "")
+    return "/".join(part for part in parts if part)[:MOST_NAME_CHARACTERS] or "_"
+
+
+def _tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {_name(name): _cut(_text(value), MOST_TAG_CHARACTERS) for name, value in tags.items()}

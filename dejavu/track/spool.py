@@ -1,0 +1,150 @@
+"""Entries in order to MLflow or, while it fails, to a file beside the project, and from there to MLflow later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dejavu.track.server import Entry, Server, is_refusal
+
+RETRY_SECONDS = 60.0  # while MLflow fails, one entry in this time waits for it; all others go to the file at once
+
+log = logging.getLogger("dejavu.track")
+
+
+class Recorder:
+    """Carries out entries in their order, now or later, and never raises because of MLflow.
+
+    Each process that meets an outage has a folder of its own: `entries.jsonl`, copies of artifacts, and a lock that it
+    holds while it lives, so that no other process sends what is still being written.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.folder = server.project / ".dejavu" / "mlflow-spool"
+        self._mine = self.folder / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
+        self._lock: FileLock | None = None  # held while there is a spool of our own
+        self._retry_at = 0.0
+        self._thread_lock = threading.RLock()
+
+    @property
+    def is_spooling(self) -> bool:
+        return self._lock is not None
+
+    def record(self, entry: Entry) -> None:
+        """Send the entry, or keep it if MLflow fails or has not yet got what came before."""
+        with self._thread_lock:
+            if self.is_spooling and time.monotonic() >= self._retry_at:
+                self._send_mine()
+            if not self.is_spooling:
+                try:
+                    self.server.apply(entry)
+                    return
+                except Exception as error:  # MLflow's, its database's, the connection's: none may stop the flow
+                    if is_refusal(error):
+                        log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
+                        return
+                    self._begin(error)
+            self._keep(entry)
+
+    def catch_up(self) -> None:
+        """Send what earlier processes could not, and close the runs of those that were killed."""
+        try:
+            for folder in sorted(self.folder.glob("*-*")):
+                with contextlib.suppress(Timeout), FileLock(folder / "lock", timeout=0):  # held: its process lives
+                    self._send(folder)
+            self.server.sweep_killed()
+        except Exception as error:
+            self._begin(error)
+
+    def close(self) -> None:
+        """A last attempt; what cannot be sent is sent at the next open."""
+        with self._thread_lock:
+            if self.is_spooling and not self._send_mine():
+                log.warning(
+                    "MLflow at %s still fails; the next run sends the records in %s", self.server.uri, self._mine
+                )
+            if self._lock is not None:
+                self._lock.release()
+
+    def _begin(self, error: Exception) -> None:
+        log.warning(
+            "MLflow at %s fails (%s); the run goes on, its records are kept in %s and sent later",
+            self.server.uri,
+            _line(error),
+            self._mine,
+        )
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        with contextlib.suppress(OSError):
+            self._mine.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self._mine / "lock", thread_local=False)
+        with contextlib.suppress(OSError):
+            self._lock.acquire(timeout=0)
+
+    def _keep(self, entry: Entry) -> None:
+        try:
+            if entry["kind"] == "artifact":
+                source = Path(entry["file"])
+                copy = self._mine / uuid.uuid4().hex[:8] / source.name
+                copy.parent.mkdir()
+                shutil.copyfile(source, copy)
+                entry = {**entry, "file": str(copy.relative_to(self._mine))}
+            with (self._mine / "entries.jsonl").open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            log.warning("a record is lost: neither MLflow nor %s took it: %s", self._mine, _line(error))
+
+    def _send_mine(self) -> bool:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        try:
+            self._send(self._mine)
+        except Exception as error:
+            log.debug("MLflow still fails: %s", _line(error))
+            return False
+        if self._mine.exists():
+            return False
+        log.warning("MLflow at %s answers again and has the records that were kept", self.server.uri)
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
+        return True
+
+    def _send(self, folder: Path) -> None:
+        """Send a folder's entries and remove it; if MLflow fails on the way, all of them are sent again later."""
+        path = folder / "entries.jsonl"
+        try:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill tears the last
+        except (OSError, ValueError) as error:
+            log.warning("the MLflow records in %s cannot be read and are left: %s", path, _line(error))
+            return
+        made = {entry["run"] for entry in entries if entry["kind"] == "create"}
+        before = {entry["run"] for entry in entries} | {entry["parent"] for entry in entries if entry.get("parent")}
+        for key in before - made:
+            if self.server.find(key) is None:
+                log.warning("MLflow at %s has no run of the records in %s; they are left", self.server.uri, folder)
+                return
+        for entry in entries:
+            if entry["kind"] == "artifact":
+                entry = {**entry, "file": str(folder / entry["file"])}
+            try:
+                self.server.apply(entry, again=True)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                log.warning("MLflow refused a %s: %s", entry["kind"], _line(error))
+        shutil.rmtree(folder)
+
+
+def _line(error: Exception) -> str:
+    """The error in one line of bearable length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}…"

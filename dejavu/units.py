@@ -1,0 +1,150 @@
+"""Quantities as people write them, into base units and back: seconds, bytes, bytes per second, FLOP/s.
+
+A number without a unit is refused, and so is a unit that two people read differently (`Gb/s`). Prefixes are exact:
+1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 10^9 / 8.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+
+_BYTES = {f"{prefix}B": Fraction(factor) for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BYTES_PER_SECOND = (
+    {f"{unit}/s": factor for unit, factor in _BYTES.items()}
+    | {f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in (_DECIMAL | _BINARY).items()}
+    | {f"{prefix}bps": Fraction(factor, 8) for prefix, factor in _DECIMAL.items() if prefix}
+)
+_SECONDS = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),  # the micro sign
+    "μs": Fraction(1, 10**6),  # the Greek letter: looks the same, is another character
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+_FLOPS_PER_SECOND = {
+    f"{prefix}{word}": Fraction(factor) for prefix, factor in _DECIMAL.items() for word in ("FLOP/s", "FLOPS")
+}
+
+_NUMBER_AND_UNIT = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,2})?)\s*(\S*)")
+_AMBIGUOUS = re.compile(r"([kKMGTPE]i?)b(/s)?")
+_MAX_CHARACTERS = 60
+_MAX_BYTES = 2**63 - 1
+
+
+def parse_bytes(text: str) -> int:
+    """`"141 GiB"` -> bytes, rounded to a whole byte. Raises ValueError if it is not a size, or less than a byte."""
+    size_bytes = round(_parse(text, _BYTES, "a size such as '141 GiB'"))
+    if not 1 <= size_bytes <= _MAX_BYTES:
+        raise ValueError(f"{text!r} is not between 1 byte and 2^63 bytes; wanted a size such as '141 GiB'")
+    return size_bytes
+
+
+def parse_bytes_per_second(text: str) -> float:
+    """`"300 GB/s"` or `"25 Gbit/s"` -> bytes per second. Raises ValueError if it is not a rate, or not above zero."""
+    return _positive(text, _BYTES_PER_SECOND, "a rate such as '300 GB/s' or '25 Gbit/s'")
+
+
+def parse_flops_per_second(text: str) -> float:
+    """`"312 TFLOP/s"` -> FLOP/s. Raises ValueError if it is not a rate, or not above zero."""
+    return _positive(text, _FLOPS_PER_SECOND, "a rate such as '312 TFLOP/s'")
+
+
+def parse_seconds(text: str) -> float:
+    """`"5 us"`, `"1.5 ms"`, `"10 min"` -> seconds; zero is allowed. Raises ValueError if it is not a duration."""
+    return float(_parse(text, _SECONDS, "a duration such as '5 us' or '1.5 ms'"))
+
+
+def _positive(text: str, units: Mapping[str, Fraction], wanted: str) -> float:
+    value = float(_parse(text, units, wanted))
+    if value == 0:
+        raise ValueError(f"{text!r} is zero; wanted {wanted}")
+    return value
+
+
+def _parse(text: Any, units: Mapping[str, Fraction], wanted: str) -> Fraction:
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        raise ValueError(f"{text!r} {'has no unit' if math.isfinite(text) else 'is not finite'}; wanted {wanted}")
+    if not isinstance(text, str):
+        raise ValueError(f"found {'nothing' if text is None else repr(text)[:40]}; wanted {wanted}")
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"{text[:20]!r}... is too long; wanted {wanted}")
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    if match is None:
+        finite = not re.match(r"\s*[-+]?\.?(nan|inf)", text, re.IGNORECASE)
+        raise ValueError(f"{text!r} is not a {'quantity' if finite else 'finite number'}; wanted {wanted}")
+    number_text, unit = match.groups()
+    if not unit:
+        raise ValueError(f"{text!r} has no unit; wanted {wanted}")
+    if unit not in units:
+        raise ValueError(f"{text!r} has the unknown unit {unit!r}{_unit_hint(unit, units)}; wanted {wanted}")
+    number = Fraction(number_text)  # exact; its exponent has two digits at most
+    if number < 0 or number_text.startswith("-"):
+        raise ValueError(f"{text!r} is negative; wanted {wanted}")
+    return number * units[unit]
+
+
+def _unit_hint(unit: str, units: Mapping[str, Fraction]) -> str:
+    if ambiguous := _AMBIGUOUS.fullmatch(unit):
+        prefix, per_second = ambiguous.group(1), ambiguous.group(2) or ""
+        readings = [f"{prefix}{word}{per_second}" for word in ("bit", "B")]
+        if all(reading in units for reading in readings):
+            return f" (bits or bytes? write {' or '.join(readings)})"
+    same_letters = [known for known in units if known.casefold() == unit.casefold()]
+    near = same_letters or difflib.get_close_matches(unit, units, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def format_seconds(duration_seconds: float) -> str:
+    """Three digits in the unit that suits: `0.0451` -> `45.1 ms`."""
+    units = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    return _format(duration_seconds, units, zero="0 s")
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Three digits, binary prefixes: `151397597184` -> `141 GiB`."""
+    return _format(size_bytes, {"B": 1.0} | {f"{p}B": float(f) for p, f in _BINARY.items()}, zero="0 B")
+
+
+def format_bytes_per_second(rate_bytes_per_second: float) -> str:
+    """Three digits, decimal prefixes: `3e11` -> `300 GB/s`."""
+    return _format(rate_bytes_per_second, _decimal_units("B/s"), zero="0 B/s")
+
+
+def format_flops_per_second(rate_flops_per_second: float) -> str:
+    """Three digits, decimal prefixes: `3.12e14` -> `312 TFLOP/s`."""
+    return _format(rate_flops_per_second, _decimal_units("FLOP/s"), zero="0 FLOP/s")
+
+
+def _decimal_units(word: str) -> dict[str, float]:
+    return {f"{prefix}{word}": float(factor) for prefix, factor in _DECIMAL.items() if prefix != "K"}
+
+
+def _format(value: float, units: Mapping[str, float], zero: str) -> str:
+    """`units` from small to large."""
+    if value == 0:
+        return zero
+    if not math.isfinite(value):
+        return f"{value} {zero.split()[1]}"
+    names = list(units)
+    index = max((i for i, unit in enumerate(units.values()) if unit <= abs(value)), default=0)
+    digits = _three_digits(value / units[names[index]])
+    # 999.7 ms rounds to 1000 ms: that is 1 s.
+    if index + 1 < len(names) and abs(float(digits)) * units[names[index]] >= units[names[index + 1]] * (1 - 1e-12):
+        index += 1
+        digits = _three_digits(value / units[names[index]])
+    return f"{digits} {names[index]}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,100 @@
+"""What is to be trained: the model, its data, one step's batch, the optimizer, and how initial weights are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from dejavu.schedule import SCHEDULES
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class OptimizerSettings(_Record):
+    """A torch optimizer by name; `warmup_steps` raises the learning rate linearly from zero."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0, lt=float("inf"))
+    weight_decay: float = Field(0.01, ge=0, lt=float("inf"))
+    warmup_steps: int = Field(0, ge=0)
+
+
+class TrialSettings(_Record):
+    """How many initializations are tried, by which proposer, for how many steps each, and the deadline for all."""
+
+    count: int = Field(8, ge=0, le=100_000)
+    steps: int = Field(8, ge=1)
+    proposer: str = "latin_hypercube"
+    deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
+
+
+class Workload(_Record):
+    """What is to be trained.
+
+    Attributes:
+        model: a name of the zoo, or `package.module:factory` that returns an `nn.Sequential` or a `Model`.
+        model_options: settings of that model.
+        data: `text` (characters) or `digits` (scikit-learn's images).
+        text: a file or folder of text; None: the text of Python's own standard library found on this machine.
+        sequence_length: characters in one example, where the data is text.
+        batch_size: examples in one step, over all devices.
+        num_microbatches: into how many equal parts a step is split.
+        num_steps: length of the whole training, the winning trial's own steps included.
+        checkpoint_every: steps between two checkpoints.
+    """
+
+    model: str = "gpt"
+    model_options: dict[str, Any] = {}
+    data: Literal["text", "digits"] = "text"
+    text: Path | None = None
+    sequence_length: int = Field(128, ge=2)
+    batch_size: int = Field(32, ge=1)
+    num_microbatches: int = Field(8, ge=1)
+    schedule: str = "1f1b"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer: OptimizerSettings = OptimizerSettings()
+    num_steps: int = Field(40, ge=1)
+    checkpoint_every: int = Field(10, ge=1)
+    seed: int = Field(0, ge=0, lt=2**31)
+    trials: TrialSettings = TrialSettings()
+
+    @field_validator("text")
+    @classmethod
+    def _text_is_there(cls, text: Path | None, info: ValidationInfo) -> Path | None:
+        if text is not None and info.data.get("data") != "text":
+            raise ValueError(f"text is given, but data is {info.data.get('data')!r}; wanted data: text")
+        if text is not None and not text.exists():
+            raise ValueError(f"there is no file or folder {text}")
+        return text
+
+    @field_validator("num_microbatches")
+    @classmethod
+    def _parts_are_equal(cls, num_microbatches: int, info: ValidationInfo) -> int:
+        batch_size = info.data.get("batch_size", 0)
+        if batch_size % num_microbatches:
+            raise ValueError(f"batch_size {batch_size} does not divide into {num_microbatches} equal microbatches")
+        return num_microbatches
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_is_known(cls, schedule: str) -> str:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"unknown schedule {schedule!r}; wanted one of {', '.join(SCHEDULES)}")
+        return schedule
+
+    @field_validator("trials")
+    @classmethod
+    def _trials_leave_something(cls, trials: TrialSettings, info: ValidationInfo) -> TrialSettings:
+        num_steps = info.data.get("num_steps", trials.steps + 1)
+        if trials.count and trials.steps >= num_steps:
+            raise ValueError(f"{trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline")
+        return trials
+
+    @property
+    def microbatch_size(self) -> int:
+        """Examples in one microbatch."""
+        return self.batch_size // self.num_microbatches

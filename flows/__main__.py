@@ -1,0 +1,130 @@
+"""The `dejavu` command. Heavy libraries are imported by the commands that need them, Prefect last of all."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dejavu.errors import DejavuError, InputError
+
+INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+app = typer.Typer(
+    name="dejavu",
+    help="Plan, launch and remember pipeline-parallel training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ClusterOption = Annotated[Path, typer.Option("--cluster", help="the cluster file")]
+WorkloadOption = Annotated[
+    Path | None, typer.Option("--workload", help="what to train; without it a small GPT on Python's own source text")
+]
+
+
+@app.command(
+    epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
+)
+def run(
+    workload: WorkloadOption = None,
+    cluster: ClusterOption = Path("cluster.yaml"),
+    train: Annotated[bool, typer.Option(help="stop behind the plan with --no-train")] = True,
+) -> None:
+    """The whole way, in this process: measure, plan, try initializations, train, remember."""
+    from flows.inputs import read_inputs
+    from flows.temporary_server import use_temporary_server
+
+    _, wanted = read_inputs(cluster, workload, train=train)  # mistakes end here, before anything starts
+    with use_temporary_server(Path.cwd()) as server:
+        from rich.console import Console
+
+        from dejavu.report import WIDTH_COLUMNS, summary_table
+        from flows.full import dejavu
+
+        # That a task has ended well is what the next line says anyway.
+        logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
+        server.wait()
+        found = dejavu(workload=wanted, cluster=str(cluster), train=train)
+        Console(width=WIDTH_COLUMNS).print(summary_table(found.report, found.artifacts, found.tracking_uri))
+
+
+@app.command(epilog="Example:  dejavu up && prefect deployment run dejavu/full --watch")
+def up(
+    prefect_port: Annotated[int | None, typer.Option(help="of the Prefect server; otherwise 4200 or the next")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="of the MLflow server; otherwise 5000 or the next")] = None,
+) -> None:
+    """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows."""
+    from flows import services
+
+    services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, say=typer.echo)
+
+
+@app.command()
+def down() -> None:
+    """Stop what `dejavu up` started."""
+    from flows import services
+
+    services.down(Path.cwd(), say=typer.echo)
+
+
+@app.command(epilog="Example:  dejavu profile --workload examples/workloads/digits.yaml")
+def profile(workload: WorkloadOption = None, cluster: ClusterOption = Path("cluster.yaml")) -> None:
+    """Measure on this machine what the cost database lacks for a workload; what it knows is kept."""
+    from rich.console import Console
+
+    from dejavu.graph import capture
+    from dejavu.profiles import ProfileDatabase
+    from dejavu.runtime.measure import measure_missing
+    from flows.inputs import read_inputs
+
+    machines, wanted = read_inputs(cluster, workload, train=False)
+    graph = capture(wanted)
+    console = Console()
+    with console.status("measuring") as status:
+        measured = measure_missing(
+            graph,
+            wanted,
+            machines,
+            ProfileDatabase(Path.cwd() / "profiles_db"),
+            progress=lambda name: status.update(f"measuring {name}"),
+        )
+    console.print(str(measured))
+
+
+@app.command()
+def doctor() -> None:
+    """Check versions, ports, services, database, cluster file and devices, and say what to do."""
+    from rich.console import Console
+
+    from flows.doctor import checks, table
+
+    found = checks(Path.cwd())
+    Console().print(table(found))
+    if any(check.ok is False for check in found):
+        raise typer.Exit(FAILURE)
+
+
+def main() -> None:
+    """Run a command; a mistake in what was typed or written is one sentence and exit code 2."""
+    sys.path.insert(0, str(Path.cwd()))  # a model of one's own is found from the folder in which the command is typed
+    try:
+        app()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(INPUT_ERROR)
+    except DejavuError as error:
+        print(error, file=sys.stderr)
+        sys.exit(FAILURE)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

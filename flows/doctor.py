@@ -1,0 +1,260 @@
+"""`dejavu doctor`: what on this machine could stop a run, each with what to do about it. It changes nothing.
+
+Checks import what they need themselves: a package that is missing or broken must not keep the others from being told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+
+from dejavu.errors import DejavuError
+from flows import services
+from flows.processes import is_free, listener
+
+OLDEST_PYTHON = (3, 11)
+PACKAGES = (
+    *("torch", "numpy", "numba", "scikit-learn", "pyarrow"),
+    *("prefect", "fastapi", "sqlalchemy", "dask", "distributed", "mlflow"),
+)
+GIB = 2**30
+LEAST_DISK_BYTES = 5 * GIB
+LEAST_MEMORY_BYTES = 2 * GIB
+RANK_MODULES = ("dejavu.runtime.worker", "dejavu.runtime.agent")
+START_SLACK_SECONDS = 2.0  # the boot time that the kernel states is whole seconds
+INSTALL = "pip install --constraint constraints.txt --editable ."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        ok: False stops a run or `dejavu up`; None is only worth knowing.
+        remedy: a command or a sentence; empty if there is nothing to do.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    remedy: str = ""
+
+
+def checks(project: Path) -> list[Check]:
+    """Look at everything; a check that itself fails is told as one that is not ok."""
+    project = project.resolve()
+    found = []
+    for look in LOOKS:
+        try:
+            found += look(project)
+        except Exception as error:  # the others are still worth having
+            name = look.__name__.strip("_").replace("_", " ")
+            found.append(Check(name, False, f"{type(error).__name__}: {error}", "this check failed; please report it"))
+    return found
+
+
+def table(found: list[Check]) -> Table:
+    """The checks as a table for the terminal."""
+    result = Table("", "", "found", "what to do", box=None, pad_edge=False)
+    for check in found:
+        mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]![/]"}[check.ok]
+        result.add_row(mark, *(text.replace("[", r"\[") for text in (check.name, check.found, check.remedy)))
+    return result
+
+
+# What is installed
+
+
+def _python(project: Path) -> list[Check]:
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    ok = sys.version_info >= OLDEST_PYTHON
+    found = f"{platform.python_version()} ({sys.executable})"
+    return [Check("Python", ok, found, "" if ok else f"Python {wanted} or newer: make clean run PYTHON=python{wanted}")]
+
+
+def _packages(project: Path) -> list[Check]:
+    path = project / "constraints.txt"
+    if not path.is_file():
+        return [Check("packages", None, f"no {path}", "take constraints.txt from the repository")]
+    lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+    pins = dict(line.split("==", 1) for line in lines if "==" in line)
+    pins = {name.lower(): pin.strip() for name, pin in pins.items()}
+    return [_package(name, pins.get(name)) for name in PACKAGES]
+
+
+def _package(name: str, pin: str | None) -> Check:
+    try:
+        installed = version(name)
+    except PackageNotFoundError:
+        return Check(name, False, "not installed", INSTALL)
+    if pin is None:
+        return Check(name, None, f"{installed}; constraints.txt does not name it", f"add {name}=={installed} to it")
+    if installed.split("+")[0] == pin.split("+")[0]:  # +cpu or +cu130 is the same version built for another device
+        return Check(name, True, installed)
+    return Check(name, False, f"{installed}, but the tests passed with {pin}", f'pip install "{name}=={pin}"')
+
+
+def _tools(project: Path) -> list[Check]:
+    places = {tool: shutil.which(tool) for tool in ("gcc", "make")}
+    return [
+        Check(tool, True if place else None, place or "not found", "" if place else f"apt-get install {tool}")
+        for tool, place in places.items()
+    ]
+
+
+# What the machine has
+
+
+def _devices(project: Path) -> list[Check]:
+    from dejavu.cluster import this_machine
+
+    counts = this_machine().device_counts
+    return [Check("devices", True, ", ".join(f"{count} × {name}" for name, count in counts.items()))]
+
+
+def _memory(project: Path) -> list[Check]:
+    memory = psutil.virtual_memory()
+    ok = None if memory.available < LEAST_MEMORY_BYTES else True
+    found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
+    return [Check("memory", ok, found, "" if ok else "end what needs it, or plan a smaller workload")]
+
+
+def _disk(project: Path) -> list[Check]:
+    free_bytes = shutil.disk_usage(project).free
+    ok = None if free_bytes < LEAST_DISK_BYTES else True
+    remedy = (
+        "" if ok else f"make room: checkpoints and trials are under {project / '.dejavu'} and {project / 'mlartifacts'}"
+    )
+    return [Check("disk", ok, f"{free_bytes / GIB:.1f} GiB free at {project}", remedy)]
+
+
+# What runs
+
+
+def _services(project: Path) -> list[Check]:
+    found = services.recorded(project)
+    if found is None:
+        return [Check("services", True, "down (dejavu up starts them)")]
+    if found.dead:
+        return [
+            Check("services", False, f"half-dead: {', '.join(found.dead)} no longer runs", "dejavu up restarts them")
+        ]
+    return [Check("services", True, f"up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")]
+
+
+def _ports(project: Path) -> list[Check]:
+    ours = services.status(project)
+    return [
+        _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours),
+        _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours),
+    ]
+
+
+def _port(server: str, port: int, ours: services.Services | None) -> Check:
+    name = f"port {port} ({server})"
+    if is_free(port):
+        return Check(name, True, "free")
+    if ours:
+        return Check(name, True, "ours")
+    holder = listener(port)
+    by = f" by {holder.name()} (pid {holder.pid})" if holder else " by another process"
+    return Check(name, None, f"taken{by}", "end it, or let dejavu up choose the next free port")
+
+
+def _leftover_ranks(project: Path) -> list[Check]:
+    left = [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "ppid"])
+        if process.info["ppid"] == 1 and any(module in (process.info["cmdline"] or ()) for module in RANK_MODULES)
+    ]
+    if not left:
+        return [Check("ranks", True, "none left over")]
+    pids = " ".join(map(str, left))
+    return [Check("ranks", False, f"left over from a training whose launcher ended: {pids}", f"kill {pids}")]
+
+
+# What the project keeps
+
+
+def _cost_database(project: Path) -> list[Check]:
+    from dejavu.profiles import ProfileDatabase
+
+    name = "cost database"
+    findings = ProfileDatabase(project / "profiles_db").check()
+    if not findings:
+        return [Check(name, True, f"{project / 'profiles_db'} is sound")]
+    return [Check(name, False, f"{finding.path.name}: {finding.what}", finding.remedy) for finding in findings]
+
+
+def _cluster(project: Path) -> list[Check]:
+    from dejavu.cluster import load_cluster
+
+    path = project / "cluster.yaml"
+    if not path.is_file():
+        return [Check("cluster.yaml", False, f"no {path}", "write one; `nodes: auto` stands for this machine")]
+    try:
+        cluster = load_cluster(path)
+    except DejavuError as error:
+        return [Check("cluster.yaml", False, str(error), "edit the line that it names")]
+    counts = ", ".join(f"{count} × {name}" for name, count in cluster.device_counts.items())
+    return [Check("cluster.yaml", True, f"{cluster.name}: {counts}")]
+
+
+def _mlflow(project: Path) -> list[Check]:
+    """Read without MLflow, which would upgrade the database that it opens."""
+    name, path = "MLflow database", project / "mlflow.db"
+    if not path.exists():
+        return [Check(name, True, "none yet: the first run makes it")]
+    query = """SELECT runs.run_uuid, pid.value, start.value FROM runs
+               LEFT JOIN tags AS pid ON pid.run_uuid = runs.run_uuid AND pid.key = 'dejavu.pid'
+               LEFT JOIN tags AS start ON start.run_uuid = runs.run_uuid AND start.key = 'dejavu.process_start_seconds'
+               WHERE runs.status = 'RUNNING' AND runs.lifecycle_stage = 'active'"""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)) as database:
+            running = database.execute(query).fetchall()
+    except sqlite3.Error as error:
+        remedy = f"move {path} away (the next run makes a new one), or restore it from a copy"
+        return [Check(name, False, f"{path} cannot be read: {error}", remedy)]
+    dead = [run for run, pid, start in running if not _runs(pid, start)]
+    if not dead:
+        return [Check(name, True, f"readable; {len(running)} runs are running")]
+    found = f"{len(dead)} runs are marked RUNNING and their process has ended: {', '.join(dead[:3])}"
+    return [Check(name, None, found, "nothing: the next dejavu run marks those of this machine as KILLED")]
+
+
+def _runs(pid: str | None, start_seconds: str | None) -> bool:
+    """Whether the process that opened an MLflow run still runs; its start counts from the machine's."""
+    try:
+        process = psutil.Process(int(pid or ""))
+        return abs(process.create_time() - psutil.boot_time() - float(start_seconds or "")) < START_SLACK_SECONDS
+    except (ValueError, psutil.NoSuchProcess):
+        return False
+
+
+def _prefect_home(project: Path) -> list[Check]:
+    home = project / ".dejavu" / "prefect"
+    exists = next(folder for folder in (home, *home.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=exists):
+            return [Check("Prefect home", True, f"{home} is writable")]
+    except OSError as error:
+        return [Check("Prefect home", False, f"{exists}: {error.strerror}", f"chown -R $USER {exists}")]
+
+
+LOOKS: tuple[Callable[[Path], list[Check]], ...] = (
+    *(_python, _packages, _tools),
+    *(_devices, _memory, _disk),
+    *(_services, _ports, _leftover_ranks),
+    *(_cost_database, _cluster, _mlflow, _prefect_home),
+)

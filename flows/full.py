@@ -1,0 +1,88 @@
+"""The whole way: from a model and a cluster to a tracked pipeline training that starts from the best of N draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from dejavu.report import ReportData
+from dejavu.runtime.launcher import torchrun_line
+from dejavu.track import Tracker
+from dejavu.workload import Workload
+from tasks.planning import bind_stages, play_candidates, search_plan, split_evenly
+from tasks.pricing import capture_model, measure_what_is_missing, pose_problem, price_layers, read_cluster
+from tasks.recording import record_costs, record_question, record_report
+from tasks.training import (
+    compare_with_one_process,
+    prepare_training,
+    remember_times,
+    train_pipeline,
+    try_initializations,
+)
+
+
+class Outcome(NamedTuple):
+    """What a flow found, and where its records are."""
+
+    report: ReportData
+    artifacts: Path | None
+    tracking_uri: str
+
+
+@flow(name="dejavu", flow_run_name="{workload.model} on {cluster}", validate_parameters=True)
+def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train: bool = True) -> Outcome:  # noqa: B008
+    """Predict, search, bind, try initializations, train, remember.
+
+    Args:
+        workload: what is to be trained.
+        cluster: the cluster file, relative to the project folder.
+        train: False stops behind the plan.
+    """
+    project = Path.cwd()
+    database, work = project / "profiles_db", project / ".dejavu"
+    machines = read_cluster(project / cluster, train)
+    with Tracker.open(project, f"{workload.model} on {machines.name}", tags={"prefect.flow_run": flow_run.id}) as run:
+        record_question(run, workload, machines, project / cluster)
+        graph = capture_model(workload)
+        measured = measure_what_is_missing(graph, workload, machines, database)
+        table = price_layers(graph, machines, workload, database)
+        record_costs(run, graph, measured, table)
+
+        problem = pose_problem(table, machines, workload, database)
+        best = search_plan(problem, "exact", workload.seed, run)
+        even = split_evenly(problem, workload.seed, run)
+        searches = {"exact": best} | ({"uniform": even} if even else {})
+        played = play_candidates(problem, table, searches)
+        chosen, uniform = next(iter(played.values())), played.get("uniform")
+        binding = bind_stages(chosen.plan, machines, table)
+        found = ReportData(
+            workload=workload,
+            cluster=machines,
+            table=table,
+            searches=searches,
+            price=chosen.price,
+            uniform_price=uniform and uniform.price,
+            binding=binding,
+            simulation=chosen.simulation,
+            uniform_simulation=uniform and uniform.simulation,
+        )
+        if train:
+            tried = try_initializations(workload, machines, work / "trials", run)
+            job = prepare_training(workload, binding, tried and tried[1], work / "runs" / str(flow_run.id))
+            result = train_pipeline(job, graph, database, run)
+            remember_times(job, result, graph, database)
+            difference = compare_with_one_process(job, result)
+            found = replace(
+                found,
+                trials=tried and tried[0],
+                winner=tried and tried[1],
+                training=result,
+                torchrun_line=torchrun_line(job),
+                reference_difference=difference,
+            )
+        record_report(run, found)
+        return Outcome(found, run.artifact_folder, run.uri)

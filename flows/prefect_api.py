@@ -1,0 +1,84 @@
+"""What the Prefect server of `dejavu up` must know, told through its REST interface.
+
+Importing Prefect here instead would take the settings of the caller, whose server may be another one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import httpx
+
+from dejavu.errors import DejavuError
+
+WORK_POOL = "dejavu"
+HEARTBEAT_SECONDS = 30  # the least that Prefect allows
+SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run has crashed
+
+
+def connect(api_url: str) -> httpx.Client:
+    """A connection that no proxy of the user's stands in the way of."""
+    return httpx.Client(base_url=api_url, trust_env=False, timeout=60)
+
+
+def ensure_work_pool(api: httpx.Client) -> None:
+    """Made here, so that the deployments need not wait for the worker."""
+    response = api.get(f"/work_pools/{WORK_POOL}")
+    if response.status_code == httpx.codes.NOT_FOUND:
+        _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process", "description": "processes on this machine"})
+
+
+def ensure_automation(api: httpx.Client) -> None:
+    """Without it a run whose process was killed stays Running for ever and keeps its slot."""
+    automation = {
+        "name": "dejavu: a silent run has crashed",
+        "description": f"A run that sent heartbeats and then nothing for {SILENCE_SECONDS} s was killed.",
+        "enabled": True,
+        "trigger": {
+            "type": "event",
+            "posture": "Proactive",
+            "match": {"prefect.resource.id": ["prefect.flow-run.*"]},
+            "for_each": ["prefect.resource.id"],
+            "after": ["prefect.flow-run.heartbeat"],
+            "expect": ["prefect.flow-run.*"],
+            "threshold": 1,
+            "within": SILENCE_SECONDS,
+        },
+        "actions": [
+            {
+                "type": "change-flow-run-state",
+                "state": "CRASHED",
+                "message": f"no sign of life for {SILENCE_SECONDS} s: its process was killed",
+            }
+        ],
+    }
+    found = _post(api, "/automations/filter", {"automations": {"name": {"any_": [automation["name"]]}}})
+    if found:
+        api.put(f"/automations/{found[0]['id']}", json=automation).raise_for_status()
+    else:
+        _post(api, "/automations/", automation)
+
+
+def crash_lost_runs(api: httpx.Client, why: str) -> None:
+    """Mark runs as crashed whose processes are known to have ended."""
+    wanted = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}}
+    for run in _post(api, "/flow_runs/filter", wanted):
+        state = {"type": "CRASHED", "name": "Crashed", "message": why}
+        _post(api, f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+
+
+def worker_is_online(api: httpx.Client, since: datetime) -> bool:
+    """Whether a worker has sent a sign of life since then; an earlier one may still be listed as online."""
+    workers = _post(api, f"/work_pools/{WORK_POOL}/workers/filter", {})
+    return any(
+        worker["status"] == "ONLINE" and datetime.fromisoformat(worker["last_heartbeat_time"]) >= since
+        for worker in workers
+    )
+
+
+def _post(api: httpx.Client, path: str, content: dict[str, Any]) -> Any:
+    response = api.post(path, json=content)
+    if response.is_error:
+        raise DejavuError(f"Prefect refused {path} ({response.status_code}): {response.text[:1000]}")
+    return response.json() if response.content else None

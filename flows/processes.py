@@ -1,0 +1,179 @@
+"""Server processes of ours: how they are started, recognised again, and ended with all that came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOKEN = "DEJAVU_SERVICES"  # an environment variable that all processes of one `dejavu up` inherit
+CREATE_TIME_SLACK_SECONDS = 2.0  # psutil adds the boot time, which moves when the clock is set
+TERMINATE_SECONDS = 15.0  # from SIGTERM to SIGKILL: what a flow run needs to report that it was ended
+
+
+@dataclass(frozen=True)
+class RecordedProcess:
+    """A process that we started: its pid means it only as long as the time of its creation agrees."""
+
+    name: str
+    pid: int
+    create_time_seconds: float
+    log: str
+
+    def find(self) -> psutil.Process | None:
+        """The process, if it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.create_time_seconds) < CREATE_TIME_SLACK_SECONDS
+            return process if same and not has_ended(process) else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def log_end(self, num_lines: int = 20) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-num_lines:])
+        except FileNotFoundError:
+            return "(no log)"
+
+
+def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment with these settings in place of all of its own about Prefect and MLflow.
+
+    What was set for some other server (a URL, a key, a run id) must not reach ours; nothing of ours may reach the
+    user's home or the network.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_")) or name.startswith("PREFECT_LOGGING_")
+    }
+    loopback = "127.0.0.1,localhost"
+    others = [kept[name] for name in ("no_proxy", "NO_PROXY") if kept.get(name)]
+    no_proxy = ",".join([loopback, *others[:1]])
+    home = project / ".dejavu" / "prefect"
+    return {
+        **kept,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        **settings,
+    }
+
+
+def start(
+    name: str, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: Path
+) -> RecordedProcess:
+    """Start a process in a session of its own: a Ctrl-C in the terminal is not for it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return RecordedProcess(name, child.pid, psutil.Process(child.pid).create_time(), str(log))
+
+
+def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list[psutil.Process]:
+    """These processes and all their descendants; with a token, also those whose parent ended before them.
+
+    Sessions do not matter: torchrun's ranks have their own.
+    """
+    found: dict[int, psutil.Process] = {}
+    for parent in parents:
+        process = parent.find()
+        if process:
+            found |= {one.pid: one for one in [process, *_descendants(process)]}
+    if token:
+        found |= {one.pid: one for one in psutil.process_iter() if _carries(one, token)}
+    found.pop(os.getpid(), None)
+    return [process for process in found.values() if not has_ended(process)]
+
+
+def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMINATE_SECONDS) -> None:
+    """SIGTERM, a while to tidy up, SIGKILL."""
+    for process in processes:
+        _signal(process, kill=False)
+    left = _wait(processes, terminate_seconds)
+    for process in left:
+        _signal(process, kill=True)
+    _wait(left, terminate_seconds)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone; one that nobody has waited for (a zombie) is."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended server do not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def listener(port: int) -> psutil.Process | None:
+    """Who listens on this port, where the system tells."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return psutil.Process(connection.pid)
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        pass
+    return None
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _carries(process: psutil.Process, token: str) -> bool:
+    try:
+        return process.environ().get(TOKEN) == token
+    except (psutil.Error, OSError):
+        return False
+
+
+def _signal(process: psutil.Process, *, kill: bool) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        process.kill() if kill else process.terminate()  # psutil refuses a pid that was given to another process
+
+
+def _wait(processes: Sequence[psutil.Process], timeout_seconds: float) -> list[psutil.Process]:
+    deadline = time.monotonic() + timeout_seconds
+    left = list(processes)
+    while left:
+        psutil.wait_procs(left, timeout=0)  # reaps those that are our own children
+        left = [process for process in left if not has_ended(process)]
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,351 @@
+"""What `dejavu up` promises: the Prefect server with a worker, and MLflow's pages; all on this machine only."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from filelock import FileLock, Timeout
+
+from dejavu.errors import DejavuError, InputError
+from flows.prefect_api import (
+    HEARTBEAT_SECONDS,
+    WORK_POOL,
+    connect,
+    crash_lost_runs,
+    ensure_automation,
+    ensure_work_pool,
+    worker_is_online,
+)
+from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, start
+
+PREFECT_PORT = 4200
+MLFLOW_PORT = 5000
+READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
+TOML_MARK = "# Written by `dejavu up`, removed by `dejavu down`"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Services:
+    """The running services of one project, as kept in `.dejavu/services.json`.
+
+    Attributes:
+        token: the value of DEJAVU_SERVICES in the environment of all their processes.
+        processes: in the order in which they were started.
+    """
+
+    project: str
+    token: str
+    prefect_port: int
+    mlflow_port: int
+    processes: tuple[RecordedProcess, ...] = ()
+
+    @property
+    def prefect_url(self) -> str:
+        return f"http://127.0.0.1:{self.prefect_port}"
+
+    @property
+    def prefect_api_url(self) -> str:
+        return f"{self.prefect_url}/api"
+
+    @property
+    def mlflow_url(self) -> str:
+        return f"http://127.0.0.1:{self.mlflow_port}"
+
+    @property
+    def health_urls(self) -> tuple[str, str]:
+        return f"{self.prefect_api_url}/health", f"{self.mlflow_url}/health"
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """The names of those that should run and do not."""
+        alive = {process.name for process in self.processes if process.find()}
+        return tuple(name for name in ("mlflow", "prefect", "worker") if name not in alive)
+
+    def with_process(self, process: RecordedProcess) -> Services:
+        return replace(self, processes=(*self.processes, process))
+
+
+def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None, say: Say = print) -> Services:
+    """Start what does not run yet, deploy `prefect.yaml`, and wait until all of it answers.
+
+    Args:
+        prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
+
+    Raises:
+        InputError: there is no prefect.yaml, or a port that was asked for is taken.
+        DejavuError: a service did not start; the message has the end of its log, and nothing is left running.
+    """
+    project = project.resolve()
+    if not (project / "prefect.yaml").is_file():
+        raise InputError(f"{project} has no prefect.yaml; run `dejavu up` in the project's folder")
+    with _locked(project):
+        found = recorded(project)
+        if found and not found.dead and all(map(_answers, found.health_urls)):
+            say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
+            return found
+        if found:
+            say(f"clearing away an earlier start; not running any more: {', '.join(found.dead) or 'none, but silent'}")
+            _stop(found, say)
+        services = Services(
+            str(project),
+            token=uuid.uuid4().hex,
+            prefect_port=_choose_port("Prefect", prefect_port, PREFECT_PORT, say),
+            mlflow_port=_choose_port("MLflow", mlflow_port, MLFLOW_PORT, say),
+        )
+        try:
+            return _start(project, services, say)
+        except BaseException:
+            _stop(recorded(project) or services, lambda line: None)
+            raise
+
+
+def down(project: Path, *, say: Say = print) -> None:
+    """End exactly what `up` started and everything that came of it, flow runs included."""
+    project = project.resolve()
+    with _locked(project):
+        found = recorded(project)
+        if found is None:
+            say("nothing is running")
+            return
+        _stop(found, say)
+
+
+def recorded(project: Path) -> Services | None:
+    """What `up` wrote down, whether or not it still runs."""
+    try:
+        content = json.loads(_record_path(project).read_text())
+        return Services(**content | {"processes": tuple(RecordedProcess(**one) for one in content["processes"])})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise DejavuError(
+            f"{_record_path(project)} is not a record of services ({error}); end what it names, then delete it"
+        ) from error
+
+
+def status(project: Path) -> Services | None:
+    """The services, if all their processes run."""
+    found = recorded(project)
+    return found if found and not found.dead else None
+
+
+def _start(project: Path, services: Services, say: Say) -> Services:
+    began = datetime.now(UTC)
+    environment = child_environment(project, _settings(services))
+    prefect_health, mlflow_health = services.health_urls
+    say("starting Prefect and MLflow")
+    with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes break a fresh one
+        services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
+        services = _launch(services, environment, "prefect", _prefect_command(services.prefect_port))
+        _wait_for(services, "mlflow", lambda: _answers(mlflow_health))
+    _wait_for(services, "prefect", lambda: _answers(prefect_health))
+    with connect(services.prefect_api_url) as api:
+        crash_lost_runs(api, "its worker had ended before `dejavu up`")
+        ensure_work_pool(api)
+        ensure_automation(api)
+        services = _launch(services, environment, "worker", _worker_command())
+        say("deploying prefect.yaml")
+        _deploy(project, environment)
+        _wait_for(services, "worker", lambda: worker_is_online(api, began))
+    _write_toml(project, services, say)
+    say(f"Prefect {services.prefect_url}   runs, schedules, logs")
+    say(f"MLflow  {services.mlflow_url}   what each run found")
+    return services
+
+
+def _stop(services: Services, say: Say) -> None:
+    """Flow runs and their worker first, while the server still hears how they end; then the servers."""
+    servers = [process for process in services.processes if process.name != "worker"]
+    keep = {process.pid for process in family(servers)}
+    ended = {process.name for process in services.processes if process.find()}
+    for _ in range(3):  # a run may start another process while it is ended
+        runs = [process for process in family(services.processes, services.token) if process.pid not in keep]
+        if not runs:
+            break
+        end(runs)
+    prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
+    if prefect_runs and _answers(services.health_urls[0]):  # on the same port may be another project's server
+        with connect(services.prefect_api_url) as api:
+            crash_lost_runs(api, "ended by `dejavu down`")
+    end(family(services.processes, services.token))
+    project = Path(services.project)
+    toml = project / "prefect.toml"
+    if _is_ours(toml):
+        toml.unlink()
+    _record_path(project).unlink(missing_ok=True)
+    say(f"stopped: {', '.join(sorted(ended))}" if ended else "what was recorded had already ended")
+
+
+# Commands and settings
+
+
+def _settings(services: Services) -> dict[str, str]:
+    return {
+        TOKEN: services.token,
+        "PREFECT_API_URL": services.prefect_api_url,
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # between a command and the start of its run
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "15",  # until a new schedule has its runs
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+
+
+def _prefect_command(port: int) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+
+
+def _worker_command() -> list[str]:
+    words = (
+        f"worker start --type process --pool {WORK_POOL} --name dejavu-{socket.gethostname()} --install-policy never"
+    )
+    return [sys.executable, "-m", "prefect", "--no-prompt", *words.split()]
+
+
+def _mlflow_command(project: Path, port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+        *("--backend-store-uri", f"sqlite:///{project / 'mlflow.db'}"),
+        *("--artifacts-destination", (project / "mlartifacts").as_uri()),
+    ]
+
+
+def _launch(services: Services, environment: dict[str, str], name: str, command: Sequence[str]) -> Services:
+    project = Path(services.project)
+    log = project / ".dejavu" / "logs" / f"{name}.log"
+    services = services.with_process(start(name, command, cwd=project, environment=environment, log=log))
+    _write_atomically(_record_path(project), json.dumps(asdict(services), indent=2) + "\n")
+    return services
+
+
+def _deploy(project: Path, environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=READY_SECONDS,
+    )
+    if result.returncode:
+        raise DejavuError(f"`prefect deploy --all` failed:\n{(result.stdout + result.stderr)[-3000:]}")
+
+
+def _choose_port(name: str, wanted: int | None, default: int, say: Say) -> int:
+    port = wanted or default
+    if is_free(port):
+        return port
+    holder = listener(port)
+    by = f" by {holder.name()} (pid {holder.pid})" if holder else ""
+    if wanted:
+        raise InputError(f"port {wanted} for {name} is taken{by}; name a free one, or none")
+    free = next((one for one in range(port + 1, port + 100) if is_free(one)), None)
+    if free is None:
+        raise DejavuError(f"no port from {port} to {port + 99} is free for {name}")
+    say(f"port {port} is taken{by}; {name} gets {free}")
+    return free
+
+
+# Waiting
+
+
+def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> None:
+    process = next(one for one in services.processes if one.name == name)
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        if process.find() is None:
+            raise DejavuError(f"{name} ended while starting; the end of {process.log}:\n{process.log_end()}")
+        if is_ready():
+            return
+        if time.monotonic() > deadline:
+            raise DejavuError(
+                f"{name} did not answer within {READY_SECONDS:g} s; the end of {process.log}:\n{process.log_end()}"
+            )
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10, trust_env=False).is_success  # no proxy stands between us and loopback
+    except httpx.HTTPError:
+        return False
+
+
+# Files
+
+
+def _write_toml(project: Path, services: Services, say: Say) -> None:
+    """So that `prefect …` typed in this folder talks to this server, whatever the user's profile says."""
+    path = project / "prefect.toml"
+    home = project / ".dejavu" / "prefect"
+    if path.exists() and not _is_ours(path):
+        say(f"{path} is not ours and stays as it is; for `prefect …` set PREFECT_API_URL={services.prefect_api_url}")
+        return
+    lines = [
+        f"{TOML_MARK}: `prefect` typed in this folder talks to the server of this project.",
+        f"home = {json.dumps(str(home))}",
+        f"profiles_path = {json.dumps(str(home / 'profiles.toml'))}",
+        "",
+        "[api]",
+        f"url = {json.dumps(services.prefect_api_url)}",
+        "",
+        "[server]",
+        "analytics_enabled = false",
+    ]
+    _write_atomically(path, "\n".join(lines) + "\n")
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_file() and path.read_text(errors="replace").startswith(TOML_MARK)
+
+
+def _record_path(project: Path) -> Path:
+    return project.resolve() / ".dejavu" / "services.json"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _locked(project: Path) -> AbstractContextManager[None]:
+    folder = project / ".dejavu"
+    folder.mkdir(parents=True, exist_ok=True)
+    return _held(folder / "services.lock", 5, "is at work: another `dejavu up` or `dejavu down`")
+
+
+@contextmanager
+def _held(lock: Path, timeout_seconds: float, holder: str) -> Iterator[None]:
+    try:
+        with FileLock(lock, timeout=timeout_seconds):
+            yield
+    except Timeout:
+        raise DejavuError(f"some other process {holder} ({lock} is held); try again when it is done") from None

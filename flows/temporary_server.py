@@ -1,0 +1,207 @@
+"""A Prefect server for one process, so that `dejavu run` needs nothing but itself.
+
+Prefect would start one too, but only if no URL is set anywhere (`prefect.toml`, a profile, the environment), while
+everything else waits, and it is left behind when the flow's process is killed. This one starts while the flow is being
+imported, on a copy of an empty database, and ends when its standard input does: with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+from dejavu.errors import DejavuError
+from flows.processes import child_environment
+
+READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
+STOP_SECONDS = 5.0
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+
+
+class TemporaryServer:
+    """The server of this process, as a context: leaving it stops the server.
+
+    Attributes:
+        api_url: where it answers; also in this process's environment as PREFECT_API_URL.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], api_url: str, home: Path, log: Path) -> None:
+        self.api_url = api_url
+        self._process = process
+        self._database = _database_path(home, process.pid)
+        self._log = log
+
+    def wait(self) -> None:
+        """Wait until it answers; a flow may be run from then on.
+
+        Raises:
+            DejavuError: it ended or did not answer; the message has the end of its log.
+        """
+        deadline = time.monotonic() + READY_SECONDS
+        with httpx.Client(trust_env=False, timeout=READY_SECONDS) as client:
+            while time.monotonic() < deadline and self._process.poll() is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(f"{self.api_url}/health").is_success:
+                        return
+                time.sleep(0.05)
+        end = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+        raise DejavuError(f"the temporary Prefect server did not start; the end of {self._log}:\n{end}")
+
+    def stop(self) -> None:
+        """End it; nothing of it stays."""
+        if "prefect" in sys.modules:
+            _send_what_is_queued()
+        self._process.kill()  # its database is thrown away: there is nothing to tidy up
+        self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        _remove(self._database)
+
+    def __enter__(self) -> TemporaryServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def use_temporary_server(project: Path) -> TemporaryServer:
+    """Start a server for this process and make Prefect use it, whatever is configured elsewhere.
+
+    Returns at once. Call it before anything imports Prefect, import the flow, then `wait()`:
+
+        with use_temporary_server(project) as server:
+            from flows.full import dejavu
+            server.wait()
+            dejavu(...)
+    """
+    if "prefect" in sys.modules:
+        raise RuntimeError("Prefect was imported before use_temporary_server: it has already read its settings")
+    project = project.resolve()
+    log = project / ".dejavu" / "logs" / "temporary_server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("ab") as output:
+        api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        environment = child_environment(project, {"PREFECT_API_URL": api_url})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.temporary_server", str(listening.fileno())],
+            cwd=Path(__file__).parents[1],  # where `flows` is found, installed or not
+            env=environment | _server_settings(project),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,  # a Ctrl-C is for the flow, which then still tells the server how it ended
+        )
+    for name in [name for name in os.environ if name.startswith("PREFECT_") and name not in environment]:
+        del os.environ[name]
+    ours = {name for name in environment if name.startswith("PREFECT_")} | {"DO_NOT_TRACK", "NO_PROXY", "no_proxy"}
+    os.environ.update({name: environment[name] for name in ours})
+    # It has no pages: Prefect's hint where to view the run would mislead.
+    logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at "))
+    return TemporaryServer(process, api_url, Path(environment["PREFECT_HOME"]), log)
+
+
+def _server_settings(project: Path) -> dict[str, str]:
+    return {
+        "PREFECT__SERVER_EPHEMERAL": "1",  # no schedules, no late runs, no pages
+        "PREFECT__SERVER_FINAL": "1",
+        "PREFECT_UI_ENABLED": "false",
+        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+        "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(project / ".dejavu" / "prefect" / "temporary_memo.toml"),
+    }
+
+
+def _send_what_is_queued() -> None:
+    """Prefect sends logs and events in the background, and complains at exit about those that it could not."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (EventsWorker, APILogWorker):
+        worker.drain_all(timeout=STOP_SECONDS)
+
+
+def _database_path(home: Path, pid: int) -> Path:
+    return home / f"temporary-{pid}.db"
+
+
+# The server's side
+
+
+def main(listening_fd: int) -> None:
+    """Serve until standard input ends."""
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    _sweep(home)
+    template = home / f"empty-{version('prefect')}.db"
+    database = _database_path(home, os.getpid())
+    if template.exists():
+        shutil.copyfile(template, database)  # the tables are there: a start without them takes seconds longer
+    os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
+
+    import uvicorn  # not before the environment is complete
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not template.exists():
+                _keep_as(template, database)
+
+    config = uvicorn.Config("prefect.server.api.server:create_app", factory=True, log_level="error", lifespan="on")
+    server = Server(config)
+    threading.Thread(target=_stop_with_parent, args=[server], daemon=True).start()
+    try:
+        server.run(sockets=[socket.socket(fileno=listening_fd)])
+    finally:
+        _remove(database)
+
+
+def _stop_with_parent(server: object) -> None:
+    sys.stdin.buffer.read()
+    server.should_exit = True  # type: ignore[attr-defined]
+    time.sleep(STOP_SECONDS)
+    _remove(Path(os.environ[DATABASE].removeprefix("sqlite+aiosqlite:///")))
+    os._exit(1)  # it was still starting, or a connection stays open
+
+
+def _keep_as(template: Path, database: Path) -> None:
+    temporary = template.with_suffix(f".{os.getpid()}")
+    with (
+        contextlib.closing(sqlite3.connect(database)) as source,
+        contextlib.closing(sqlite3.connect(temporary)) as copy,
+    ):
+        source.backup(copy)
+    temporary.replace(template)
+
+
+def _sweep(home: Path) -> None:
+    """Remove the databases of servers that were killed."""
+    for path in home.glob("temporary-*.db"):
+        pid = path.stem.removeprefix("temporary-")
+        if pid.isdigit() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
+            _remove(path)
+
+
+def _remove(database: Path) -> None:
+    for path in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
+        path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

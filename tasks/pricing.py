@@ -1,0 +1,71 @@
+"""From a model and a cluster to the search's question: capture, measure what is missing, price, pose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from dejavu.cluster import Cluster, load_cluster
+from dejavu.cost import CostTable, cost_table, sources, transfer_costs
+from dejavu.graph import Graph, capture
+from dejavu.plan import Problem
+from dejavu.problem import pose
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.launcher import refuse_cluster
+from dejavu.runtime.measure import MeasureResult, measure_missing
+from dejavu.workload import Workload
+
+
+@task(name="read-cluster", cache_policy=NO_CACHE)
+def read_cluster(path: Path, train: bool) -> Cluster:
+    """The cluster as it is now: the run keeps to this, whatever becomes of the file."""
+    cluster = load_cluster(path)
+    if train:
+        refuse_cluster(cluster)
+    log = get_run_logger()
+    log.info("cluster %s: %s", cluster.name, ", ".join(f"{n} × {name}" for name, n in cluster.device_counts.items()))
+    for assumption in cluster.assumptions:
+        log.info("assumed: %s", assumption)
+    return cluster
+
+
+@task(name="capture", cache_policy=NO_CACHE)
+def capture_model(workload: Workload) -> Graph:
+    """The model as layers, without weights."""
+    graph = capture(workload)
+    get_run_logger().info(
+        "model %s: %d layers, %.2f million parameters", workload.model, len(graph.layers), graph.num_parameters / 1e6
+    )
+    return graph
+
+
+@task(name="measure", cache_policy=NO_CACHE, retries=1)
+def measure_what_is_missing(graph: Graph, workload: Workload, cluster: Cluster, database: Path) -> MeasureResult:
+    """Measure on this machine what the database does not know; what it knows is not measured again."""
+    log = get_run_logger()
+    measured = measure_missing(
+        graph, workload, cluster, ProfileDatabase(database), progress=lambda name: log.info("measuring %s", name)
+    )
+    log.info("%s", measured)
+    return measured
+
+
+@task(name="price", cache_policy=NO_CACHE)
+def price_layers(graph: Graph, cluster: Cluster, workload: Workload, database: Path) -> CostTable:
+    """Every layer on every device type, each number with its source."""
+    table = cost_table(graph, cluster, sources(ProfileDatabase(database), workload.optimizer))
+    get_run_logger().info(
+        "%d of %d prices came from the database, %d are predicted",
+        table.num_measured,
+        table.num_prices,
+        table.num_prices - table.num_measured,
+    )
+    return table
+
+
+@task(name="pose", cache_policy=NO_CACHE)
+def pose_problem(table: CostTable, cluster: Cluster, workload: Workload, database: Path) -> Problem:
+    """The question for the searches: stages, devices, links and memory."""
+    return pose(table, cluster, workload, transfer_costs(cluster, ProfileDatabase(database)))

@@ -1,0 +1,112 @@
+"""What each arrow leaves in MLflow. Only the flow's own process calls these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from dejavu.cluster import Cluster
+from dejavu.cost import CostTable
+from dejavu.graph import Graph
+from dejavu.plan import SearchResult
+from dejavu.report import ReportData, losses_figure, page, plan_figure, stages_figure, summary_markdown, timeline_figure
+from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.measure import MeasureResult
+from dejavu.track import Metric, Run
+from dejavu.trials import TrialResult
+from dejavu.workload import Workload
+
+
+def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: Path) -> None:
+    """The workload and the cluster, as used."""
+    run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
+    run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
+    run.artifact_file(cluster_file, "cluster.yaml")
+    run.artifact_json("cluster.json", cluster.to_dict())
+    run.artifact_json("workload.json", workload.model_dump(mode="json"))
+
+
+def record_costs(run: Run, graph: Graph, measured: MeasureResult, table: CostTable) -> None:
+    """The cost table, and how much of it was known."""
+    run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
+    run.metrics(
+        [
+            Metric("prices", table.num_prices),
+            Metric("prices_measured", table.num_measured),
+            Metric("figures_known", measured.num_known),
+            Metric("figures_measured_now", measured.num_new),
+        ]
+    )
+    run.artifact_table("costs.parquet", table.to_arrow())
+
+
+def record_search(run: Run, result: SearchResult) -> None:
+    """One search: its plan, its price, what it proved, and how it got there."""
+    run.parameters({"search": result.search, "num_stages": len(result.plan.stages), "cuts": list(result.plan.cuts)})
+    run.metrics(
+        [
+            Metric("step_seconds", result.step_seconds),
+            Metric("lower_bound_seconds", result.lower_bound_seconds),
+            Metric("search_seconds", result.seconds),
+            *(Metric("best_step_seconds", seconds, step) for step, (_, seconds) in enumerate(result.history)),
+        ]
+    )
+    run.artifact_json("plan.json", result.plan.to_dict())
+
+
+def record_trials(run: Run, trials: Sequence[TrialResult], winner: TrialResult) -> None:
+    """Every trial's losses, and who won."""
+    run.parameters({"winner": str(winner.draw), "num_trials": len(trials)})
+    run.metrics(
+        Metric(f"trial_{number}_loss", loss, step)
+        for number, trial in enumerate(trials)
+        for step, loss in enumerate(trial.losses)
+    )
+    run.artifact_json("trials.json", [asdict(trial) for trial in trials])
+
+
+def record_training(run: Run, result: TrainingResult) -> None:
+    """The loss of every step and the measured times."""
+    run.metrics(Metric("loss", loss, result.first_step + k) for k, loss in enumerate(result.losses))
+    run.metric("restarts", result.restarts)
+    if result.step_seconds is not None:
+        run.metric("measured_step_seconds", result.step_seconds)
+    for times in result.stages:
+        figures = asdict(times)
+        stage = figures.pop("stage")
+        run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
+    run.artifact_json("training.json", result.to_dict())
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def record_report(run: Run, data: ReportData) -> None:
+    """What was chosen and how it compares; the figures, and the one page that answers what was asked."""
+    answers = {
+        "predicted_step_seconds": data.predicted_step_seconds,
+        "price_seconds": data.price.step_seconds,
+        "uniform_step_seconds": data.uniform_step_seconds,
+        "measured_step_seconds": data.training.step_seconds if data.training else None,
+        "step_error": data.step_error,
+        "gap": data.gap,
+        "bubble_fraction": data.simulation.bubble_fraction,
+        "reference_difference": data.reference_difference,
+        "final_loss": data.losses[-1] if data.losses else None,
+    }
+    run.metrics(Metric(name, value) for name, value in answers.items() if value is not None)
+    run.artifact_json("plan.json", data.plan.to_dict())
+    run.artifact_json("binding.json", data.binding.to_dict())
+    run.artifact_json("trace.json", data.simulation.to_trace())
+    run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.uniform, data.price, data.uniform_price))
+    run.figure("figures/timeline.png", timeline_figure(data.simulation))
+    if data.training is not None:
+        run.figure("figures/stages.png", stages_figure(data.predicted_stages, data.training))
+    if data.trials and data.winner:
+        run.figure("figures/losses.png", losses_figure(data.trials, data.winner, data.training))
+    run.artifact_text("report.html", page(data))
+    run.tags({"mlflow.note.content": summary_markdown(data)})
+    create_markdown_artifact(summary_markdown(data), key="summary", description=f"MLflow run {run.run_id}")

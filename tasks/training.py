@@ -1,0 +1,111 @@
+"""From a binding to a trained model: trials on Dask, the pipeline, and what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from dejavu.bind import Binding
+from dejavu.cluster import Cluster
+from dejavu.graph import Graph
+from dejavu.init import Draw, proposer_named
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.feedback import remember, remembered_step_seconds
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.launcher import RankError, launch, torchrun_line
+from dejavu.runtime.single import reference_difference
+from dejavu.track import Run
+from dejavu.trials import TrialResult, TrialSpec, best, local_client, run_trials
+from dejavu.workload import Workload
+from tasks.recording import record_training, record_trials
+
+REPORTED_EVERY_STEPS = 5
+TOLERATED_DIFFERENCE = 1e-5
+
+
+def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
+    return not isinstance(state.result(raise_on_failure=False), RankError)
+
+
+@task(name="trials", cache_policy=NO_CACHE)
+def try_initializations(
+    workload: Workload, cluster: Cluster, folder: Path, record: Run
+) -> tuple[tuple[TrialResult, ...], TrialResult] | None:
+    """N initializations at once on Dask workers, one for each device: all results and the best; None: none wanted."""
+    log, settings = get_run_logger(), workload.trials
+    draws = proposer_named(settings.proposer).propose(settings.count, seed=workload.seed)
+    if not draws:
+        return None
+
+    def on_result(result: TrialResult) -> None:
+        took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
+        again = f", attempt {result.attempts}" if result.attempts > 1 else ""
+        log.info("trial %s: %s (%s%s)", result.draw, result.failure or f"loss {result.score:.4f}", took, again)
+
+    specs = [TrialSpec(workload, draw, settings.steps) for draw in draws]
+    with record.child("trials") as run:
+        with local_client(min(cluster.num_devices, len(specs)), folder / "dask") as client:
+            results = run_trials(client, specs, folder, deadline_seconds=settings.deadline_seconds, on_result=on_result)
+        winner = best(results)
+        record_trials(run, results, winner)
+    log.info("the best of %d initializations: %s", len(results), winner.draw)
+    return tuple(results), winner
+
+
+@task(name="prepare", cache_policy=NO_CACHE)
+def prepare_training(workload: Workload, binding: Binding, winner: TrialResult | None, folder: Path) -> TrainingJob:
+    """The one file that every rank reads: it starts where the winning trial stopped."""
+    return TrainingJob(
+        workload=workload,
+        binding=binding,
+        draw=winner.draw if winner else Draw(seed=workload.seed),
+        start_from=winner.state if winner else None,
+        first_step=workload.trials.steps if winner else 0,
+        last_step=workload.num_steps,
+        folder=str(folder),
+    )
+
+
+@task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)
+def train_pipeline(job: TrainingJob, graph: Graph, database: Path, record: Run) -> TrainingResult:
+    """Launch the ranks; a retry goes on from the last complete checkpoint."""
+    log = get_run_logger()
+    before = remembered_step_seconds(graph.fingerprint, job.binding.plan, ProfileDatabase(database))
+    if before is not None:
+        log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
+    log.info("training %d stages; by hand: %s", len(job.binding.plan.stages), torchrun_line(job))
+
+    def on_step(step: int, loss: float) -> None:
+        done = step + 1
+        if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
+            log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
+
+    with record.child("training", {"torchrun": torchrun_line(job)}) as run:
+        result = launch(job, on_step=on_step)
+        record_training(run, result)
+    if result.restarts:
+        log.warning("ranks were started again %d times, the last time from %s", result.restarts, result.origin)
+    return result
+
+
+@task(name="compare", cache_policy=NO_CACHE)
+def compare_with_one_process(job: TrainingJob, result: TrainingResult) -> float:
+    """The largest difference between the pipeline's first losses and a single process's."""
+    difference = reference_difference(job, result)
+    if not difference <= TOLERATED_DIFFERENCE:
+        get_run_logger().warning(
+            "the first losses differ from a single process's by %.1e; up to %.0e is rounding",
+            difference,
+            TOLERATED_DIFFERENCE,
+        )
+    return difference
+
+
+@task(name="remember", cache_policy=NO_CACHE, retries=2)
+def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
+    """Measured step and stage times become rows of the database."""
+    rows = remember(job, result, graph.fingerprint, ProfileDatabase(database))
+    get_run_logger().info("remembered %d measured step and stage times", rows)

@@ -1,0 +1,61 @@
+"""Shared pieces: a small workload, devices of this machine, an environment that touches nothing of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from dejavu.bind import Binding, Placement
+from dejavu.cluster import Device
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.workload import TrialSettings, Workload
+
+os.environ.update(
+    {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    }
+)
+for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+    os.environ.pop(name, None)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real measurements, beside the project; tests that need it skip where it is absent."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip(f"there is no {SHARED / 'data'}")
+    return SHARED / "data"
+
+
+@pytest.fixture
+def tiny() -> Workload:
+    """A GPT of 5 layers that takes milliseconds a step."""
+    return Workload(
+        model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
+        sequence_length=32,
+        batch_size=8,
+        num_microbatches=4,
+        num_steps=8,
+        checkpoint_every=3,
+        trials=TrialSettings(count=4, steps=3),
+    )
+
+
+def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) -> Binding:
+    """Stages cut there, one for each core of this machine in turn, without asking any search."""
+    bounds = (0, *cuts, num_layers)
+    core = StageConfiguration("core")
+    stages = tuple(Stage(a, b, core) for a, b in itertools.pairwise(bounds))
+    plan = Plan(stages, workload.schedule, workload.num_microbatches)
+    placements = tuple(
+        Placement(s, 0, Device(type_name="core", group="here", host="localhost", node_index=0, index=s))
+        for s in range(len(stages))
+    )
+    return Binding(plan, placements, 0.0, 0.0)

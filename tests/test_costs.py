@@ -1,0 +1,257 @@
+"""Costs, the problem they pose, and the binding, by families and by brute force."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejavu.bind import BindError, Binding, bind
+from dejavu.cluster import Cluster, catalogue, load_cluster
+from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
+from dejavu.cost.communication import fit
+from dejavu.cost.measured import subject_of
+from dejavu.cost.memory import fixed_bytes
+from dejavu.cost.roofline import Roofline
+from dejavu.graph import Graph, capture
+from dejavu.plan import Plan, Stage, StageConfiguration, price
+from dejavu.problem import pose
+from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.workload import OptimizerSettings, Workload
+
+ADAM = OptimizerSettings()
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "clusters").glob("*.yaml"))
+
+
+def timed(device_type: str, seconds: float) -> list[Measurement]:
+    return [
+        row(
+            kind="transfer",
+            subject="s",
+            device_type=device_type,
+            peer_device_type=device_type,
+            size_bytes=size,
+            seconds=seconds,
+        )
+        for size in (1000, 2000)
+    ]
+
+
+@pytest.fixture
+def graph(tiny: Workload) -> Graph:
+    return capture(tiny)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> ProfileDatabase:
+    return ProfileDatabase(tmp_path / "profiles_db")
+
+
+def cluster_from(tmp_path: Path, text: str) -> Cluster:
+    (tmp_path / "cluster.yaml").write_text(text)
+    return load_cluster(tmp_path / "cluster.yaml")
+
+
+def row(**fields: object) -> Measurement:
+    common: dict = {
+        "kind": "layer",
+        "name": "x",
+        "dtype": "float32",
+        "repeats": 9,
+        "host_fingerprint": "h",
+        "torch_version": "t",
+        "source": "measured",
+        "how": "test",
+        "measured_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    return Measurement(**{**common, **fields})
+
+
+def measure(graph: Graph, device_type: str, seconds: float) -> list[Measurement]:
+    return [
+        row(
+            subject=subject_of(signature, direction, ADAM),
+            device_type=device_type,
+            direction=direction,
+            microbatch_size=graph.microbatch_size,
+            seconds=seconds,
+        )
+        for signature in {layer.signature for layer in graph.layers}
+        for direction in ("forward", "backward", "optimizer")
+    ]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_cluster_can_be_priced_and_posed(
+    path: Path, graph: Graph, tiny: Workload, empty: ProfileDatabase
+) -> None:
+    cluster = load_cluster(path)
+    table = cost_table(graph, cluster, sources(empty, ADAM))
+    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    assert table.num_measured == 0
+    assert table.num_prices == len(graph.layers) * len(cluster.device_counts)
+    assert (table.forward_seconds_LD > 0).all() and (table.relative_error_LD > 0).all()
+    assert problem.device_counts == cluster.device_counts
+
+
+def test_a_measurement_overrides_a_prediction_and_says_so(graph: Graph, empty: ProfileDatabase, tmp_path: Path) -> None:
+    cluster = cluster_from(
+        tmp_path,
+        "nodes:\n"
+        "- {name: a, count: 1, devices: {type: T4, count: 2}}\n"
+        "- {name: b, count: 1, devices: {type: L4, count: 2}}\n"
+        "links: {default: {bandwidth: 25 Gbit/s}}\n",
+    )
+    empty.append(measure(graph, "T4", 0.125))
+    table = cost_table(graph, cluster, sources(empty, ADAM))
+    assert table.device_types == ("T4", "L4")
+    assert set(table.source_LD[:, 0]) == {"measured"} and set(table.source_LD[:, 1]) == {"roofline"}
+    assert (table.forward_seconds_LD[:, 0] == 0.125).all()
+    assert table.num_measured == len(graph.layers)
+    assert table.to_arrow().num_rows == table.num_prices
+
+
+def test_another_optimizer_s_times_are_not_taken(graph: Graph, empty: ProfileDatabase) -> None:
+    empty.append(measure(graph, "T4", 0.125))
+    sgd = OptimizerSettings(name="sgd")
+    device = catalogue()["T4"]
+    for layer in graph.layers:
+        assert sources(empty, ADAM)[0].layer_cost(layer, graph, device) is not None
+        assert sources(empty, sgd)[0].layer_cost(layer, graph, device) is None
+        adam, plain = (Roofline(settings).layer_cost(layer, graph, device) for settings in (ADAM, sgd))
+        assert adam is not None and plain is not None
+        assert adam.optimizer_seconds == pytest.approx(plain.optimizer_seconds * 7 / 3)
+
+
+def test_other_microbatches_and_dtypes_are_not_mistaken_for_it(tiny: Workload, empty: ProfileDatabase) -> None:
+    empty.append(measure(capture(tiny), "T4", 0.125))
+    known = sources(empty, ADAM)[0]
+    for change in ({"batch_size": 16}, {"dtype": "bfloat16"}):
+        other = capture(tiny.model_copy(update=change))
+        assert all(known.layer_cost(layer, other, catalogue()["T4"]) is None for layer in other.layers)
+
+
+def test_an_absent_number_is_an_error_that_says_what_to_do(
+    tiny: Workload, empty: ProfileDatabase, tmp_path: Path
+) -> None:
+    cluster = cluster_from(tmp_path, "nodes: [{name: a, count: 1, devices: {type: V100-SXM2-16GB, count: 2}}]\n")
+    graph = capture(tiny.model_copy(update={"dtype": "bfloat16"}))  # a V100 has no bfloat16
+    with pytest.raises(CostError, match=r"layer 'embedding' on 'V100-SXM2-16GB' in bfloat16; run `dejavu profile`"):
+        cost_table(graph, cluster, sources(empty, ADAM))
+
+
+def test_a_faster_device_is_never_predicted_slower(graph: Graph) -> None:
+    slow, fast = catalogue()["T4"], catalogue()["A100-SXM4-80GB"]
+    for layer in graph.layers:
+        a, b = (Roofline().layer_cost(layer, graph, device) for device in (slow, fast))
+        assert a is not None and b is not None
+        assert b.forward_seconds <= a.forward_seconds and b.backward_seconds <= a.backward_seconds
+        least = layer.flops("forward") / fast.peak_flops_per_second["float32"]
+        assert b.forward_seconds >= least
+
+
+def test_latency_and_bandwidth_are_found_again(empty: ProfileDatabase) -> None:
+    rows = [
+        row(kind="transfer", subject="s", device_type="c", peer_device_type="c", size_bytes=n, seconds=5e-5 + n * 2e-10)
+        for n in (4096, 65536, 2**19, 2**22)
+    ]
+    found = fit(rows)
+    assert found.latency_seconds == pytest.approx(5e-5)
+    assert found.seconds_per_byte == pytest.approx(2e-10)
+    assert found.source == "measured"
+
+
+def test_what_a_person_declared_is_kept(empty: ProfileDatabase, tmp_path: Path) -> None:
+    declared = cluster_from(
+        tmp_path,
+        "nodes: [{name: a, count: 1, devices: {type: T4, count: 2}, link: {bandwidth: 8 Gbit/s, latency: 3 us}}]\n",
+    )
+    empty.append(timed("T4", 1.0))
+    cost = transfer_cost(declared, empty, "T4", "T4")
+    assert (cost.latency_seconds, cost.seconds_per_byte, cost.source) == (3e-6, 1e-9, "declared")
+
+
+def test_a_link_inside_a_node_is_never_taken_for_one_between_nodes(empty: ProfileDatabase, tmp_path: Path) -> None:
+    """Nor does a missing latency make a declared bandwidth a guess."""
+    empty.append(timed("T4", 1e-9))
+    apart = cluster_from(
+        tmp_path,
+        "nodes:\n- {name: a, count: 4, devices: {type: T4, count: 1}}\nlinks: {default: {bandwidth: 1 Gbit/s}}\n",
+    )
+    assert transfer_cost(apart, empty, "T4", "T4").seconds_per_byte == pytest.approx(8e-9)
+    mixed = cluster_from(
+        tmp_path,
+        "nodes:\n- name: a\n  count: 2\n"
+        "  devices: [{type: T4, count: 1}, {type: L4, count: 1}]\n"
+        "  link: {bandwidth: 100 GB/s, latency: 1 us}\n"
+        "links: {default: {bandwidth: 1 Gbit/s, latency: 1 us}}\n",
+    )
+    assert transfer_cost(mixed, empty, "T4", "T4").seconds_per_byte == pytest.approx(8e-9)
+    assert transfer_cost(mixed, empty, "T4", "L4").seconds_per_byte == pytest.approx(1e-11)
+
+
+def test_adam_keeps_two_moments() -> None:
+    assert fixed_bytes(100, OptimizerSettings(name="adamw")) == 400
+    assert fixed_bytes(100, OptimizerSettings(name="sgd")) == 200
+
+
+def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
+    cluster = load_cluster(EXAMPLES[0])
+    table = cost_table(graph, cluster, sources(empty, ADAM))
+    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    held = sum(4 * layer.parameter_bytes + 2 * layer.activation_bytes for layer in graph.layers[1:3])
+    largest = max(layer.temporary_bytes for layer in graph.layers[1:3])
+    assert problem.costs.peak_bytes(1, 3, 0, 2) == pytest.approx(held + largest)
+
+
+def random_cluster(tmp_path: Path, rng: np.random.Generator) -> Cluster:
+    groups = "".join(f"- {{name: g{i}, count: 1, devices: {{type: T4, count: 1}}}}\n" for i in range(5))
+    pairs = "".join(
+        f"  - {{between: [g{i}, g{j}], bandwidth: {rng.integers(1, 100)} Gbit/s, latency: {rng.integers(1, 50)} us}}\n"
+        for i in range(5)
+        for j in range(i)
+    )
+    return cluster_from(tmp_path, f"nodes:\n{groups}links:\n  pairs:\n{pairs}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_binding_finds_the_best_order_of_neighbours(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = random_cluster(tmp_path, rng)
+    stages = tuple(Stage(s, s + 1, StageConfiguration("T4")) for s in range(4))
+    cut_bytes = rng.integers(1, 10**6, size=5).astype(float)
+    binding = bind(Plan(stages, "1f1b", 8), cluster, cut_bytes)
+    costs = [
+        sum(2 * cluster.link(a, b).transfer_seconds(cut_bytes[s + 1]) for s, (a, b) in enumerate(zip(order, order[1:])))  # noqa: B905, RUF007
+        for order in permutations(cluster.devices(), 4)
+    ]
+    assert binding.transfer_seconds == pytest.approx(min(costs))
+    assert binding.transfer_seconds <= binding.order_transfer_seconds
+    used = [placement.device for placement in binding.placements]
+    assert len(set(used)) == len(used)
+    assert Binding.from_dict(binding.to_dict()) == binding
+
+
+def test_binding_more_than_there_is_is_refused(tmp_path: Path) -> None:
+    cluster = random_cluster(tmp_path, np.random.default_rng(0))
+    stages = tuple(Stage(s, s + 1, StageConfiguration("T4")) for s in range(6))
+    with pytest.raises(BindError, match="1 more × T4; 0 are left"):
+        bind(Plan(stages, "1f1b", 8), cluster, np.ones(7))
+
+
+def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
+    """Where messages are cheap and the same stage bounds forward and backward; elsewhere only playing tells."""
+    from dejavu.simulate import simulate, stage_seconds
+
+    cluster = load_cluster(EXAMPLES[0])
+    table = cost_table(graph, cluster, sources(empty, ADAM))
+    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    device = problem.configurations[0]
+    for cut in range(1, len(graph.layers)):
+        plan = Plan((Stage(0, cut, device), Stage(cut, len(graph.layers), device)), "1f1b", tiny.num_microbatches)
+        parts = price(problem, plan)
+        played = simulate(plan, stage_seconds(plan, table, parts))
+        assert played.step_seconds == pytest.approx(parts.step_seconds, rel=0.15)

@@ -1,0 +1,110 @@
+"""`dejavu doctor` tells what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows import doctor, services
+from flows.doctor import Check, checks, table
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "constraints.txt").write_text((ROOT / "constraints.txt").read_text())
+    (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
+    return tmp_path
+
+
+def told(project: Path, name: str) -> Check:
+    """The one check of this name that is not ok."""
+    found = [check for check in checks(project) if check.name.startswith(name) and check.ok is not True]
+    assert len(found) == 1, found
+    assert found[0].remedy
+    return found[0]
+
+
+def test_a_sound_project_has_nothing_to_do(project: Path) -> None:
+    wrong = [check for check in checks(project) if check.ok is False]
+    assert wrong == []
+
+
+def test_this_repository_is_installed_as_it_was_tested() -> None:
+    assert [check for check in doctor._packages(ROOT) if not check.ok] == []
+
+
+def test_a_wrong_pin(project: Path) -> None:
+    (project / "constraints.txt").write_text("fastapi==0.1.2  # by hand\n")
+    check = next(check for check in checks(project) if check.name == "fastapi")
+    assert check.ok is False
+    assert "0.1.2" in check.found
+    assert check.remedy == 'pip install "fastapi==0.1.2"'
+
+
+def test_a_damaged_cost_database(project: Path) -> None:
+    (project / "profiles_db").mkdir()
+    (project / "profiles_db" / "manifest.json").write_text("{")
+    assert "manifest" in told(project, "cost database").found
+
+
+def test_a_mistake_in_the_cluster_file(project: Path) -> None:
+    (project / "cluster.yaml").write_text("nodes: auto\nspeed: fast\n")
+    check = told(project, "cluster.yaml")
+    assert check.ok is False
+    assert "cluster.yaml:2" in check.found
+
+
+def test_a_taken_port(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(services, "PREFECT_PORT", other.getsockname()[1])
+        check = told(project, f"port {services.PREFECT_PORT}")
+    assert str(os.getpid()) in check.found
+
+
+def test_services_of_which_one_has_died(project: Path) -> None:
+    record = {"project": str(project), "token": "t", "prefect_port": 1, "mlflow_port": 2, "processes": []}
+    (project / ".dejavu").mkdir()
+    (project / ".dejavu" / "services.json").write_text(json.dumps(record))
+    check = told(project, "services")
+    assert "worker" in check.found
+    assert "dejavu up" in check.remedy
+
+
+def test_a_run_of_a_killed_process(project: Path) -> None:
+    from dejavu.track.server import PID_TAG, START_TAG
+
+    with sqlite3.connect(project / "mlflow.db") as database:
+        database.execute("CREATE TABLE runs (run_uuid, status, lifecycle_stage)")
+        database.execute("CREATE TABLE tags (run_uuid, key, value)")
+        database.execute("INSERT INTO runs VALUES ('a1', 'RUNNING', 'active'), ('b2', 'FINISHED', 'active')")
+        database.executemany("INSERT INTO tags VALUES ('a1', ?, ?)", [(PID_TAG, str(os.getpid())), (START_TAG, "1.5")])
+    assert "a1" in told(project, "MLflow database").found
+
+
+def test_an_mlflow_database_that_is_none(project: Path) -> None:
+    (project / "mlflow.db").write_text("not a database, but a longer text" * 100)
+    assert told(project, "MLflow database").ok is False
+
+
+def test_a_check_that_fails_does_not_hide_the_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _broken(project: Path) -> list[Check]:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(doctor, "LOOKS", (_broken, doctor._python))
+    assert [(check.name, check.ok) for check in checks(project)] == [("broken", False), ("Python", True)]
+
+
+def test_the_table_shows_text_as_it_is() -> None:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table([Check("a [b]", None, "found [red]", "do /this [1]")]))
+    assert "a [b]" in capture.get()
+    assert "do /this [1]" in capture.get()

@@ -1,0 +1,269 @@
+"""The whole way as a user goes it: the command, the deployment, and what happens when parts are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from dejavu.track import sweep_killed
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+WORKLOAD: dict[str, Any] = {
+    "model_options": {"num_blocks": 4, "width": 64, "num_heads": 2},
+    "sequence_length": 64,
+    "batch_size": 16,
+    "num_microbatches": 4,
+    "num_steps": 16,
+    "checkpoint_every": 4,
+    "trials": {"count": 4, "steps": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project of its own: what the repository has, without its environment, its records or its git."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("flows", "tasks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prefect.yaml", "cluster.yaml", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    yield folder
+    assert not family_of(folder), "processes are left behind"
+
+
+def environment() -> dict[str, str]:
+    """What a shell with the virtual environment active has, and nothing of Prefect's or MLflow's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "PYTEST"))}
+    return {**kept, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def family_of(folder: Path) -> list[psutil.Process]:
+    """Every process that works in the folder or was told its path."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                words = " ".join(process.cmdline())
+                if str(folder) in words or Path(process.cwd()) == folder:
+                    found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return str(listening.getsockname()[1])
+
+
+def write_workload(project: Path, **change: Any) -> Path:
+    path = project / f"workload-{time.time_ns()}.yaml"
+    path.write_text(json.dumps({**WORKLOAD, **change}))  # JSON is YAML
+    return path
+
+
+def command(project: Path, *words: str | Path, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=project,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def client_of(project: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{project}/mlflow.db")
+
+
+def runs_of(project: Path) -> tuple[list[Run], dict[str, Run]]:
+    """The flows' runs, the newest first, and the newest one's children by name."""
+    client = client_of(project)
+    experiment = client.get_experiment_by_name("dejavu")
+    assert experiment is not None
+    every = list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"]))
+    parents = [run for run in every if "mlflow.parentRunId" not in run.data.tags]
+    children = {
+        run.info.run_name: run for run in every if run.data.tags.get("mlflow.parentRunId") == parents[0].info.run_id
+    }
+    return parents, children
+
+
+def check_records(project: Path) -> Run:
+    """That the newest flow left all that it should, and that its training was right."""
+    parents, children = runs_of(project)
+    run = parents[0]
+    assert run.info.status == "FINISHED"
+    assert set(children) == {"search: exact", "search: uniform", "trials", "training"}
+    assert all(child.info.status == "FINISHED" for child in children.values())
+    found = run.data.metrics
+    assert 0 < found["predicted_step_seconds"] <= found["uniform_step_seconds"] * (1 + 1e-9)
+    assert found["measured_step_seconds"] > 0
+    assert found["reference_difference"] < 1e-5
+    assert found["prices_measured"] == found["prices"]
+    client = client_of(project)
+    losses = client.get_metric_history(children["training"].info.run_id, "loss")
+    assert [row.step for row in losses] == list(range(4, 16))
+    trials = client.get_metric_history(children["trials"].info.run_id, "trial_0_loss")
+    assert losses[-1].value < trials[0].value
+    names = {item.path for item in client.list_artifacts(run.info.run_id)}
+    wanted = {"plan.json", "binding.json", "costs.parquet", "cluster.yaml", "trace.json", "report.html", "figures"}
+    assert wanted <= names
+    binding = json.loads(Path(client.download_artifacts(run.info.run_id, "binding.json")).read_text())
+    assert len(binding["placements"]) >= 2
+    assert pq.read_table(client.download_artifacts(run.info.run_id, "costs.parquet")).num_rows == found["prices"]
+    return run
+
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the plan needs two cores")
+
+
+@needs_two_cores
+def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
+    workload = write_workload(project)
+    first = command(project, "dejavu", "run", "--workload", workload)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "step, predicted" in first.stdout and "step, measured" in first.stdout
+    run = check_records(project)
+    assert run.data.metrics["figures_measured_now"] > 0
+    second = command(project, "dejavu", "run", "--workload", workload)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.stderr.count("remembered)") >= WORKLOAD["trials"]["count"]
+    assert "déjà vu: this plan was trained before" in second.stderr
+    run = check_records(project)
+    assert run.data.metrics["figures_measured_now"] == 0
+
+
+@needs_two_cores
+def test_up_deploys_what_prefect_then_runs(project: Path) -> None:
+    """`dejavu up`, then `prefect deployment run dejavu/full` as typed, then `dejavu down`."""
+    try:
+        up = command(project, "dejavu", "up", "--prefect-port", free_port(), "--mlflow-port", free_port())
+        assert up.returncode == 0, up.stdout + up.stderr
+        words = ["prefect", "deployment", "run", "dejavu/full", "--watch"]
+        ran = command(project, *words, "--params", json.dumps({"workload": WORKLOAD}))
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "Completed" in ran.stdout
+        check_records(project)
+    finally:
+        down = command(project, "dejavu", "down")
+    assert down.returncode == 0, down.stdout + down.stderr
+
+
+def _hear_interrupts() -> None:
+    """As in a terminal: what a shell starts in the background ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Watched:
+    """A `dejavu run` in the background, whose output is read as it comes."""
+
+    def __init__(self, project: Path, workload: Path) -> None:
+        self.project, self.log = project, project / f"run-{time.time_ns()}.log"
+        with self.log.open("w") as output:
+            words = [str(BIN / "dejavu"), "run", "--workload", str(workload)]
+            self.process = psutil.Popen(
+                words, cwd=project, env=environment(), stdout=output, stderr=output, preexec_fn=_hear_interrupts
+            )
+
+    def wait_for(self, text: str, timeout_seconds: float = 180.0) -> None:
+        self.poll(lambda: text in self.log.read_text(), timeout_seconds, text)
+
+    def poll(self, is_true: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+        stop = time.monotonic() + timeout_seconds
+        while not is_true():
+            assert self.process.poll() is None, f"ended before {what!r}:\n{self.log.read_text()}"
+            assert time.monotonic() < stop, f"no {what!r} in:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+    def children(self, word: str) -> list[psutil.Process]:
+        found = []
+        for child in self.process.children(recursive=True):
+            try:
+                if any(word in part for part in child.cmdline()):
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return found
+
+
+@needs_two_cores
+def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -> None:
+    change = {"num_steps": 400, "checkpoint_every": 20, "seed": 1, "trials": {"count": 6, "steps": 12}}
+    run = Watched(project, write_workload(project, **change))
+    run.wait_for("loss")  # the first trial is done, others run
+    run.children("spawn_main")[0].send_signal(signal.SIGKILL)
+    run.wait_for("step 60 of")
+    ranks = [child for child in run.children("dejavu.runtime.worker") if "RANK" in child.environ()]
+    ranks[-1].send_signal(signal.SIGKILL)
+    assert run.process.wait(timeout=240) == 0, run.log.read_text()
+    parents, children = runs_of(project)
+    assert parents[0].info.status == "FINISHED"
+    assert children["training"].data.metrics["restarts"] == 1
+    assert parents[0].data.metrics["reference_difference"] < 1e-5
+
+
+@needs_two_cores
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
+    run = Watched(project, write_workload(project, num_steps=4000, trials={"count": 2, "steps": 2}))
+    run.wait_for("step 20 of")
+    run.process.send_signal(number)
+    assert run.process.wait(timeout=60) != 0
+    stop = time.monotonic() + 30
+    while family_of(project) and time.monotonic() < stop:
+        time.sleep(0.1)
+    assert not family_of(project)
+    sweep_killed(project)  # as the next command does
+    parents, children = runs_of(project)
+    assert parents[0].info.status == "KILLED"
+    assert children["training"].info.status == "KILLED"
+
+
+@needs_two_cores
+def test_a_model_of_one_s_own_beside_the_cluster_file(project: Path) -> None:
+    shutil.copy(ROOT / "examples" / "perceptron.py", project / "mine.py")
+    change = {"model": "mine:make", "model_options": {"depth": 3, "width": 32}, "data": "digits", "num_steps": 8}
+    done = command(project, "dejavu", "run", "--workload", write_workload(project, **change))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine:make on this-machine" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("cluster", "workload", "message"),
+    [
+        ("nodes:\n- {name: a, devices: {type: H10O, count: 8}}\n", "{}", "cluster.yaml:2:29: unknown device 'H10O'"),
+        ("nodes: auto\n", "model: gpt\nbatch_size: no\n", "workload.yaml:2:13: batch_size: found 'no'"),
+        (
+            "nodes: [{name: a, hosts: [localhost], devices: {type: T4, count: 8}}]\n",
+            "{}",
+            "this machine has 8 × T4; it has",
+        ),
+    ],
+)
+def test_mistakes_end_before_anything_starts(tmp_path: Path, cluster: str, workload: str, message: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    (tmp_path / "workload.yaml").write_text(workload)
+    done = command(tmp_path, "dejavu", "run", "--workload", "workload.yaml")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml", "workload.yaml"]

@@ -1,0 +1,302 @@
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from dejavu.bind import bind
+from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
+from dejavu.cost import CostTable, TransferCost
+from dejavu.init import Draw
+from dejavu.plan import Plan, SearchResult, Stage, StageConfiguration, price
+from dejavu.problem import pose
+from dejavu.report import (
+    ReportData,
+    losses_figure,
+    page,
+    plan_figure,
+    stages_figure,
+    summary_table,
+    timeline_figure,
+)
+from dejavu.runtime.job import StageTimes, TrainingResult
+from dejavu.simulate import simulate, stage_seconds
+from dejavu.trials import TrialResult
+from dejavu.units import format_bytes, format_seconds
+from dejavu.workload import Workload
+
+NUM_TRIALS, TRIAL_STEPS, NUM_STEPS = 6, 8, 30
+
+
+def make_cluster(num_devices: int, assumptions=("Between <devices>: 1 GB/s, nominal.",)) -> Cluster:
+    peaks = {"float32": 1e12}
+    core = DeviceType(
+        name="core",
+        kind="cpu",
+        peak_flops_per_second=peaks,
+        memory_bytes=8 * 2**30,
+        memory_bytes_per_second=1e10,
+        num_multiprocessors=None,
+        cache_bytes=None,
+        source="test",
+    )
+    link = Link(1e9, 1e-5)
+    group = NodeGroup(name="desk", count=1, hosts=("localhost",), devices=(("core", num_devices),), link=link)
+    return Cluster(name="desk", groups=(group,), device_types={"core": core}, links_between={}, assumptions=assumptions)
+
+
+def make_table(num_layers: int, seed: int = 0) -> CostTable:
+    random = np.random.default_rng(seed)
+    forward = random.uniform(1e-3, 4e-3, (num_layers, 1))
+    source = np.full((num_layers, 1), "measured", dtype=object)
+    source[:2] = "roofline"
+    return CostTable(
+        layers=("embedding", *(f"block{k}" for k in range(num_layers - 2)), "head"),
+        device_types=("core",),
+        forward_seconds_LD=forward,
+        backward_seconds_LD=2.1 * forward,
+        optimizer_seconds_LD=0.3 * forward,
+        relative_error_LD=np.full((num_layers, 1), 0.1),
+        source_LD=source.astype(str),
+        parameter_bytes_L=np.full(num_layers, 3e6),
+        activation_bytes_L=np.full(num_layers, 2e6),
+        temporary_bytes_L=np.full(num_layers, 1e6),
+        cut_bytes_L1=np.full(num_layers + 1, 1e6),
+    )
+
+
+def make_trials() -> tuple[TrialResult, ...]:
+    steps = np.arange(TRIAL_STEPS)
+    rows = []
+    for n in range(NUM_TRIALS):
+        losses = tuple(float(x) for x in 3 + 3 * np.exp(-steps / (2 + n)) + 0.05 * np.sin(steps * (n + 1)))
+        rows.append(TrialResult(Draw("xavier", 1.0 + n / 10, n), losses, losses[-1], f"{n}.safetensors", 1, 2.5 + n))
+    failed = TrialResult(Draw("normal", 9.0, 77), (5.0, 90.0), float("inf"), "", 1, 1.0, failure="the loss was nan")
+    return (*rows, failed)
+
+
+def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -> ReportData:
+    workload, cluster, table = Workload(), make_cluster(num_stages), make_table(num_layers)
+    problem = pose(table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")})
+
+    def plan_of(cuts: np.ndarray) -> Plan:
+        ends = [0, *map(int, cuts), num_layers]
+        configuration = StageConfiguration("core")
+        stages = tuple(Stage(a, b, configuration) for a, b in pairwise(ends))
+        return Plan(stages, workload.schedule, workload.num_microbatches)
+
+    total = np.cumsum(table.forward_seconds_LD[:, 0])
+    shares = np.arange(1, num_stages) / num_stages
+    plan = plan_of(np.searchsorted(total, shares * total[-1]) + 1)
+    uniform = plan_of(np.arange(1, num_stages) * num_layers // num_stages)
+    parts, uniform_parts = price(problem, plan), price(problem, uniform)
+    stages = stage_seconds(plan, table, parts)
+    trials = make_trials() if trained else None
+    times = tuple(
+        StageTimes(s, 1.08 * row.forward_seconds, 0.97 * row.backward_seconds, row.once_seconds, 5 * 10**8 + s)
+        for s, row in enumerate(stages)
+    )
+    losses = tuple(float(x) for x in 3.05 - 0.02 * np.arange(TRIAL_STEPS, NUM_STEPS))
+    training = TrainingResult(
+        TRIAL_STEPS, losses, 1.06 * simulate(plan, stages).step_seconds, times, 1, 20, "/run/checkpoints/30"
+    )
+    return ReportData(
+        workload=workload,
+        cluster=cluster,
+        table=table,
+        searches={
+            "exact": SearchResult(plan, parts.step_seconds, 0.98 * parts.step_seconds, "exact", 0.021),
+            "uniform": SearchResult(uniform, uniform_parts.step_seconds, 0.0, "uniform", 0.001),
+        },
+        price=parts,
+        uniform_price=uniform_parts,
+        binding=bind(plan, cluster, table.cut_bytes_L1),
+        simulation=simulate(plan, stages),
+        uniform_simulation=simulate(uniform, stage_seconds(uniform, table, uniform_parts)),
+        trials=trials,
+        winner=trials[0] if trials else None,
+        training=training if trained else None,
+        torchrun_line="torchrun --nproc-per-node=3 -m dejavu.runtime.worker '/run/job <1>.json'" if trained else "",
+        reference_difference=5.4e-7 if trained else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def run() -> ReportData:
+    return make_data()
+
+
+@pytest.fixture(scope="module")
+def html(run) -> str:
+    return page(run)
+
+
+class Page(HTMLParser):
+    """The words of a page, all that it refers to, and whether its tags match."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.references += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def texts(figure: Figure) -> str:
+    return " | ".join(
+        text.get_text()
+        for axes in figure.axes
+        for text in [axes.title, axes._left_title, axes.xaxis.label, *axes.texts]
+    )
+
+
+def test_the_page_asks_nothing_of_the_network(html):
+    parsed = Page(html)
+    assert not parsed.open, "tags that are never closed"
+    assert len(parsed.references) == 4
+    for reference in parsed.references:
+        assert base64.b64decode(reference.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+    assert not re.search(r"https?://|<script|<link|@import|url\(", html)
+
+
+def test_the_numbers_of_the_page_are_the_records(run, html):
+    text = Page(html).text
+    for wanted in (
+        f"predicted {format_seconds(run.simulation.step_seconds)}, -5.7%",
+        format_seconds(run.training.step_seconds),
+        f"{run.uniform_simulation.step_seconds / run.simulation.step_seconds:.2f} ×",
+        f"the even split: {format_seconds(run.uniform_simulation.step_seconds)}",
+        "2.0%",  # the certified gap
+        f"no plan takes less than {format_seconds(0.98 * run.price.step_seconds)}",
+        "10 of 12",
+        "10 measured, 2 roofline",
+        f"price: {format_seconds(run.price.step_seconds)}",
+        "5.4e-07",
+        "1 restart, resumed from step 20",
+        run.torchrun_line,
+        "Between <devices>: 1 GB/s, nominal.",
+        run.cluster.fingerprint,
+        "the loss was nan",
+        f"{run.training.losses[-1]:.4f}",
+    ):
+        assert wanted in text, wanted
+    for s, stage in enumerate(run.stages):
+        measured = run.training.stages[s]
+        assert stage.headroom_bytes == 8 * 2**30 - run.price.peak_bytes[s]
+        for wanted in (
+            format_bytes(stage.headroom_bytes),
+            format_bytes(measured.peak_bytes),
+            format_seconds(measured.forward_seconds),
+            format_seconds(measured.backward_seconds),
+            f"localhost:{s}",
+        ):
+            assert wanted in text, wanted
+    for trial in run.trials:
+        assert str(trial.draw) in text
+
+
+def test_a_plan_without_a_training(html):
+    run = make_data(trained=False)
+    text = Page(page(run)).text
+    assert "nothing was trained" in text
+    assert format_seconds(run.price.step_seconds) in text
+    assert "Initializations" not in text and "Predicted against measured" not in text and "torchrun" not in text
+    rows = printed(run)
+    assert "measured, 2 predicted" in rows and "loss" not in rows
+
+
+def test_what_is_unknown_is_not_made_up():
+    run = make_data(trained=False)
+    searches = {"mcmc": replace(run.searches["exact"], lower_bound_seconds=0.0)}
+    unknown = tuple(float("nan") for _ in run.price.peak_bytes)
+    run = replace(
+        run,
+        searches=searches,
+        uniform_price=None,
+        uniform_simulation=None,
+        price=replace(run.price, peak_bytes=unknown),
+    )
+    text = Page(page(run)).text
+    assert "nan" not in text
+    assert "no search proved a bound" in text and "the even split does not fit" in text
+    assert "even split" not in printed(run)
+
+
+def test_a_single_stage_and_many_layers():
+    for data in (make_data(num_layers=5, num_stages=1, trained=False), make_data(num_layers=120, num_stages=8)):
+        assert not Page(page(data)).open
+
+
+def test_the_losses_go_on_from_the_winner(run):
+    assert run.losses == run.winner.losses + run.training.losses
+    figure = losses_figure(run.trials, run.winner, run.training)
+    drawn = {line.get_label(): line for line in figure.axes[0].lines}
+    training = drawn["pipelined training from there"]
+    assert list(training.get_xdata()) == list(range(TRIAL_STEPS, NUM_STEPS + 1))
+    assert list(training.get_ydata()) == [run.winner.losses[-1], *run.training.losses]
+    assert tuple(drawn[f"the best: {run.winner.draw}"].get_ydata()) == run.winner.losses
+
+
+def test_figures_say_what_they_show(run):
+    figures = {
+        "plan": plan_figure(run.table, run.plan, run.uniform, run.price, run.uniform_price),
+        "timeline": timeline_figure(run.simulation),
+        "stages": stages_figure(run.predicted_stages, run.training),
+        "losses": losses_figure(run.trials, run.winner, run.training),
+    }
+    said = {name: texts(figure) for name, figure in figures.items()}
+    for seconds in (*run.price.stage_seconds, *run.uniform_price.stage_seconds):
+        assert format_seconds(seconds) in said["plan"]
+    assert f"{run.simulation.bubble_fraction:.1%}" in said["timeline"]
+    assert "-7%" in said["stages"] and "+3%" in said["stages"]
+    assert "best of 7" in said["losses"]
+    assert all(figure.dpi == 120 for figure in figures.values())
+    assert pyplot.get_fignums() == []  # no global state
+
+
+def printed(run: ReportData, **where) -> str:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(summary_table(run, **where))
+    text = console.export_text()
+    assert all(len(line) <= 100 for line in text.splitlines())
+    return re.sub(r"\s+", " ", text.replace("│", " "))
+
+
+def test_the_table_at_the_end(run):
+    text = printed(run, artifacts="/project/mlartifacts/1/abc/artifacts", tracking_uri="sqlite:////project/mlflow.db")
+    for wanted in (
+        "stage 2 ",
+        format_seconds(run.price.step_seconds),
+        f"{format_seconds(run.training.step_seconds)} (the prediction is off by -5.7%)",
+        f"{run.uniform_simulation.step_seconds / run.simulation.step_seconds:.2f} × as fast",
+        "2.0%",
+        "10 measured, 2 predicted",
+        str(run.winner.draw),
+        f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {NUM_STEPS} steps",
+        "/project/mlartifacts/1/abc/artifacts",
+        "sqlite:////project/mlflow.db",
+    ):
+        assert wanted in text, wanted

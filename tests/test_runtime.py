@@ -1,0 +1,271 @@
+"""Real ranks over gloo: the same losses as one process, and what happens when ranks are killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from dejavu.cost.measured import subject_of
+from dejavu.graph import capture
+from dejavu.init import Draw
+from dejavu.models import layers_of
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.feedback import remember, remembered_step_seconds
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
+from dejavu.runtime.links import SIZES_BYTES, measure_link
+from dejavu.runtime.measure import DIRECTIONS, measure_layers
+from dejavu.runtime.process import PARENT, named_parent
+from dejavu.runtime.single import reference_difference, train_single
+from dejavu.runtime.state import complete_checkpoints, read_checkpoint, read_trial
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
+from tests.conftest import local_binding
+
+pytestmark = pytest.mark.integration
+TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No process of a launch outlives it, those in a session of their own included."""
+    before = set(psutil.pids())
+    yield
+    left = [p for p in ranks() if p.pid not in before]
+    assert not left, f"left behind: {left}"
+
+
+def ranks() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.startswith("dejavu.runtime.") for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def own_ranks() -> list[psutil.Process]:
+    """The ranks that this process launched."""
+    children = psutil.Process().children(recursive=True)
+    return sorted((p for p in children if "RANK" in p.environ()), key=lambda p: p.environ()["RANK"])
+
+
+def job_of(workload: Workload, folder: Path, cuts: tuple[int, ...], **fields: object) -> TrainingJob:
+    binding = local_binding(workload, cuts, len(layers_of(workload)))
+    values: dict = {
+        "draw": Draw("xavier", 1.0, 7),
+        "start_from": None,
+        "first_step": 0,
+        "last_step": workload.num_steps,
+    }
+    return TrainingJob(workload=workload, binding=binding, folder=str(folder), **{**values, **fields})
+
+
+DIGITS = Workload(
+    model="cnn",
+    model_options={"num_blocks": 2, "width": 8},
+    data="digits",
+    batch_size=16,
+    num_microbatches=4,
+    num_steps=8,
+    trials=TrialSettings(count=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "change"),
+    [
+        ((4,), {}),
+        ((1, 2), {"schedule": "gpipe"}),
+        ((1, 3, 4), {"optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, warmup_steps=4)}),
+    ],
+    ids=["1f1b-2-uneven", "gpipe-3", "1f1b-4-sgd"],
+)
+def test_losses_equal_a_single_process(tiny: Workload, tmp_path: Path, cuts: tuple[int, ...], change: dict) -> None:
+    workload = tiny.model_copy(update=change)
+    result = launch(job_of(workload, tmp_path, cuts))
+    expected = train_single(workload, Draw("xavier", 1.0, 7), range(workload.num_steps))
+    assert len(result.losses) == workload.num_steps
+    assert max(abs(a - b) for a, b in zip(result.losses, expected, strict=True)) < TOLERANCE
+    assert [times.stage for times in result.stages] == list(range(len(cuts) + 1))
+    assert all(times.forward_seconds > 0 and times.backward_seconds > 0 for times in result.stages)
+
+
+def test_images_too_and_the_weights_end_equal(tmp_path: Path) -> None:
+    job = job_of(DIGITS, tmp_path / "run", (3,))
+    result = launch(job)
+    state = tmp_path / "single.safetensors"
+    expected = train_single(DIGITS, job.draw, range(DIGITS.num_steps), save_to=state)
+    assert max(abs(a - b) for a, b in zip(result.losses, expected, strict=True)) < TOLERANCE
+    assert reference_difference(job, result) < TOLERANCE
+    layers = {builder.name for builder in layers_of(DIGITS)}
+    saved = read_checkpoint(Path(result.final_checkpoint), layers)
+    whole = read_trial(state, layers)
+    assert saved.keys() == whole.keys()
+    assert all(torch.allclose(saved[name], whole[name], atol=1e-5) for name in whole)
+
+
+def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tmp_path: Path) -> None:
+    """Trial → two stages → three stages from the checkpoint: the losses of one unbroken process."""
+    draw = Draw("default", 1.0, 1)
+    unbroken = train_single(tiny, draw, range(8))
+    state = tmp_path / "trial.safetensors"
+    train_single(tiny, draw, range(3), save_to=state)
+    folder = tmp_path / "run"
+    begin = job_of(tiny, folder, (2,), draw=draw, start_from=str(state), first_step=3, last_step=6)
+    first = launch(begin)
+    assert first.losses == pytest.approx(unbroken[3:6], abs=TOLERANCE)
+    second = launch(job_of(tiny, folder, (1, 3), draw=draw, first_step=3, last_step=8))
+    assert second.resumed_from_step == 6
+    assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
+
+
+def once(action: Callable[[], None], at_step: int) -> Callable[[int, float], None]:
+    """An `on_step` that acts the first time the step is reached."""
+    counter = itertools.count()
+
+    def on_step(step: int, loss: float) -> None:
+        if step >= at_step and next(counter) == 0:
+            action()
+
+    return on_step
+
+
+@pytest.fixture
+def long(tiny: Workload) -> Workload:
+    return tiny.model_copy(update={"num_steps": 1500, "checkpoint_every": 50})
+
+
+def test_a_killed_rank_costs_a_restart_and_nothing_else(long: Workload, tmp_path: Path) -> None:
+    job = job_of(long, tmp_path, (2,))
+
+    def kill() -> None:
+        own_ranks()[1].send_signal(signal.SIGKILL)
+
+    result: TrainingResult = launch(job, on_step=once(kill, 100))
+    assert result.restarts == 1
+    assert result.resumed_from_step is not None and result.resumed_from_step >= 50
+    assert len(result.losses) == 1500
+    beyond = result.resumed_from_step + 40
+    unbroken = train_single(long, job.draw, range(beyond))
+    assert result.losses[:beyond] == pytest.approx(unbroken, abs=1e-4)
+    assert len(complete_checkpoints(job.checkpoints)) == 2
+
+
+def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long: Workload, tmp_path: Path) -> None:
+    job = job_of(long, tmp_path, (2,))
+
+    def kill() -> None:
+        (agent,) = (p for p in psutil.Process().children() if "dejavu.runtime.agent" in p.cmdline())
+        agent.send_signal(signal.SIGKILL)
+
+    with pytest.raises(LaunchError, match="did not finish"):
+        launch(job, on_step=once(kill, 100))
+    psutil.wait_procs(ranks(), timeout=10)
+    assert not ranks()
+    result = launch(job)
+    assert result.resumed_from_step is not None and result.resumed_from_step >= 50
+    assert len(result.losses) == 1500
+
+
+def test_an_interrupted_launch_leaves_no_rank(long: Workload, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(job_of(long, tmp_path, (2,)), on_step=once(interrupt, 10))
+
+
+def test_what_cannot_run_is_refused_before_any_rank_starts(tiny: Workload, tmp_path: Path) -> None:
+    job = job_of(tiny.model_copy(update={"num_microbatches": 2}), tmp_path, (1, 2))
+    with pytest.raises(LaunchError, match="2 microbatches for 3 stages"):
+        launch(job)
+    assert not (tmp_path / "ranks.log").exists()
+
+
+def test_a_failing_rank_is_told_with_the_end_of_its_log(tiny: Workload, tmp_path: Path) -> None:
+    job = job_of(tiny, tmp_path, (2,), start_from=str(tmp_path / "absent.safetensors"))
+    with pytest.raises(LaunchError, match=r"absent\.safetensors"):
+        launch(job)
+
+
+def test_the_torchrun_line_repeats_the_training(tiny: Workload, tmp_path: Path) -> None:
+    job = job_of(tiny, tmp_path / "run", (2,))
+    result = launch(job)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        f"env {torchrun_line(job)}", shell=True, capture_output=True, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    again = TrainingResult.from_dict(json.loads((tmp_path / "run-again" / "result.json").read_text()))
+    assert again.losses == result.losses
+    assert json.loads(job.result_path.read_text())["losses"] == list(result.losses)
+
+
+@pytest.mark.parametrize("first_step", [7, 8])
+def test_a_training_of_one_step_or_none(tiny: Workload, tmp_path: Path, first_step: int) -> None:
+    job = job_of(tiny, tmp_path / "run", (2,), first_step=7)
+    result = launch(job)
+    assert len(result.losses) == 1
+    assert result.step_seconds is not None and result.step_seconds > 0
+    database = ProfileDatabase(tmp_path / "profiles_db")
+    assert remember(job, result, "graph", database) == 5
+    if first_step == 8:  # its last checkpoint is the end: nothing is left to do
+        again = launch(job)
+        assert (again.step_seconds, again.stages, again.losses) == (None, (), result.losses)
+        assert remember(job, again, "graph", database) == 0
+
+
+def test_children_live_under_any_parent_that_names_itself() -> None:
+    """Also under one with the number 1, as in a container, and not under one that has gone."""
+    code = "from dejavu.runtime.process import die_with_parent; import signal; die_with_parent(signal.SIGKILL)"
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, env=os.environ | named_parent()).returncode == 0
+    assert subprocess.run(words, env=os.environ | {PARENT: "1"}).returncode == -signal.SIGKILL
+    assert subprocess.run(words).returncode == 0
+
+
+def test_layers_are_measured_and_companions_end(tiny: Workload) -> None:
+    graph = capture(tiny)
+    signatures = sorted({layer.signature for layer in graph.layers})
+    rows = list(measure_layers(tiny, graph, signatures, "core", num_busy=2))
+    wanted = {(subject_of(s, d, tiny.optimizer), d) for s in signatures for d in DIRECTIONS}
+    assert {(row.subject, row.direction) for row in rows} == wanted
+    for row in rows:
+        row.check()
+
+
+def test_a_link_is_measured() -> None:
+    rows = list(measure_link("core"))
+    assert [row.size_bytes for row in rows] == list(SIZES_BYTES)
+    for row in rows:
+        row.check()
+
+
+def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
+    job = job_of(tiny, tmp_path / "run", (2,))
+    result = launch(job)
+    database = ProfileDatabase(tmp_path / "profiles_db")
+    assert remembered_step_seconds("graph", job.binding.plan, database) is None
+    assert remember(job, result, "graph", database) == 1 + 2 * 2
+    assert remembered_step_seconds("graph", job.binding.plan, database) == result.step_seconds
+    other = job_of(tiny, tmp_path / "run", (3,)).binding.plan
+    assert remembered_step_seconds("graph", other, database) is None
+
+
+def test_ranks_import_neither_prefect_nor_mlflow() -> None:
+    unwanted = ("prefect", "mlflow", "distributed")
+    code = f"import sys, dejavu.runtime.worker; print([m for m in {unwanted} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,395 @@
+"""Properties of every search, and that the exact one is exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejavu.errors import DejavuError, InputError
+from dejavu.importers.alpa_cases import load_case
+from dejavu.plan import InfeasibleError, Problem, SearchResult, StageConfiguration, check, step_seconds
+from dejavu.search import SEARCHES, Exact, Exhaustive, Search, Uniform, search_named
+from dejavu.search.exhaustive import all_plans, count_plans
+from dejavu.stage_costs import AdditiveCosts, DenseCosts
+
+CASES = Path(__file__).parents[2] / "shared" / "data" / "dp_cases"
+SOME_CASES = ["K8_8x8_all", "K16_4x8_all", "K32_8x8_all", "K64_4x8_power_of_two", "mem_K32_2x8_power_of_two"]
+SOME_CASES += ["tol1mem_K32_2x8_power_of_two", "stage_costs_imputed_K6_B64"]
+SEEDS = range(600)
+
+every_search = pytest.mark.parametrize("search", [kind() for kind in SEARCHES.values()], ids=list(SEARCHES))
+
+
+def random_problem(seed: int, *, max_layers: int = 5, max_devices: int = 4) -> Problem:
+    """What a problem can have: degrees, links, once seconds, tight memory, free layers, idle devices, few stages."""
+    rng = np.random.default_rng(seed)
+    L = int(rng.integers(1, max_layers + 1))
+    counts = {name: int(rng.integers(0, max_devices)) for name in ("a", "b", "c")[: rng.integers(1, 4)]}
+    counts["a"] += 1
+    shapes = [(name, n, r) for name in counts for n in (1, 2, 3) for r in (False, True)]
+    picked = rng.choice(len(shapes), size=min(len(shapes), int(rng.integers(1, 5))), replace=False)
+    configurations = tuple(
+        StageConfiguration(name, 1, n, data_parallel=n, recompute=r) for name, n, r in (shapes[i] for i in picked)
+    )
+    C = len(configurations)
+    whole = rng.random() < 0.5  # whole numbers make ties
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.integers(0, 5, shape).astype(float) if whole else rng.random(shape) * 4 * (rng.random(shape) < 0.9)
+
+    one_link = rng.random() < 0.3
+    latency, per_byte = (np.full((C, C), rng.random()) if one_link else draw(C, C) / 2 for _ in range(2))
+    fixed, activations = draw(C, L), draw(C, L)
+    return Problem(
+        layers=tuple(f"layer {i}" for i in range(L)),
+        configurations=configurations,
+        device_counts=counts,
+        costs=AdditiveCosts(
+            seconds_CL=draw(C, L),
+            once_seconds_CL=draw(C, L) * (rng.random() < 0.5),
+            once_latency_seconds_C=draw(C) * (rng.random() < 0.5),
+            fixed_bytes_CL=fixed,
+            activation_bytes_CL=activations,
+            temporary_bytes_CL=draw(C, L),
+            capacity_bytes_C=np.full(C, rng.choice([8.0, 12.0, 20.0, 40.0, 1e6])),
+        ),
+        cut_bytes_L1=draw(L + 1) * (rng.random() < 0.6),
+        link_latency_seconds_CC=latency * (rng.random() < 0.6),
+        link_seconds_per_byte_CC=per_byte,
+        schedule=str(rng.choice(["1f1b", "gpipe"])),
+        num_microbatches=int(rng.choice([1, 2, 3, 8])),
+        use_all_devices=bool(rng.random() < 0.3),
+        max_stages=int(rng.integers(1, 5)) if rng.random() < 0.4 else None,
+    )
+
+
+def answer(search: Search, problem: Problem) -> SearchResult | None:
+    """None where it says that nothing fits."""
+    try:
+        return search.run(problem, budget_seconds=60.0)
+    except InfeasibleError as error:
+        assert str(error)
+        return None
+
+
+def small(seed: int) -> Problem:
+    """A problem that the referee prices in milliseconds."""
+    problem = random_problem(seed)
+    return problem if count_plans(problem) <= 400 else random_problem(seed, max_layers=3, max_devices=2)
+
+
+@every_search
+def test_the_plan_is_the_problems_and_priced_by_the_one_price(search: Search) -> None:
+    found = 0
+    for seed in range(80):
+        problem = small(seed)
+        result = answer(search, problem)
+        if result is None:
+            continue
+        found += 1
+        check(problem, result.plan)
+        assert result.step_seconds == step_seconds(problem, result.plan)
+        assert 0 <= result.lower_bound_seconds <= result.step_seconds
+        assert result.search == search.name
+        prices = [price for _, price in result.history]
+        assert prices == sorted(prices, reverse=True)
+        assert prices[-1] == result.step_seconds
+    assert found > 10
+
+
+@every_search
+def test_no_bound_is_above_the_best(search: Search) -> None:
+    for seed in range(80):
+        problem = small(seed)
+        result, best = answer(search, problem), answer(Exhaustive(), problem)
+        if result is not None:
+            assert best is not None
+            assert result.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
+            assert best.step_seconds <= result.step_seconds * (1 + 1e-9)
+
+
+@every_search
+def test_the_same_seed_repeats(search: Search) -> None:
+    for seed in range(20):
+        problem = small(seed)
+        first, second = (answer(search, problem) for _ in range(2))
+        assert (first is None) == (second is None)
+        if first is not None and second is not None:
+            assert first.plan == second.plan
+
+
+@every_search
+def test_both_forms_of_costs_give_the_same_price(search: Search) -> None:
+    for seed in range(60):
+        problem = small(seed)
+        result, dense = answer(search, problem), answer(search, replace(problem, costs=problem.costs.dense()))
+        assert (result is None) == (dense is None)
+        if result is not None and dense is not None:
+            assert result.step_seconds == dense.step_seconds
+
+
+def test_exact_is_as_good_as_trying_every_plan() -> None:
+    feasible = 0
+    for seed in SEEDS:
+        problem = small(seed)
+        exact, best = answer(Exact(), problem), answer(Exhaustive(), problem)
+        assert (exact is None) == (best is None), seed
+        if exact is not None and best is not None:
+            feasible += 1
+            assert exact.step_seconds == pytest.approx(best.step_seconds, rel=1e-9), seed
+            assert exact.lower_bound_seconds == exact.step_seconds
+    assert len(SEEDS) / 4 < feasible < len(SEEDS)
+
+
+def test_exact_with_costs_that_are_no_sums() -> None:
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        problem = small(seed)
+        shape = problem.costs.dense().seconds_CLL1.shape
+        seconds, once = (np.where(rng.random(shape) < 0.15, np.inf, rng.random(shape)) for _ in range(2))
+        costs = DenseCosts(seconds, once, rng.integers(0, 5, shape))
+        problem = replace(problem, costs=costs)
+        exact, best = answer(Exact(), problem), answer(Exhaustive(), problem)
+        assert (exact is None) == (best is None), seed
+        if exact is not None and best is not None:
+            assert exact.step_seconds == pytest.approx(best.step_seconds, rel=1e-9), seed
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_exact_with_few_stages_is_as_good_as_trying_every_plan(schedule: str) -> None:
+    worse = refused = 0
+    for seed in SEEDS:
+        free = replace(small(seed), schedule=schedule, max_stages=None)
+        if seed % 3 == 0:  # memory never binds
+            roomy = np.full(len(free.configurations), 1e9)
+            free = replace(free, costs=replace(free.costs, capacity_bytes_C=roomy))
+        before = answer(Exact(), free)
+        for max_stages in range(1, 4):
+            problem = replace(free, max_stages=max_stages)
+            exact, best = answer(Exact(), problem), answer(Exhaustive(), problem)
+            assert (exact is None) == (best is None), (seed, max_stages)
+            if exact is None or best is None:
+                refused += before is not None
+                continue
+            assert before is not None
+            assert exact.step_seconds == pytest.approx(best.step_seconds, rel=1e-9), (seed, max_stages)
+            assert exact.lower_bound_seconds == exact.step_seconds
+            assert len(exact.plan.stages) <= max_stages
+            worse += exact.step_seconds > before.step_seconds * (1 + 1e-9)
+            if len(before.plan.stages) <= max_stages:
+                assert exact.step_seconds == pytest.approx(before.step_seconds, rel=1e-9)
+    assert worse > 100
+    assert refused > 50
+
+
+@every_search
+def test_no_plan_has_more_stages_than_allowed(search: Search) -> None:
+    for seed in range(60):
+        free = small(seed)
+        for max_stages in (1, 2, 3):
+            result = answer(search, replace(free, max_stages=max_stages))
+            assert result is None or len(result.plan.stages) <= max_stages
+
+
+def test_one_more_stage_allowed_never_makes_exact_worse_and_enough_change_nothing() -> None:
+    for seed in range(30):
+        free = replace(random_problem(seed, max_layers=12, max_devices=6), max_stages=None)
+        before = np.inf
+        for max_stages in range(1, free.num_layers + 1):
+            result = answer(Exact(), replace(free, max_stages=max_stages))
+            price = np.inf if result is None else result.step_seconds
+            assert price <= before * (1 + 1e-9)
+            before = price
+        unbound = answer(Exact(), free)
+        assert before == (np.inf if unbound is None else pytest.approx(unbound.step_seconds, rel=1e-9))
+
+
+def test_exact_is_never_worse_than_what_a_person_does() -> None:
+    for seed in range(150):
+        problem = random_problem(seed, max_layers=12, max_devices=6)
+        by_hand = answer(Uniform(), problem)
+        if by_hand is not None:
+            assert Exact().run(problem).step_seconds <= by_hand.step_seconds * (1 + 1e-9)
+
+
+def test_one_more_device_never_makes_exact_worse() -> None:
+    for seed in range(60):
+        problem = replace(random_problem(seed, max_layers=8), use_all_devices=False)
+        before = answer(Exact(), problem)
+        for name in problem.device_counts:
+            more = replace(problem, device_counts={**problem.device_counts, name: problem.device_counts[name] + 1})
+            after = answer(Exact(), more)
+            if before is not None:
+                assert after is not None
+                assert after.step_seconds <= before.step_seconds * (1 + 1e-9)
+
+
+def test_a_plan_to_start_from_changes_nothing() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, max_layers=8)
+        best, by_hand = answer(Exact(), problem), answer(Uniform(), problem)
+        if best is not None and by_hand is not None:
+            again = Exact(incumbent=by_hand.plan).run(problem)
+            assert again.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
+            assert again.history[0][1] == by_hand.step_seconds
+
+
+def test_a_gap_that_was_allowed_is_kept() -> None:
+    for seed in range(60):
+        problem = small(seed)
+        best = answer(Exact(), problem)
+        if best is not None:
+            near = Exact(relative_gap=0.2).run(problem)
+            assert near.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
+            assert near.step_seconds * 0.8 <= near.lower_bound_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 4])
+def test_exact_out_of_budget_proves_what_it_says(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is replaced by one that runs out after so many dynamic programs."""
+    import dejavu.search.exact as module
+
+    solve: Callable = module._Table.solve
+    for seed in range(40):
+        problem, solved = small(seed), 0
+        best = answer(Exact(), problem)
+        if best is None:
+            continue
+
+        def stopped(table: module._Table, limit: float, cutoff: float):
+            nonlocal solved
+            if solved == calls:
+                raise module._OutOfTimeError
+            solved += 1
+            return solve(table, limit, cutoff)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Table, "solve", stopped)
+            if calls == 0:
+                with pytest.raises(DejavuError, match="found no plan in"):
+                    Exact().run(problem)
+                result = Exact(incumbent=best.plan).run(problem)
+            else:
+                result = Exact().run(problem)
+        assert result.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
+        assert best.step_seconds <= result.step_seconds * (1 + 1e-9)
+
+
+def test_what_does_not_fit_is_named_with_the_memory_that_would_do() -> None:
+    for seed in range(300):
+        problem = random_problem(seed)
+        if answer(Exact(), problem) is not None:
+            continue
+        with pytest.raises(InfeasibleError) as error:
+            Exact().run(problem)
+        said = str(error.value)
+        if "bytes on every device would do" in said:
+            least = float(said.split("; ")[-1].split()[0].replace(",", ""))
+
+            def with_memory(num_bytes: float, problem: Problem = problem) -> Problem:
+                capacity = np.maximum(problem.costs.capacity_bytes_C, num_bytes)
+                return replace(problem, costs=replace(problem.costs, capacity_bytes_C=capacity))
+
+            assert answer(Exact(), with_memory(least)) is not None
+            assert answer(Exact(), with_memory(0.99 * least - 2)) is None
+        else:
+            assert "fits in no stage" in said or "whatever the memory" in said or "takes more devices" in said
+
+
+def test_where_too_few_stages_are_allowed_the_number_that_would_do_is_named() -> None:
+    named = 0
+    for seed in range(300):
+        free = replace(random_problem(seed), max_stages=None)
+        if answer(Exact(), free) is None:
+            continue
+        for max_stages in (1, 2):
+            problem = replace(free, max_stages=max_stages)
+            if answer(Exact(), problem) is not None:
+                continue
+            with pytest.raises(InfeasibleError, match=rf"at most {max_stages} stages \(max_stages; \d") as error:
+                Exact().run(problem)
+            enough = int(str(error.value).split("max_stages; ")[1].split()[0])
+            assert enough > max_stages
+            assert answer(Exact(), replace(free, max_stages=enough)) is not None
+            assert answer(Exact(), replace(free, max_stages=enough - 1)) is None
+            named += 1
+    assert named > 20
+
+
+def test_a_layer_that_fits_nowhere_is_named() -> None:
+    problem = next(p for p in map(random_problem, SEEDS) if p.num_layers == 4 and answer(Exact(), p) is not None)
+    fixed = problem.costs.fixed_bytes_CL.copy()
+    fixed[:, 2] = 5e9
+    with pytest.raises(InfeasibleError, match="fits in no stage; alone it needs at least 5,000,"):
+        Exact().run(replace(problem, costs=replace(problem.costs, fixed_bytes_CL=fixed)))
+
+
+@every_search
+def test_a_cluster_without_devices_is_refused(search: Search) -> None:
+    problem = random_problem(3)
+    with pytest.raises(InfeasibleError, match="devices"):
+        search.run(replace(problem, device_counts=dict.fromkeys(problem.device_counts, 0)))
+
+
+def test_uniform_uses_every_device_unless_told_otherwise() -> None:
+    fewer = 0
+    for seed in range(150):
+        problem = random_problem(seed, max_layers=8)
+        first, cheapest = answer(Uniform(), problem), answer(Uniform(all_devices_first=False), problem)
+        if first is not None and cheapest is not None:
+            used, enough = (sum(s.configuration.num_devices for s in r.plan.stages) for r in (first, cheapest))
+            assert used >= enough
+            assert cheapest.step_seconds <= first.step_seconds
+            fewer += used > enough
+    assert fewer
+
+
+def test_the_referee_counts_what_it_enumerates_and_refuses_the_rest() -> None:
+    for seed in range(30):
+        problem = small(seed)
+        assert count_plans(problem) == sum(1 for _ in all_plans(problem))
+    with pytest.raises(InputError, match="at most 1 plans; this one has"):
+        Exhaustive(max_plans=1).run(next(p for p in map(small, SEEDS) if count_plans(p) > 1))
+
+
+def test_exact_refuses_what_its_table_cannot_hold() -> None:
+    with pytest.raises(InputError, match=r"it may take 1e\+02"):
+        Exact(max_table_bytes=100).run(random_problem(3, max_layers=12))
+
+
+def test_a_wrong_name_gets_a_suggestion() -> None:
+    assert search_named("exact") is Exact
+    with pytest.raises(InputError, match="did you mean 'exact'"):
+        search_named("exakt")
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the shared data are absent")
+@pytest.mark.parametrize("case", SOME_CASES)
+def test_shared_cases_give_the_stored_optimum(case: str) -> None:
+    rows = json.loads((CASES / f"{case}.json").read_text())
+    for row in rows if isinstance(rows, list) else [rows]:
+        problem = load_case(CASES / f"{case}.npz", row["B"])
+        result = Exact().run(problem)
+        assert result.step_seconds == pytest.approx(row["opt"], rel=1e-6)
+        assert result.lower_bound_seconds == result.step_seconds
+
+
+def test_a_case_in_alpas_form_keeps_what_can_be_best(tmp_path: Path) -> None:
+    seconds = np.full((2, 2, 1, 3), np.inf)
+    seconds[0, 1, 0] = [3.0, 1.0, 2.0]  # the slowest holds less than the second: dominated
+    successors = np.full((2, 2, 1, 3), -1)
+    successors[0, 1, 0] = [2, 0, 5]
+    path = tmp_path / "case.npz"
+    np.savez(path, compute_cost=seconds, max_n_succ_stages=successors, submesh_choices=[[1, 2]], num_devices=2)
+    problem = load_case(path, 4)
+    assert problem.costs.dense().seconds_CLL1[:, 0, 2].tolist() == [1.0, 2.0]
+    assert problem.costs.dense().max_in_flight_CLL1[:, 0, 2].tolist() == [1, 6]
+    assert Exact().run(problem).step_seconds == 1.0 + 3 * 1.0
+    np.savez(path, compute_cost=seconds)
+    with pytest.raises(InputError, match="has no max_n_succ_stages"):
+        load_case(path, 4)
