@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "graph"),
+    *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "graph", "kernel"),
     *("stage_costs", "plan", "profiles", "importers", "cost", "problem", "search", "simulate", "bind", "init"),
     *("runtime", "trials", "report", "track"),
 )

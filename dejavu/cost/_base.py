@@ -24,6 +24,21 @@ class CostError(DejavuError):
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """One number, how sure it is, and where it came from.
+
+    Attributes:
+        low_seconds, high_seconds: a 90 % interval: in nine of ten cases the truth lies between them.
+        source: `measured`, or the predictor's name.
+    """
+
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
 class LayerCost:
     """One layer on one device, one microbatch, no communication.
 

@@ -1,0 +1,58 @@
+"""How well costs are predicted; one table a call, with the peer or the baseline in the same table.
+
+python -m benchmarks.cost --kernels KERNELS.parquet --models MODELS.parquet --devices DEVICES.csv \\
+        --train Tesla_P100-PCIE-16GB,Tesla_T4 --test NVIDIA_L4 --json kernels.json
+python -m benchmarks.cost --fp16 COMPUTE.parquet --json fp16.json
+python -m benchmarks.cost --collectives PROFILE.parquet --json collectives.json
+python -m benchmarks.cost --iterations ITERATIONS.csv --json iterations.json
+python -m benchmarks.cost --memory --json memory.json
+python -m benchmarks.cost --profiling-time --json profiling.json
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks._report import report
+
+FileOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False)]
+
+
+def main(
+    kernels: FileOption = None,
+    models: FileOption = None,
+    devices: FileOption = None,
+    train: Annotated[str, typer.Option(help="names of the devices to learn from, with commas")] = "",
+    test: Annotated[str, typer.Option(help="names of the devices to predict")] = "",
+    fp16: FileOption = None,
+    collectives: FileOption = None,
+    iterations: FileOption = None,
+    memory: Annotated[bool, typer.Option("--memory")] = False,
+    profiling_time: Annotated[bool, typer.Option("--profiling-time")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
+) -> None:
+    """Run one of the tables."""
+    asked = {
+        "kernels": kernels and {"kernels": kernels, "models": models, "devices": devices, "train": train, "test": test},
+        "fp16": fp16 and {"path": fp16},
+        "collectives": collectives and {"path": collectives},
+        "iterations": iterations and {"path": iterations},
+        "memory": {} if memory else None,
+        "profiling_time": {} if profiling_time else None,
+    }
+    chosen = [name for name, options in asked.items() if options is not None]
+    if len(chosen) != 1:
+        wanted = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise typer.BadParameter(f"{len(chosen)} tables were asked for; wanted one of {wanted}")
+    (name,) = chosen
+    table = importlib.import_module(f"benchmarks.cost.{name}")
+    title, rows, summary = table.run(**asked[name])
+    report(title, rows, summary, json_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)
