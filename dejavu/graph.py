@@ -1,15 +1,17 @@
 """Capture: what every layer of a model computes, reads, writes and keeps, without weights and without running it.
 
-Each layer is traced with fake tensors through forward and backward, one microbatch, on the CPU's kernels. Layers
-whose operators are the same are one signature: what is known of one is known of all.
+Each layer is traced with fake tensors through forward and backward, one microbatch, with the kernels that its kind of
+device will run. Layers whose operators are the same are one signature: what is known of one is known of all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,8 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from dejavu.attention import AttendsOnGPU
+from dejavu.cluster.records import Kind
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
+from dejavu.liveness import Footprint, footprint
 from dejavu.models import LayerBuilder, layers_of, model_of
 from dejavu.workload import Workload
 
@@ -40,6 +45,7 @@ class Operator:
         input_shapes, output_shapes: of its tensors, in order.
         flops: multiplications and additions, each counted; 0 where torch knows no formula (memory-bound operators).
         read_bytes, written_bytes: its tensors once, as if nothing were cached.
+        parameter_bytes: of what it reads, the layer's weights.
     """
 
     kind: str
@@ -50,6 +56,7 @@ class Operator:
     flops: float
     read_bytes: int
     written_bytes: int
+    parameter_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Layer:
         parameter_bytes: its weights.
         activation_bytes: kept from forward to backward.
         output_bytes: crosses a cut behind this layer.
-        temporary_bytes: the largest single result in flight, beside what is kept.
+        footprint, recompute_footprint: what is alive when, without and with activation checkpointing.
     """
 
     name: str
@@ -70,20 +77,37 @@ class Layer:
     parameter_bytes: int
     activation_bytes: int
     output_bytes: int
-    temporary_bytes: int
     output_shape: tuple[int, ...]
+    footprint: Footprint
+    recompute_footprint: Footprint
 
     def flops(self, direction: str) -> float:
         return sum(operator.flops for operator in self.operators if operator.direction == direction)
 
+    @cached_property
+    def family(self) -> str:
+        """The same for one layer at different microbatch sizes: its operators, and the shapes of single examples."""
+        examples = [
+            [shape[1:] for shape in operator.output_shapes if len(shape) > 2 and shape[0] == self.output_shape[0]]
+            for operator in self.operators
+            if operator.direction == "forward"
+        ]
+        kinds = [operator.kind for operator in self.operators]
+        return _hash([kinds, examples, self.parameter_bytes, self.output_shape[1:]])
+
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured model: its layers in order, for one microbatch size and dtype."""
+    """A captured model: its layers in order, for one microbatch size and dtype.
+
+    Attributes:
+        notes: what a person should know of how the model was cut into layers.
+    """
 
     layers: tuple[Layer, ...]
     microbatch_size: int
     dtype: str
+    notes: tuple[str, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:
@@ -99,8 +123,12 @@ class Graph:
         return _hash([layer.signature for layer in self.layers])
 
 
-def capture(workload: Workload) -> Graph:
+def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Graph:
     """The workload's model as layers, without weights.
+
+    Args:
+        kind: of the devices that will run it: attention has other kernels on GPUs, which keep and compute other things.
+        reuse: trace layers that are built alike and take alike inputs only once; the answer is the same without.
 
     Raises:
         CaptureError: a layer cannot be traced.
@@ -110,6 +138,7 @@ def capture(workload: Workload) -> Graph:
     builders = layers_of(workload)
     dtype = DTYPES[workload.dtype]
     layers: list[Layer] = []
+    traced: dict[Any, tuple[Layer, torch.Tensor]] = {}
     with FakeTensorMode(allow_non_fake_inputs=False):
         inputs = torch.empty(
             workload.microbatch_size,
@@ -119,9 +148,29 @@ def capture(workload: Workload) -> Graph:
         target = torch.empty(workload.microbatch_size, *shape.target_shape, dtype=torch.int64)
         for position, builder in enumerate(builders):
             last = position == len(builders) - 1
-            layer, inputs = _capture_layer(builder, inputs, dtype, _loss_of(model.loss, target) if last else None)
-            layers.append(layer)
-    return Graph(tuple(layers), workload.microbatch_size, workload.dtype)
+            key = _work_of(builder, inputs) if reuse and not last else None
+            if key is None or key not in traced:
+                built = builder if kind == "cpu" else LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
+                found = _capture_layer(built, inputs, dtype, _loss_of(model.loss, target) if last else None)
+                traced[key] = found
+            layer, inputs = traced[key]
+            layers.append(replace(layer, name=builder.name))
+    return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape))
+
+
+def _work_of(builder: LayerBuilder, inputs: torch.Tensor) -> Any:
+    """Equal for layers that compute the same: one constructor, the same plain arguments, inputs of one form.
+
+    None where that cannot be told.
+    """
+    build = builder.build
+    if not isinstance(build, partial) or not isinstance(build.func, type):
+        return None
+    arguments = (*build.args, *build.keywords.values())
+    if not all(isinstance(argument, int | float | str | None) for argument in arguments):
+        return None
+    form = (inputs.shape, inputs.stride(), inputs.storage_offset(), inputs.dtype, inputs.requires_grad)
+    return (build.func, build.args, tuple(sorted(build.keywords.items())), form)
 
 
 def _loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -141,6 +190,7 @@ def _capture_layer(
         module = builder.build()
     finally:
         torch.set_default_dtype(before)
+    received = inputs
     inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
     parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, int] = {}
@@ -151,7 +201,7 @@ def _capture_layer(
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    recorder = _Recorder()
+    recorder = _Recorder(parameters)
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
             output = module(inputs)
@@ -166,31 +216,44 @@ def _capture_layer(
         with recorder:
             if wanted:
                 torch.autograd.grad(end, wanted, arriving, allow_unused=True)
+        alive, alive_recomputed = (footprint(module, received, loss, recompute=again) for again in (False, True))
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(f"layer {builder.name!r} cannot be traced on {tuple(inputs.shape)}: {error}") from error
+        where = f"layer {builder.name!r}{_failing_part(module, error)}"
+        raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {error}") from error
     operators = tuple(recorder.operators)
     return (
         Layer(
             name=builder.name,
-            signature=_hash([asdict(operator) for operator in operators]),
+            signature=_signature(operators),
             operators=operators,
             parameter_bytes=_bytes_of(module.parameters()),
             activation_bytes=sum(kept.values()),
             output_bytes=_bytes_of([output]),
-            temporary_bytes=max((operator.written_bytes for operator in operators), default=0),
             output_shape=tuple(output.shape),
+            footprint=alive,
+            recompute_footprint=alive_recomputed,
         ),
         output,
     )
 
 
+def _failing_part(module: torch.nn.Module, error: Exception) -> str:
+    """The innermost module of the layer in whose code the error arose."""
+    names = {id(part): f", in its {name!r} ({type(part).__name__})," for name, part in module.named_modules() if name}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = names.get(id(frame.f_locals.get("self")), found)
+    return found
+
+
 class _Recorder(TorchDispatchMode):
     """Writes down every operator that computes something; views are free."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: set[int]) -> None:
         super().__init__()
+        self.parameters = parameters  # their storages
         self.operators: list[Operator] = []
         self.direction = "forward"
 
@@ -210,6 +273,7 @@ class _Recorder(TorchDispatchMode):
                     flops=_flops(func, args, kwargs, result),
                     read_bytes=_bytes_of(reads),
                     written_bytes=_bytes_of(writes),
+                    parameter_bytes=_bytes_of(t for t in reads if t.untyped_storage()._cdata in self.parameters),
                 )
             )
         return result
@@ -242,6 +306,11 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _signature(operators: Iterable[Operator]) -> str:
+    """Of kinds, shapes, dtypes, FLOPs and bytes; which of the inputs are weights changes no work."""
+    return _hash([{k: v for k, v in asdict(operator).items() if k != "parameter_bytes"} for operator in operators])
 
 
 def _hash(content: Any) -> str:

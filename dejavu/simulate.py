@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dejavu.cost import CostTable
-from dejavu.plan import Plan, Price
+from dejavu.plan import Plan, Price, Problem, price
 from dejavu.schedule import Action, Pass, actions
 
 
@@ -34,8 +34,8 @@ def stage_seconds(plan: Plan, table: CostTable, price: Price) -> tuple[StageSeco
         both_ways = price.transfer_seconds[s] if s < len(price.transfer_seconds) else 0.0
         rows.append(
             StageSeconds(
-                forward_seconds=float(table.forward_seconds_LD[span, column].sum()),
-                backward_seconds=float(table.backward_seconds_LD[span, column].sum()),
+                forward_seconds=float(table.forward.seconds_LD[span, column].sum()),
+                backward_seconds=float(table.backward.seconds_LD[span, column].sum()),
                 once_seconds=price.once_seconds[s],
                 transfer_seconds=both_ways / 2,
             )
@@ -87,6 +87,11 @@ class Simulation:
             for event in self.events
         ]
         return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def play(problem: Problem, table: CostTable, plan: Plan) -> Simulation:
+    """One step of a plan of the problem, at the table's prices."""
+    return simulate(plan, stage_seconds(plan, table, price(problem, plan)))
 
 
 def simulate(plan: Plan, stages: Sequence[StageSeconds]) -> Simulation:

@@ -6,7 +6,7 @@ A stage holds layers `start` to `stop`, `stop` not included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,11 @@ class PlanError(DejavuError):
 
 
 UNBOUNDED = 2**31 - 1  # microbatches in flight where memory does not bind
+
+
+def _nothing() -> Floats:
+    """Zeros of any shape."""
+    return np.zeros((1, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,8 @@ class AdditiveCosts:
         activation_bytes_CL: what a layer keeps for one microbatch in flight on one device.
         temporary_bytes_CL: a layer's scratch; a stage needs the largest of its layers'.
         capacity_bytes_C: memory of one device.
+        message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
+        step_bytes_CL: what the optimizer needs besides while it steps, when no activations are held; none if not given.
     """
 
     seconds_CL: Floats
@@ -96,8 +103,15 @@ class AdditiveCosts:
     activation_bytes_CL: Floats
     temporary_bytes_CL: Floats
     capacity_bytes_C: Floats
+    message_bytes_CL1: Floats = field(default_factory=_nothing)
+    step_bytes_CL: Floats = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
+        C, L = self.seconds_CL.shape
+        shapes = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        for name, shape in shapes.items():
+            if getattr(self, name).shape == (1, 1):
+                object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
         for name in (
             "seconds_CL",
             "once_seconds_CL",
@@ -106,9 +120,10 @@ class AdditiveCosts:
             "activation_bytes_CL",
             "temporary_bytes_CL",
             "capacity_bytes_C",
+            *shapes,
         ):
             table = getattr(self, name)
-            wanted = self.seconds_CL.shape if name.endswith("CL") else self.seconds_CL.shape[:1]
+            wanted = shapes.get(name, (C, L) if name.endswith("CL") else (C,))
             if table.shape != wanted:
                 raise PlanError(f"{name} has shape {table.shape}; wanted {wanted}")
             bad = np.argwhere(~np.isfinite(table) | (table < 0))
@@ -126,7 +141,7 @@ class AdditiveCosts:
 
     @cached_property
     def _prefix(self) -> dict[str, Floats]:
-        names = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL")
+        names = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
         return {name: np.pad(np.cumsum(getattr(self, name), axis=1), ((0, 0), (1, 0))) for name in names}
 
     def _sum(self, name: str, start: int, stop: int, c: int) -> float:
@@ -140,17 +155,20 @@ class AdditiveCosts:
         return self._sum("once_seconds_CL", start, stop, c) + float(self.once_latency_seconds_C[c])
 
     def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
-        """Bytes on each device of the stage while `in_flight` microbatches are held."""
-        return (
-            self._sum("fixed_bytes_CL", start, stop, c)
-            + in_flight * self._sum("activation_bytes_CL", start, stop, c)
-            + float(self.temporary_bytes_CL[c, start:stop].max())
-        )
+        """Bytes on each device of the stage while `in_flight` microbatches are held, or the optimizer steps."""
+        working = float(self.temporary_bytes_CL[c, start:stop].max())
+        working += in_flight * self._sum("activation_bytes_CL", start, stop, c)
+        return self._always_bytes(start, stop, c) + max(working, self._sum("step_bytes_CL", start, stop, c))
+
+    def _always_bytes(self, start: int, stop: int, c: int) -> float:
+        messages = self.message_bytes_CL1[c, start] + self.message_bytes_CL1[c, stop]
+        return self._sum("fixed_bytes_CL", start, stop, c) + float(messages)
 
     def max_in_flight(self, start: int, stop: int, c: int) -> int:
-        room = float(self.capacity_bytes_C[c]) - self.peak_bytes(start, stop, c, 0)
+        free = float(self.capacity_bytes_C[c]) - self._always_bytes(start, stop, c)
+        room = free - float(self.temporary_bytes_CL[c, start:stop].max())
         held = self._sum("activation_bytes_CL", start, stop, c)
-        if room < 0:
+        if room < 0 or free < self._sum("step_bytes_CL", start, stop, c):
             return 0
         return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
 
@@ -168,13 +186,16 @@ class AdditiveCosts:
         for start in range(L):
             temporary[:, start, start + 1 :] = np.maximum.accumulate(self.temporary_bytes_CL[:, start:], axis=1)
         # Summed in the order of max_in_flight, so that both forms agree on what just fits.
-        room = self.capacity_bytes_C[:, None, None] - (spread("fixed_bytes_CL") + temporary)
+        messages = self.message_bytes_CL1[:, :L, None] + self.message_bytes_CL1[:, None, :]
+        free = self.capacity_bytes_C[:, None, None] - (spread("fixed_bytes_CL") + messages)
+        room = free - temporary
         held = spread("activation_bytes_CL")
         fits = np.where(held > 0, room // np.where(held > 0, held, 1), UNBOUNDED)
+        enough = possible & (room >= 0) & (free >= spread("step_bytes_CL"))
         return DenseCosts(
             seconds_CLL1=np.where(possible, spread("seconds_CL"), np.inf),
             once_seconds_CLL1=np.where(
                 possible, spread("once_seconds_CL") + self.once_latency_seconds_C[:, None, None], 0.0
             ),
-            max_in_flight_CLL1=np.where(possible & (room >= 0), np.clip(fits, 0, UNBOUNDED), 0).astype(np.int64),
+            max_in_flight_CLL1=np.where(enough, np.clip(fits, 0, UNBOUNDED), 0).astype(np.int64),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 
 from dejavu.schedule import SCHEDULES
 
@@ -32,15 +32,28 @@ class TrialSettings(_Record):
     deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
 
 
+class SyntheticSettings(_Record):
+    """What random examples look like; the workload's `sequence_length` says how many tokens one has.
+
+    Attributes:
+        num_classes: the vocabulary of tokens, or the classes of images.
+        image_shape: channels, height and width of an image; None: examples are tokens.
+    """
+
+    num_classes: int = Field(ge=2, le=2**31)
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+
+
 class Workload(_Record):
     """What is to be trained.
 
     Attributes:
-        model: a name of the zoo, or `package.module:factory` that returns an `nn.Sequential` or a `Model`.
+        model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
         model_options: settings of that model.
-        data: `text` (characters) or `digits` (scikit-learn's images).
+        data: `text` (characters), `digits` (scikit-learn's images) or `synthetic` (random, of any shape).
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
-        sequence_length: characters in one example, where the data is text.
+        synthetic: the shape of random examples.
+        sequence_length: characters or tokens in one example, where the data is no images.
         batch_size: examples in one step, over all devices.
         num_microbatches: into how many equal parts a step is split.
         num_steps: length of the whole training, the winning trial's own steps included.
@@ -49,8 +62,9 @@ class Workload(_Record):
 
     model: str = "gpt"
     model_options: dict[str, Any] = {}
-    data: Literal["text", "digits"] = "text"
+    data: Literal["text", "digits", "synthetic"] = "text"
     text: Path | None = None
+    synthetic: SyntheticSettings | None = None
     sequence_length: int = Field(128, ge=2)
     batch_size: int = Field(32, ge=1)
     num_microbatches: int = Field(8, ge=1)
@@ -70,6 +84,13 @@ class Workload(_Record):
         if text is not None and not text.exists():
             raise ValueError(f"there is no file or folder {text}")
         return text
+
+    @field_validator("synthetic")
+    @classmethod
+    def _shape_is_there(cls, synthetic: SyntheticSettings | None, info: ValidationInfo) -> SyntheticSettings | None:
+        if (info.data.get("data") == "synthetic") != (synthetic is not None):
+            raise ValueError(f"wanted exactly where data is synthetic; data is {info.data.get('data')!r}")
+        return synthetic
 
     @field_validator("num_microbatches")
     @classmethod

@@ -73,28 +73,81 @@ def down() -> None:
     services.down(Path.cwd(), say=typer.echo)
 
 
-@app.command(epilog="Example:  dejavu profile --workload examples/workloads/digits.yaml")
-def profile(workload: WorkloadOption = None, cluster: ClusterOption = Path("cluster.yaml")) -> None:
-    """Measure on this machine what the cost database lacks for a workload; what it knows is kept."""
+@app.command(
+    epilog="Examples:  dejavu profile --workload examples/workloads/digits.yaml  |  "
+    "dejavu profile --measure operators,collectives  |  dejavu profile --microbatches 1,4,16"
+)
+def profile(
+    workload: WorkloadOption = None,
+    cluster: ClusterOption = Path("cluster.yaml"),
+    measure: Annotated[
+        str, typer.Option(help="which of layers, transfers, operators, collectives; several with commas")
+    ] = "layers,transfers",
+    microbatches: Annotated[
+        str,
+        typer.Option(help="sizes, with commas; otherwise the workload's; those between are interpolated"),
+    ] = "",
+    again: Annotated[bool, typer.Option("--again", help="measure what is known, too")] = False,
+) -> None:
+    """Measure on this machine what the cost database lacks for a workload; what it knows is kept.
+
+    `operators` also calibrates predictions to this machine. A profile that was interrupted goes on where it stopped.
+    """
     from rich.console import Console
 
     from dejavu.graph import capture
     from dejavu.profiles import ProfileDatabase
-    from dejavu.runtime.measure import measure_missing
-    from flows.inputs import read_inputs
+    from dejavu.runtime.campaign import Campaign
+    from flows.inputs import at_microbatches, read_inputs
+    from flows.progress import rows_bar
 
     machines, wanted = read_inputs(cluster, workload, train=False)
-    graph = capture(wanted)
+    database = ProfileDatabase(Path.cwd() / "profiles_db")
+    for one in at_microbatches(wanted, microbatches):
+        with rows_bar(Console(), unit="figures") as progress:
+            measured = Campaign(capture(one), one, machines, database, again).run(measure.split(","), progress)
+        typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
+
+
+@app.command(
+    "import",
+    epilog="Examples:  dejavu import alpa prof_database.pkl  |  dejavu import metis profiles/ --device "
+    "A100=A100-SXM4-40GB --dtype float16  |  dejavu import nccl-tests all_reduce.txt",
+)
+def import_(
+    format: Annotated[str, typer.Argument(help="alpa, neusight, vidur, metis or nccl-tests")],
+    path: Annotated[Path, typer.Argument(help="the file, or for metis the folder")],
+    database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="what the source's device is: NAME for all rows, or FOUND=NAME, repeated"),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="leave bad rows out, where one would refuse the file")
+    ] = False,
+    dtype: Annotated[str | None, typer.Option(help="metis: what was trained in, such as float16")] = None,
+    model: Annotated[str | None, typer.Option(help="metis: the model's name, for all files")] = None,
+    collective: Annotated[str | None, typer.Option(help="nccl-tests: all_reduce …, if the file does not say")] = None,
+    num_ranks: Annotated[int | None, typer.Option(help="nccl-tests: if the file does not list them")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="nccl-tests: likewise; otherwise 1")] = None,
+) -> None:
+    """Bring others' measurements into the cost database; the same file twice adds nothing."""
+    from rich.console import Console
+
+    from dejavu.importers import DeviceNames, import_profile, importer_named
+    from dejavu.profiles import ProfileDatabase
+    from flows.progress import rows_bar
+
+    options = {"dtype": dtype, "model": model, "collective": collective}
+    importer = importer_named(
+        format, DeviceNames.of(device or []), {**options, "num_ranks": num_ranks, "num_nodes": num_nodes}
+    )
     console = Console()
-    with console.status("measuring") as status:
-        measured = measure_missing(
-            graph,
-            wanted,
-            machines,
-            ProfileDatabase(Path.cwd() / "profiles_db"),
-            progress=lambda name: status.update(f"measuring {name}"),
-        )
-    console.print(str(measured))
+    with rows_bar(console) as progress:
+        report = import_profile(importer, path, ProfileDatabase(database), skip_bad=skip_bad, progress=progress)
+    for bad in report.bad:
+        console.print(f"skipped {bad}", highlight=False, markup=False, soft_wrap=True)
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -13,8 +13,15 @@ from dejavu.report import ReportData
 from dejavu.runtime.launcher import torchrun_line
 from dejavu.track import Tracker
 from dejavu.workload import Workload
-from tasks.planning import bind_stages, play_candidates, search_plan, split_evenly
-from tasks.pricing import capture_model, measure_what_is_missing, pose_problem, price_layers, read_cluster
+from tasks.planning import bind_stages, play_candidates, play_without_memory, search_plan, split_evenly
+from tasks.pricing import (
+    capture_model,
+    follow_trainings,
+    measure_what_is_missing,
+    pose_problem,
+    price_layers,
+    read_cluster,
+)
 from tasks.recording import record_costs, record_question, record_report
 from tasks.training import (
     compare_with_one_process,
@@ -49,14 +56,15 @@ def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train
         record_question(run, workload, machines, project / cluster)
         graph = capture_model(workload)
         measured = measure_what_is_missing(graph, workload, machines, database)
-        table = price_layers(graph, machines, workload, database)
+        fresh = price_layers(graph, machines, workload, database)
+        table = follow_trainings(fresh, graph, workload, database)
         record_costs(run, graph, measured, table)
 
         problem = pose_problem(table, machines, workload, database)
         best = search_plan(problem, "exact", workload.seed, run)
         even = split_evenly(problem, workload.seed, run)
         searches = {"exact": best} | ({"uniform": even} if even else {})
-        played = play_candidates(problem, table, searches)
+        played = play_candidates(problem, table, searches, graph, database)
         chosen, uniform = next(iter(played.values())), played.get("uniform")
         binding = bind_stages(chosen.plan, machines, table)
         found = ReportData(
@@ -69,6 +77,9 @@ def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train
             binding=binding,
             simulation=chosen.simulation,
             uniform_simulation=uniform and uniform.simulation,
+            step_factor=chosen.step_factor,
+            uniform_step_factor=uniform.step_factor if uniform else 1.0,
+            unremembered_step_seconds=play_without_memory(chosen.plan, fresh, machines, workload, database),
         )
         if train:
             tried = try_initializations(workload, machines, work / "trials", run)

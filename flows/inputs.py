@@ -35,6 +35,21 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     return machines, document.value
 
 
+def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
+    """The workload with microbatches of each of these sizes, written with commas; empty: as it is.
+
+    Raises:
+        InputError: a size that is no whole number ≥ 1.
+    """
+    if not sizes:
+        return [workload]
+    wrong = [size for size in sizes.split(",") if not size.strip().isdecimal() or int(size) < 1]
+    if wrong:
+        raise InputError(f"--microbatches {sizes}: {wrong[0]!r} is no microbatch size; wanted whole numbers, as 1,4,16")
+    batch = {int(size): int(size) * workload.num_microbatches for size in sizes.split(",")}
+    return [workload.model_copy(update={"batch_size": examples}) for _, examples in sorted(batch.items())]
+
+
 def check(workload: Workload) -> None:
     """That the model and the data exist and fit each other, and that the trials can be proposed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from prefect import get_run_logger, task
@@ -10,11 +11,16 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.bind import Binding, bind
 from dejavu.cluster import Cluster
-from dejavu.cost import CostTable
+from dejavu.cost import CostTable, transfer_costs
+from dejavu.graph import Graph
 from dejavu.plan import InfeasibleError, Plan, Price, Problem, SearchResult, price
+from dejavu.problem import pose
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.feedback import step_factor
 from dejavu.search import search_named
-from dejavu.simulate import Simulation, simulate, stage_seconds
+from dejavu.simulate import Simulation, play
 from dejavu.track import Run
+from dejavu.workload import Workload
 from tasks.recording import record_search
 
 SEARCH_BUDGET_SECONDS = 60.0  # Prefect cannot interrupt a computing thread, so a search has a budget of its own
@@ -56,18 +62,38 @@ def bind_stages(plan: Plan, cluster: Cluster, table: CostTable) -> Binding:
 
 
 class Played(NamedTuple):
-    """A plan, its price part by part, and one step played by torch's own order of actions."""
+    """A plan, its price part by part, and one step played by torch's own order of actions.
+
+    Attributes:
+        step_factor: what remembered steps of such plans took, over what was played of them.
+    """
 
     plan: Plan
     price: Price
     simulation: Simulation
+    step_factor: float
+
+    @property
+    def step_seconds(self) -> float:
+        return self.simulation.step_seconds * self.step_factor
 
 
 @task(name="simulate", cache_policy=NO_CACHE)
-def play_candidates(problem: Problem, table: CostTable, found: Mapping[str, SearchResult]) -> dict[str, Played]:
+def play_candidates(
+    problem: Problem, table: CostTable, found: Mapping[str, SearchResult], graph: Graph, database: Path
+) -> dict[str, Played]:
     """What each search found, played, the fastest first: the searches' formula decides less than what will run."""
+    rows = ProfileDatabase(database)
     played = {}
     for name, result in found.items():
-        parts = price(problem, result.plan)
-        played[name] = Played(result.plan, parts, simulate(result.plan, stage_seconds(result.plan, table, parts)))
-    return dict(sorted(played.items(), key=lambda item: item[1].simulation.step_seconds))
+        simulation = play(problem, table, result.plan)
+        factor = step_factor(graph, result.plan, rows, lambda plan: play(problem, table, plan).step_seconds)
+        played[name] = Played(result.plan, price(problem, result.plan), simulation, factor)
+    return dict(sorted(played.items(), key=lambda item: item[1].step_seconds))
+
+
+@task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
+def play_without_memory(plan: Plan, table: CostTable, cluster: Cluster, workload: Workload, database: Path) -> float:
+    """The step that would be predicted if no training had ever been remembered, in seconds."""
+    problem = pose(table, cluster, workload, transfer_costs(cluster, ProfileDatabase(database)))
+    return play(problem, table, plan).step_seconds

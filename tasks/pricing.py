@@ -8,13 +8,13 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.cost import CostTable, cost_table, sources, transfer_costs
+from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
 from dejavu.graph import Graph, capture
 from dejavu.plan import Problem
 from dejavu.problem import pose
 from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.campaign import Campaign, MeasureResult
 from dejavu.runtime.launcher import refuse_cluster
-from dejavu.runtime.measure import MeasureResult, measure_missing
 from dejavu.workload import Workload
 
 
@@ -45,8 +45,9 @@ def capture_model(workload: Workload) -> Graph:
 def measure_what_is_missing(graph: Graph, workload: Workload, cluster: Cluster, database: Path) -> MeasureResult:
     """Measure on this machine what the database does not know; what it knows is not measured again."""
     log = get_run_logger()
-    measured = measure_missing(
-        graph, workload, cluster, ProfileDatabase(database), progress=lambda name: log.info("measuring %s", name)
+    campaign = Campaign(graph, workload, cluster, ProfileDatabase(database))
+    measured = campaign.run(
+        progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
     )
     log.info("%s", measured)
     return measured
@@ -54,15 +55,28 @@ def measure_what_is_missing(graph: Graph, workload: Workload, cluster: Cluster, 
 
 @task(name="price", cache_policy=NO_CACHE)
 def price_layers(graph: Graph, cluster: Cluster, workload: Workload, database: Path) -> CostTable:
-    """Every layer on every device type, each number with its source."""
-    table = cost_table(graph, cluster, sources(ProfileDatabase(database), workload.optimizer))
-    get_run_logger().info(
+    """Every pass of every layer on every device type, each number with its source and its interval."""
+    known = sources(ProfileDatabase(database), workload.optimizer)
+    table = cost_table(graph, cluster, known)
+    log = get_run_logger()
+    log.info(
         "%d of %d prices came from the database, %d are predicted",
-        table.num_measured,
+        table.num_known,
         table.num_prices,
-        table.num_prices - table.num_measured,
+        table.num_prices - table.num_known,
     )
+    for fallback in table.fallbacks:
+        log.warning("%s", fallback)
     return table
+
+
+@task(name="remember-stages", cache_policy=NO_CACHE)
+def follow_trainings(table: CostTable, graph: Graph, workload: Workload, database: Path) -> CostTable:
+    """The table as earlier trainings correct it (déjà vu)."""
+    corrected, corrections = remember_stages(table, graph, ProfileDatabase(database), workload.optimizer)
+    for correction in corrections:
+        get_run_logger().info("déjà vu: %s", correction)
+    return corrected
 
 
 @task(name="pose", cache_policy=NO_CACHE)

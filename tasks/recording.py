@@ -15,8 +15,8 @@ from dejavu.cost import CostTable
 from dejavu.graph import Graph
 from dejavu.plan import SearchResult
 from dejavu.report import ReportData, losses_figure, page, plan_figure, stages_figure, summary_markdown, timeline_figure
+from dejavu.runtime.campaign import MeasureResult
 from dejavu.runtime.job import TrainingResult
-from dejavu.runtime.measure import MeasureResult
 from dejavu.track import Metric, Run
 from dejavu.trials import TrialResult
 from dejavu.workload import Workload
@@ -37,7 +37,7 @@ def record_costs(run: Run, graph: Graph, measured: MeasureResult, table: CostTab
     run.metrics(
         [
             Metric("prices", table.num_prices),
-            Metric("prices_measured", table.num_measured),
+            Metric("prices_measured", table.num_known),
             Metric("figures_known", measured.num_known),
             Metric("figures_measured_now", measured.num_new),
         ]
@@ -92,6 +92,8 @@ def record_report(run: Run, data: ReportData) -> None:
         "uniform_step_seconds": data.uniform_step_seconds,
         "measured_step_seconds": data.training.step_seconds if data.training else None,
         "step_error": data.step_error,
+        "unremembered_step_seconds": data.unremembered_step_seconds,
+        "unremembered_step_error": data.unremembered_step_error,
         "gap": data.gap,
         "bubble_fraction": data.simulation.bubble_fraction,
         "reference_difference": data.reference_difference,

@@ -73,7 +73,7 @@ def prepare_training(workload: Workload, binding: Binding, winner: TrialResult |
 def train_pipeline(job: TrainingJob, graph: Graph, database: Path, record: Run) -> TrainingResult:
     """Launch the ranks; a retry goes on from the last complete checkpoint."""
     log = get_run_logger()
-    before = remembered_step_seconds(graph.fingerprint, job.binding.plan, ProfileDatabase(database))
+    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     log.info("training %d stages; by hand: %s", len(job.binding.plan.stages), torchrun_line(job))
@@ -107,5 +107,5 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult) -> float:
 @task(name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Measured step and stage times become rows of the database."""
-    rows = remember(job, result, graph.fingerprint, ProfileDatabase(database))
+    rows = remember(job, result, graph, ProfileDatabase(database))
     get_run_logger().info("remembered %d measured step and stage times", rows)

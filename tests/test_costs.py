@@ -14,8 +14,13 @@ from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
 from dejavu.cost.communication import fit
 from dejavu.cost.measured import subject_of
-from dejavu.cost.memory import fixed_bytes
-from dejavu.cost.roofline import Roofline
+from dejavu.cost.memory import (
+    example_bytes,
+    fixed_bytes,
+    layer_activation_bytes,
+    layer_temporary_bytes,
+    message_bytes,
+)
 from dejavu.graph import Graph, capture
 from dejavu.plan import Plan, Stage, StageConfiguration, price
 from dejavu.problem import pose
@@ -91,9 +96,11 @@ def test_every_example_cluster_can_be_priced_and_posed(
     cluster = load_cluster(path)
     table = cost_table(graph, cluster, sources(empty, ADAM))
     problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
-    assert table.num_measured == 0
-    assert table.num_prices == len(graph.layers) * len(cluster.device_counts)
-    assert (table.forward_seconds_LD > 0).all() and (table.relative_error_LD > 0).all()
+    assert table.num_known == 0
+    assert table.num_prices == 3 * len(graph.layers) * len(cluster.device_counts)
+    for grid in table.grids.values():
+        assert (grid.low_seconds_LD <= grid.seconds_LD).all() and (grid.seconds_LD <= grid.high_seconds_LD).all()
+    assert (table.forward.low_seconds_LD < table.forward.high_seconds_LD).all() and (table.forward.seconds_LD > 0).all()
     assert problem.device_counts == cluster.device_counts
 
 
@@ -105,25 +112,27 @@ def test_a_measurement_overrides_a_prediction_and_says_so(graph: Graph, empty: P
         "- {name: b, count: 1, devices: {type: L4, count: 2}}\n"
         "links: {default: {bandwidth: 25 Gbit/s}}\n",
     )
-    empty.append(measure(graph, "T4", 0.125))
+    empty.append(measure(graph, "T4", 0.0125))
     table = cost_table(graph, cluster, sources(empty, ADAM))
     assert table.device_types == ("T4", "L4")
-    assert set(table.source_LD[:, 0]) == {"measured"} and set(table.source_LD[:, 1]) == {"roofline"}
-    assert (table.forward_seconds_LD[:, 0] == 0.125).all()
-    assert table.num_measured == len(graph.layers)
-    assert table.to_arrow().num_rows == table.num_prices
+    for grid in table.grids.values():
+        assert set(grid.source_LD[:, 0]) == {"measured"} and "measured" not in grid.source_LD[:, 1]
+        assert (grid.seconds_LD[:, 0] == 0.0125).all()
+    assert table.num_known == 3 * len(graph.layers)
+    assert table.to_arrow().num_rows == 2 * len(graph.layers)
 
 
 def test_another_optimizer_s_times_are_not_taken(graph: Graph, empty: ProfileDatabase) -> None:
-    empty.append(measure(graph, "T4", 0.125))
+    empty.append(measure(graph, "T4", 0.0125))
     sgd = OptimizerSettings(name="sgd")
     device = catalogue()["T4"]
     for layer in graph.layers:
-        assert sources(empty, ADAM)[0].layer_cost(layer, graph, device) is not None
-        assert sources(empty, sgd)[0].layer_cost(layer, graph, device) is None
-        adam, plain = (Roofline(settings).layer_cost(layer, graph, device) for settings in (ADAM, sgd))
-        assert adam is not None and plain is not None
-        assert adam.optimizer_seconds == pytest.approx(plain.optimizer_seconds * 7 / 3)
+        assert sources(empty, ADAM)[0].estimate(layer, "optimizer", graph, device) is not None
+        assert sources(empty, sgd)[0].estimate(layer, "optimizer", graph, device) is None
+        adam, plain = (
+            sources(empty, settings)[-1].estimate(layer, "optimizer", graph, device) for settings in (ADAM, sgd)
+        )
+        assert adam is not None and plain is not None and adam.seconds > plain.seconds
 
 
 def test_other_microbatches_and_dtypes_are_not_mistaken_for_it(tiny: Workload, empty: ProfileDatabase) -> None:
@@ -131,7 +140,18 @@ def test_other_microbatches_and_dtypes_are_not_mistaken_for_it(tiny: Workload, e
     known = sources(empty, ADAM)[0]
     for change in ({"batch_size": 16}, {"dtype": "bfloat16"}):
         other = capture(tiny.model_copy(update=change))
-        assert all(known.layer_cost(layer, other, catalogue()["T4"]) is None for layer in other.layers)
+        assert all(known.estimate(layer, "forward", other, catalogue()["T4"]) is None for layer in other.layers)
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e4])
+def test_an_absurd_measurement_is_refused_and_named(
+    seconds: float, tiny: Workload, empty: ProfileDatabase, tmp_path: Path
+) -> None:
+    graph = capture(tiny)
+    empty.append(measure(graph, "T4", seconds))
+    cluster = cluster_from(tmp_path, "nodes: [{name: a, count: 1, devices: {type: T4, count: 2}}]\n")
+    with pytest.raises(CostError, match=r"the forward pass of layer 'embedding' on 'T4' costs .* \(measured\), but"):
+        cost_table(graph, cluster, sources(empty, ADAM))
 
 
 def test_an_absent_number_is_an_error_that_says_what_to_do(
@@ -143,14 +163,17 @@ def test_an_absent_number_is_an_error_that_says_what_to_do(
         cost_table(graph, cluster, sources(empty, ADAM))
 
 
-def test_a_faster_device_is_never_predicted_slower(graph: Graph) -> None:
+def test_a_faster_device_is_predicted_faster_but_never_than_physics_allows(empty: ProfileDatabase) -> None:
+    large = {"num_blocks": 1, "width": 1024, "num_heads": 16}
+    graph = capture(Workload(model_options=large, sequence_length=512, batch_size=32, num_microbatches=4))
     slow, fast = catalogue()["T4"], catalogue()["A100-SXM4-80GB"]
-    for layer in graph.layers:
-        a, b = (Roofline().layer_cost(layer, graph, device) for device in (slow, fast))
-        assert a is not None and b is not None
-        assert b.forward_seconds <= a.forward_seconds and b.backward_seconds <= a.backward_seconds
-        least = layer.flops("forward") / fast.peak_flops_per_second["float32"]
-        assert b.forward_seconds >= least
+    predicted = sources(empty, ADAM)[-1]
+    for direction in ("forward", "backward"):
+        for layer in graph.layers:
+            a, b = (predicted.estimate(layer, direction, graph, device) for device in (slow, fast))
+            assert a is not None and b is not None
+            assert b.seconds <= a.seconds
+            assert b.seconds >= layer.flops(direction) / fast.peak_flops_per_second["float32"]
 
 
 def test_latency_and_bandwidth_are_found_again(empty: ProfileDatabase) -> None:
@@ -202,9 +225,12 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
     problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
-    held = sum(4 * layer.parameter_bytes + 2 * layer.activation_bytes for layer in graph.layers[1:3])
-    largest = max(layer.temporary_bytes for layer in graph.layers[1:3])
-    assert problem.costs.peak_bytes(1, 3, 0, 2) == pytest.approx(held + largest)
+    layers = graph.layers[1:3]
+    held = sum(4 * layer.parameter_bytes + 2 * layer_activation_bytes(layer) for layer in layers)
+    largest = max(layer_temporary_bytes(layer) for layer in layers) + example_bytes(tiny)
+    cuts = (graph.layers[0].output_bytes, graph.layers[2].output_bytes)
+    messages = sum(message_bytes(cut, tiny.num_microbatches) for cut in cuts)
+    assert problem.costs.peak_bytes(1, 3, 0, 2) == pytest.approx(held + largest + messages)
 
 
 def random_cluster(tmp_path: Path, rng: np.random.Generator) -> Cluster:

@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "graph", "kernel"),
-    *("stage_costs", "plan", "profiles", "importers", "cost", "problem", "search", "simulate", "bind", "init"),
-    *("runtime", "trials", "report", "track"),
+    *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
+    *("liveness", "graph", "kernel", "collective", "stage_costs", "plan", "profiles", "importers", "cost"),
+    *("problem", "search", "simulate", "iteration", "bind", "init", "runtime", "trials", "report", "track"),
 )
 # A library that only some parts may import, by the beginning of the module's name.
 HOMES = {

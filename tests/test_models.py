@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dejavu import strict_yaml
 from dejavu.data import DATASETS, dataset_of
 from dejavu.errors import InputError
-from dejavu.graph import CaptureError, capture
+from dejavu.graph import CaptureError, Graph, capture
 from dejavu.init import PROPOSERS, SCHEMES, Draw, draw_layer
 from dejavu.models import MODELS, layers_of, model_of
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
 
+
+def small(model: str, options: dict, **fields: Any) -> Workload:
+    return Workload(model=model, model_options=options, batch_size=4, num_microbatches=2, **fields)
+
+
+IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 10, "image_shape": (3, 32, 32)}}
+TOKENS = {"data": "synthetic", "synthetic": {"num_classes": 50}, "sequence_length": 16}
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "workloads").glob("*.yaml"))
+HEADS = {"num_blocks": 2, "width": 32, "num_heads": 4}
 ZOO = {
-    "gpt": Workload(model_options={"num_blocks": 2, "width": 32}, sequence_length=16, batch_size=4, num_microbatches=2),
-    "cnn": Workload(model="cnn", data="digits", batch_size=8, num_microbatches=2),
-    "user": Workload(
-        model="tests.test_models:perceptron",
-        data="digits",
-        batch_size=8,
-        num_microbatches=2,
-        model_options={"depth": 3},
-    ),
+    "gpt": small("gpt", {"num_blocks": 2, "width": 32}, sequence_length=16),
+    "bert": small("bert", HEADS, sequence_length=16),
+    "t5": small("t5", {**HEADS, "head_width": 16, "feedforward": 48, "encoder_length": 10}, sequence_length=16),
+    "t5_gated": small("t5", {**HEADS, "head_width": 8, "feedforward": 48, "gated": True}, **TOKENS),
+    "moe": small("moe", {**HEADS, "num_experts": 4, "feedforward_factor": 2}, **TOKENS),
+    "cnn": small("cnn", {}, data="digits"),
+    "vgg": small("vgg", {"convolutions": [1, 1, 2, 1, 1], "width": 4, "hidden": 16}, **IMAGES),
+    "wide_resnet": small("wide_resnet", {"blocks": [1, 2, 1, 1], "width": 4}, **IMAGES),
+    "wide_resnet_alpa": small("wide_resnet", {"blocks": [1, 1, 1, 1], "width": 4, "widened": "output"}, **IMAGES),
+    "user": small("tests.test_models:perceptron", {"depth": 3}, data="digits"),
+    "user_chain": small("tests.test_models:Chain", {}, data="digits"),
+    "user_residual": small("tests.test_models:Residual", {}, data="digits"),
+    "user_tied": small("tests.test_models:tied", {}, data="digits"),
 }
-every_model = pytest.mark.parametrize("workload", ZOO.values(), ids=ZOO)
+
+
+@cache
+def graph_of(name: str) -> Graph:
+    """A capture that several tests look at."""
+    return capture(ZOO[name])
+
+
+every_model = pytest.mark.parametrize("name", ZOO)
 
 
 def perceptron(depth: int = 2) -> nn.Sequential:
@@ -45,15 +70,77 @@ def one_relu_twice() -> nn.Sequential:
 
 def tied() -> nn.Sequential:
     linear = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), linear, nn.ReLU(), linear)
+    return nn.Sequential(nn.Flatten(), linear, nn.ReLU(), linear, nn.Linear(64, 10))
 
 
 def failing() -> nn.Sequential:
     raise ValueError("no such size")
 
 
-def not_sequential() -> nn.Module:
-    return nn.Linear(2, 2)
+def not_a_module() -> int:
+    return 3
+
+
+class Chain(nn.Module):
+    """Runs its children in turn, a list among them, and has one that it does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.blocks = nn.ModuleList([nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64)])
+        self.unused = nn.Identity()
+        self.scores = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flatten(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.scores(x)
+
+
+class Residual(Chain):
+    """Adds something between its children, which no chain of them would."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flatten(x)
+        return self.scores(x + self.blocks[2](self.blocks[1](self.blocks[0](x))))
+
+
+class InPlace(Chain):
+    """The very tensors of a chain, but written to on the way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flatten(x)
+        for block in self.blocks:
+            x = block(x)
+        x += 1.0
+        return self.scores(x)
+
+
+class Backwards(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.blocks[0](self.blocks[1](self.blocks[2](self.flatten(x)))))
+
+
+class OwnWeight(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+
+class Behind(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+class Tuples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(8, 8)
+        self.scores = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.cell(x.squeeze(1))[0][:, -1])
 
 
 def test_the_zoo_is_covered() -> None:
@@ -62,8 +149,8 @@ def test_the_zoo_is_covered() -> None:
 
 
 @every_model
-def test_capture_equals_the_real_module(workload: Workload) -> None:
-    graph = capture(workload)
+def test_capture_equals_the_real_module(name: str) -> None:
+    workload, graph = ZOO[name], graph_of(name)
     whole = build_layers(workload, Draw(), torch.device("cpu"))
     assert [layer.name for layer in graph.layers] == [name for name, _ in whole.named_children()]
     assert graph.parameter_bytes == sum(p.numel() * p.element_size() for p in whole.parameters())
@@ -81,19 +168,23 @@ def test_capture_equals_the_real_module(workload: Workload) -> None:
 
 
 @every_model
-def test_layers_that_do_the_same_share_a_signature(workload: Workload) -> None:
-    layers = capture(workload).layers
-    blocks = {layer.signature for layer in layers if layer.name.startswith("block")}
-    assert len(blocks) <= 1
-    assert capture(workload).fingerprint == capture(workload).fingerprint
+def test_layers_that_do_the_same_share_a_signature(name: str) -> None:
+    """Whatever they are called; and no others do, nor the same ones on more examples."""
+    workload, graph = ZOO[name], graph_of(name)
+    described: dict[str, object] = {}
+    for layer in graph.layers:
+        assert described.setdefault(layer.signature, layer.operators) == layer.operators
+    if workload.model in {"gpt", "bert", "t5"}:
+        kinds = {layer.name.rstrip("0123456789") for layer in graph.layers}
+        assert len(described) == len(kinds)
     larger = capture(workload.model_copy(update={"batch_size": workload.batch_size * 2}))
-    weighty = [i for i, layer in enumerate(layers) if layer.flops("forward")]
-    assert all(larger.layers[i].signature != layers[i].signature for i in weighty)
+    for one, two in zip(graph.layers, larger.layers, strict=True):
+        assert one.signature != two.signature or not one.flops("forward")
 
 
 def test_activations_are_what_autograd_keeps() -> None:
     """A linear layer keeps its input; a ReLU its output; both known exactly."""
-    graph = capture(ZOO["user"])
+    graph = graph_of("user")
     width_bytes = 64 * 4 * ZOO["user"].microbatch_size
     linear, relu = graph.layers[1], graph.layers[2]
     assert linear.activation_bytes == width_bytes
@@ -108,9 +199,26 @@ def test_a_layer_that_does_not_fit_is_named() -> None:
         capture(wrong)
 
 
+class Counting(nn.Module):
+    """Its work depends on what the numbers are, which nobody knows beforehand."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x.sum(1) > 0] if x.sum().item() > 0 else x
+
+
+def counting() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 10), Counting()))
+
+
+def test_a_part_that_cannot_be_traced_is_named() -> None:
+    with pytest.raises(CaptureError, match=r"layer '1', in its '1' \(Counting\), cannot be traced on \(4, 64\)"):
+        capture(Workload(model="tests.test_models:counting", data="digits"))
+
+
 @every_model
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_stage_draws_the_same_weights_as_the_whole(workload: Workload, scheme: str) -> None:
+def test_every_stage_draws_the_same_weights_as_the_whole(name: str, scheme: str) -> None:
+    workload = ZOO[name]
     draw, cpu = Draw(scheme, 0.7, seed=3), torch.device("cpu")
     before = torch.random.get_rng_state()
     whole = build_layers(workload, draw, cpu).state_dict()
@@ -143,8 +251,8 @@ def test_proposers_repeat_and_begin_with_the_default(name: str, count: int) -> N
 
 
 @every_model
-def test_a_batch_depends_on_its_step_alone(workload: Workload) -> None:
-    dataset = dataset_of(workload)
+def test_a_batch_depends_on_its_step_alone(name: str) -> None:
+    dataset = dataset_of(ZOO[name])
     later = [dataset.batch(step, 4, seed=1)[0] for step in (3, 4)]
     assert torch.equal(later[0], dataset.batch(3, 4, seed=1)[0])
     assert not torch.equal(later[0], later[1])
@@ -161,6 +269,42 @@ def test_text_is_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
         dataset_of(Workload(text=tmp_path / "a.txt", sequence_length=128)).batch(0, 4, seed=0)
 
 
+@pytest.mark.parametrize("shape", [None, (3, 8, 8)])
+def test_random_examples_have_the_shape_they_say(shape: tuple | None) -> None:
+    settings = {"num_classes": 7, "image_shape": shape}
+    dataset = dataset_of(Workload(data="synthetic", synthetic=settings, sequence_length=24))
+    inputs, targets = dataset.batch(3, 40, seed=1)
+    assert (inputs.dtype, inputs.shape[1:]) == (dataset.shape.input_dtype, dataset.shape.input_shape)
+    assert targets.shape[1:] == dataset.shape.target_shape
+    assert set(targets.unique().tolist()) == set(range(7))
+    if shape is None:
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    other = dataset_of(Workload(data="synthetic", synthetic={**settings, "num_classes": 8}))
+    assert other.fingerprint != dataset.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data": "synthetic"}, "wanted exactly where data is synthetic"),
+        ({"data": "text", "synthetic": {"num_classes": 7}}, "wanted exactly where data is synthetic"),
+        ({"data": "synthetic", "synthetic": {"num_classes": 1}}, "greater than or equal to 2"),
+        ({"data": "synthetic", "synthetic": {"num_classes": 7, "image_shape": (3, 0, 8)}}, "greater than 0"),
+    ],
+)
+def test_random_examples_that_cannot_be_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Workload(**fields)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "examples" / "workloads").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_examples_can_be_read(path: Path) -> None:
+    workload = strict_yaml.load(path, Workload).value
+    assert len(layers_of(workload)) >= 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -171,14 +315,57 @@ def test_text_is_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
         ({"data": "digits"}, "model gpt reads tokens"),
         ({"model": "cnn"}, "model cnn reads images"),
         ({"model": "no.such.module:thing"}, "wanted package.module:factory"),
-        ({"model": "tests.test_models:not_sequential"}, "wanted an nn.Sequential or a Model"),
-        ({"model": "tests.test_models:tied", "data": "digits"}, "layers '1' and '3' share weights"),
+        ({"model": "tests.test_models:not_a_module"}, "returns a int; wanted a module or a Model"),
+        ({"model": "bert", "data": "digits"}, "model bert reads tokens"),
+        ({"model": "bert", "sequence_length": 3}, "model bert needs at least 4 tokens; the data gives 3"),
+        ({"model": "t5", "model_options": {"encoder_length": 128}}, "model t5 needs at least 129 tokens"),
+        ({"model": "vgg", "data": "digits"}, "at least 32 × 32 pixels; the data gives 8 × 8"),
+        ({"model": "vgg", "model_options": {"convolutions": [2, 2]}}, "wanted 5 whole numbers"),
+        ({"model": "wide_resnet", "model_options": {"blocks": [3, 4, 0, 3]}}, "wanted 4 whole numbers"),
+        ({"model": "wide_resnet", "model_options": {"widened": "some"}}, "wanted one of both, output"),
+        ({"model": "moe", "model_options": {"num_experts": 1}}, "num_experts is 1; wanted at least 2"),
+        ({"model": "moe", "model_options": {"capacity_factor": -1.0}}, "capacity_factor is -1.0"),
         ({"model": "tests.test_models:failing", "data": "digits"}, "ValueError: no such size"),
     ],
 )
 def test_mistakes_are_named(change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         layers_of(Workload(**change))
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "note"),
+    [
+        ("Chain", ["flatten", "blocks_0-blocks_1", "blocks_2", "scores"], ""),
+        ("Residual", ["model"], "one layer: its forward pass does something between 'blocks.2' and 'scores'"),
+        ("InPlace", ["model"], "something between 'blocks.2' and 'scores'"),
+        ("Backwards", ["model"], "does not run its children flatten, blocks.0, blocks.1, blocks.2, scores once each"),
+        ("OwnWeight", ["model"], "OwnWeight has weights of its own beside its children's"),
+        ("Behind", ["model"], "something behind 'scores'"),
+        ("Tuples", ["model"], "something between the input and 'cell'"),
+        ("tied", ["0", "1-3", "4"], "'1' and '3' share weights: they are one layer"),
+        ("perceptron", ["0", "1", "2", "3", "4", "5"], ""),
+    ],
+)
+def test_where_a_module_is_cut(model: str, layers: list[str], note: str) -> None:
+    """A chain of children is cut between them, all else is one layer, and either way it computes what it computed."""
+    workload = Workload(model=f"tests.test_models:{model}", data="digits")
+    graph = capture(workload)
+    assert [layer.name for layer in graph.layers] == layers
+    assert note in " ".join(graph.notes)
+    assert bool(note) == bool(graph.notes)
+    torch.manual_seed(0)
+    whole = globals()[model]()
+    parts = [builder.build() for builder in layers_of(workload)]
+    x = torch.randn(4, 1, 8, 8)
+    y = x
+    weights = iter(whole.parameters())
+    for part in parts:
+        for parameter in part.parameters():
+            parameter.data = next(weights).data
+        y = part(y)
+    assert next(weights, None) is None
+    assert torch.equal(y, whole(x))
 
 
 def test_a_module_without_weights_may_be_used_twice() -> None:

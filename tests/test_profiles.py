@@ -534,3 +534,18 @@ def test_stable_hash_names_a_value_not_its_spelling():
 def test_the_host_has_one_name_and_needs_no_torch():
     program = "from dejavu.profiles import host_fingerprint\nprint(host_fingerprint(), 'torch' in sys.modules)"
     assert output_of(start(program)).split() == [host_fingerprint(), "False"]
+
+
+def test_shipped_rows_are_read_and_never_written(tmp_path: Path) -> None:
+    own, shipped = ProfileDatabase(tmp_path / "db"), ProfileDatabase(tmp_path / "db" / "shipped")
+    old = row(1, seconds=1.0, seconds_low=None, seconds_high=None, measured_at=datetime(2025, 1, 1, tzinfo=UTC))
+    new = replace(old, seconds=2.0, measured_at=datetime(2026, 1, 1, tzinfo=UTC))
+    shipped.append([old])
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in shipped.path.iterdir())
+    assert [found.seconds for found in own.latest()] == [1.0]
+    own.append([new])
+    own.compact()
+    own.sweep()
+    assert own.read().num_rows == 2 and [found.seconds for found in own.latest()] == [2.0]
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in shipped.path.iterdir()) == before
+    assert own.check() == []

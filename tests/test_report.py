@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
-from dejavu.cost import CostTable, TransferCost
+from dejavu.cost import CostTable, EstimateGrid, TransferCost
 from dejavu.init import Draw
 from dejavu.plan import Plan, SearchResult, Stage, StageConfiguration, price
 from dejavu.problem import pose
@@ -57,14 +57,16 @@ def make_table(num_layers: int, seed: int = 0) -> CostTable:
     forward = random.uniform(1e-3, 4e-3, (num_layers, 1))
     source = np.full((num_layers, 1), "measured", dtype=object)
     source[:2] = "roofline"
+
+    def grid(seconds: np.ndarray) -> EstimateGrid:
+        return EstimateGrid(seconds, 0.9 * seconds, 1.1 * seconds, source.astype(str))
+
     return CostTable(
         layers=("embedding", *(f"block{k}" for k in range(num_layers - 2)), "head"),
         device_types=("core",),
-        forward_seconds_LD=forward,
-        backward_seconds_LD=2.1 * forward,
-        optimizer_seconds_LD=0.3 * forward,
-        relative_error_LD=np.full((num_layers, 1), 0.1),
-        source_LD=source.astype(str),
+        forward=grid(forward),
+        backward=grid(2.1 * forward),
+        optimizer=grid(0.3 * forward),
         parameter_bytes_L=np.full(num_layers, 3e6),
         activation_bytes_L=np.full(num_layers, 2e6),
         temporary_bytes_L=np.full(num_layers, 1e6),
@@ -92,7 +94,7 @@ def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -
         stages = tuple(Stage(a, b, configuration) for a, b in pairwise(ends))
         return Plan(stages, workload.schedule, workload.num_microbatches)
 
-    total = np.cumsum(table.forward_seconds_LD[:, 0])
+    total = np.cumsum(table.forward.seconds_LD[:, 0])
     shares = np.arange(1, num_stages) / num_stages
     plan = plan_of(np.searchsorted(total, shares * total[-1]) + 1)
     uniform = plan_of(np.arange(1, num_stages) * num_layers // num_stages)
@@ -191,8 +193,8 @@ def test_the_numbers_of_the_page_are_the_records(run, html):
         f"the even split: {format_seconds(run.uniform_simulation.step_seconds)}",
         "2.0%",  # the certified gap
         f"no plan takes less than {format_seconds(0.98 * run.price.step_seconds)}",
-        "10 of 12",
-        "10 measured, 2 roofline",
+        "30 of 36",
+        "30 measured, 6 roofline",
         f"price: {format_seconds(run.price.step_seconds)}",
         "5.4e-07",
         "1 restart, resumed from step 20",
@@ -225,7 +227,7 @@ def test_a_plan_without_a_training(html):
     assert format_seconds(run.price.step_seconds) in text
     assert "Initializations" not in text and "Predicted against measured" not in text and "torchrun" not in text
     rows = printed(run)
-    assert "measured, 2 predicted" in rows and "loss" not in rows
+    assert "measured, 6 predicted" in rows and "loss" not in rows
 
 
 def test_what_is_unknown_is_not_made_up():
@@ -293,7 +295,7 @@ def test_the_table_at_the_end(run):
         f"{format_seconds(run.training.step_seconds)} (the prediction is off by -5.7%)",
         f"{run.uniform_simulation.step_seconds / run.simulation.step_seconds:.2f} × as fast",
         "2.0%",
-        "10 measured, 2 predicted",
+        "30 measured, 6 predicted",
         str(run.winner.draw),
         f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {NUM_STEPS} steps",
         "/project/mlartifacts/1/abc/artifacts",

@@ -218,11 +218,11 @@ def test_a_training_of_one_step_or_none(tiny: Workload, tmp_path: Path, first_st
     assert len(result.losses) == 1
     assert result.step_seconds is not None and result.step_seconds > 0
     database = ProfileDatabase(tmp_path / "profiles_db")
-    assert remember(job, result, "graph", database) == 5
+    assert remember(job, result, capture(tiny), database) == 1 + 2 * 3
     if first_step == 8:  # its last checkpoint is the end: nothing is left to do
         again = launch(job)
         assert (again.step_seconds, again.stages, again.losses) == (None, (), result.losses)
-        assert remember(job, again, "graph", database) == 0
+        assert remember(job, again, capture(tiny), database) == 0
 
 
 def test_children_live_under_any_parent_that_names_itself() -> None:
@@ -254,12 +254,12 @@ def test_a_link_is_measured() -> None:
 def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
     job = job_of(tiny, tmp_path / "run", (2,))
     result = launch(job)
-    database = ProfileDatabase(tmp_path / "profiles_db")
-    assert remembered_step_seconds("graph", job.binding.plan, database) is None
-    assert remember(job, result, "graph", database) == 1 + 2 * 2
-    assert remembered_step_seconds("graph", job.binding.plan, database) == result.step_seconds
+    graph, database = capture(tiny), ProfileDatabase(tmp_path / "profiles_db")
+    assert remembered_step_seconds(graph, job.binding.plan, database) is None
+    assert remember(job, result, graph, database) == 1 + 2 * 3
+    assert remembered_step_seconds(graph, job.binding.plan, database) == result.step_seconds
     other = job_of(tiny, tmp_path / "run", (3,)).binding.plan
-    assert remembered_step_seconds("graph", other, database) is None
+    assert remembered_step_seconds(graph, other, database) is None
 
 
 def test_ranks_import_neither_prefect_nor_mlflow() -> None:

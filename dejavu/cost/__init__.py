@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dejavu.cluster import Cluster
-from dejavu.cost._base import CostError, CostSource, CostTable, LayerCost
+from dejavu.cluster import Cluster, DeviceType
+from dejavu.cost._base import CostError, CostSource, CostTable, Estimate, EstimateGrid
 from dejavu.cost.communication import TransferCost, transfer_cost, transfer_costs
-from dejavu.cost.measured import Measured
-from dejavu.cost.roofline import Roofline
-from dejavu.graph import Graph
+from dejavu.cost.measured import Interpolated, Measured
+from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
+from dejavu.cost.predicted import Predicted
+from dejavu.cost.remembered import remember_stages
+from dejavu.graph import Graph, Layer
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import OptimizerSettings
 
@@ -22,55 +24,78 @@ __all__ = [
     "CostError",
     "CostSource",
     "CostTable",
-    "LayerCost",
+    "Estimate",
+    "EstimateGrid",
     "TransferCost",
     "cost_table",
+    "remember_stages",
     "sources",
     "transfer_cost",
     "transfer_costs",
 ]
 
+ABSURD_RATIO = 1000.0  # a measured time that far from the prediction is a fault of its row
+LAUNCHES_SECONDS = 1e-4  # of a layer's kernels: a layer that does next to nothing still launches some
+
 
 def sources(database: ProfileDatabase, optimizer: OptimizerSettings) -> tuple[CostSource, ...]:
     """All ways to know a cost, the best first: a measurement overrides a prediction."""
-    return (Measured(database, optimizer), Roofline(optimizer))
+    measured = Measured(database, optimizer)
+    return (measured, Interpolated(measured), Predicted(database, optimizer))
 
 
 def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> CostTable:
-    """Price every layer on every device type, each number from the first source that knows it.
+    """Price every pass of every layer on every device type, each number from the first source that knows it.
 
     Raises:
-        CostError: no source knows it; the message names layer and device.
+        CostError: no source knows it, or a measurement is absurd beside the prediction; it names layer and device.
     """
     names = tuple(cluster.device_counts)
-    costs: list[list[LayerCost]] = []
-    for layer in graph.layers:
-        row = []
-        for name in names:
-            device = cluster.device_types[name]
-            found = (source.layer_cost(layer, graph, device) for source in known)
-            cost = next((cost for cost in found if cost is not None), None)
-            if cost is None:
-                raise CostError(
-                    f"no cost for layer {layer.name!r} on {name!r} in {graph.dtype}; "
-                    f"run `dejavu profile` on such a device, or give its peak FLOP/s in {graph.dtype}"
-                )
-            row.append(cost)
-        costs.append(row)
+    distinct = {layer.signature: layer for layer in graph.layers}
 
-    def grid(field: str) -> np.ndarray:
-        return np.array([[getattr(cost, field) for cost in row] for row in costs])
+    def grid(direction: str) -> EstimateGrid:
+        prices = {
+            (signature, name): _best(layer, direction, graph, cluster.device_types[name], known)
+            for signature, layer in distinct.items()
+            for name in names
+        }
+        return EstimateGrid.of([[prices[layer.signature, name] for name in names] for layer in graph.layers])
 
     return CostTable(
         layers=tuple(layer.name for layer in graph.layers),
         device_types=names,
-        forward_seconds_LD=grid("forward_seconds"),
-        backward_seconds_LD=grid("backward_seconds"),
-        optimizer_seconds_LD=grid("optimizer_seconds"),
-        relative_error_LD=grid("relative_error"),
-        source_LD=grid("source"),
+        forward=grid("forward"),
+        backward=grid("backward"),
+        optimizer=grid("optimizer"),
         parameter_bytes_L=np.array([float(layer.parameter_bytes) for layer in graph.layers]),
-        activation_bytes_L=np.array([float(layer.activation_bytes) for layer in graph.layers]),
-        temporary_bytes_L=np.array([float(layer.temporary_bytes) for layer in graph.layers]),
+        activation_bytes_L=np.array([layer_activation_bytes(layer) for layer in graph.layers]),
+        temporary_bytes_L=np.array([layer_temporary_bytes(layer) for layer in graph.layers]),
         cut_bytes_L1=np.array([0.0, *(float(layer.output_bytes) for layer in graph.layers[:-1]), 0.0]),
+        fallbacks=tuple(
+            fallback
+            for name in names
+            for source in known
+            for fallback in source.fallbacks(graph, cluster.device_types[name])
+        ),
     )
+
+
+def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known: Sequence[CostSource]) -> Estimate:
+    """The first source's number, if the last source, which predicts from physics alone, does not call it absurd."""
+    found = (source.estimate(layer, direction, graph, device) for source in known)
+    cost = next((estimate for estimate in found if estimate is not None), None)
+    if cost is None:
+        raise CostError(
+            f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}; "
+            f"run `dejavu profile` on such a device, or give its peak FLOP/s in {graph.dtype}"
+        )
+    expected = known[-1].estimate(layer, direction, graph, device)
+    if expected is not None:
+        most = ABSURD_RATIO * max(expected.seconds, LAUNCHES_SECONDS)
+        if not expected.seconds / ABSURD_RATIO <= cost.seconds <= most:
+            raise CostError(
+                f"the {direction} pass of layer {layer.name!r} on {device.name!r} costs {cost.seconds:.3g} s "
+                f"({cost.source}), but its arithmetic and traffic take about {expected.seconds:.3g} s there; wanted a "
+                f"time within a factor of {ABSURD_RATIO:g}: measure it again with `dejavu profile --again`"
+            )
+    return cost

@@ -6,6 +6,7 @@ Shape suffixes: L = layers, L1 = L + 1 cut positions, D = device types.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from dejavu.errors import DejavuError
 from dejavu.graph import Graph, Layer
 
 PASSES = ("forward", "backward", "optimizer")
+Floats = NDArray[np.float64]
 
 
 class CostError(DejavuError):
@@ -39,28 +41,68 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """One layer on one device, one microbatch, no communication.
+class Fallback:
+    """Operators that no better predictor knows: the roofline priced them, and somebody should look.
 
     Attributes:
-        optimizer_seconds: once a step, not once a microbatch.
-        relative_error: about this fraction of each number may be wrong, either way.
-        source: `measured`, or the predictor's name.
+        num_operators: of that kind, in all layers.
+        share: of the predicted forward and backward seconds on that device type.
     """
 
-    forward_seconds: float
-    backward_seconds: float
-    optimizer_seconds: float
-    relative_error: float
-    source: str
+    kind: str
+    device_type: str
+    num_operators: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} × {self.num_operators} on {self.device_type}: roofline only, {self.share:.1%} of the time"
 
 
 class CostSource(ABC):
     """One way to know costs; it answers None where it does not."""
 
     @abstractmethod
-    def layer_cost(self, layer: Layer, graph: Graph, device: DeviceType) -> LayerCost | None:
-        """What the layer costs on one such device."""
+    def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
+        """What one of the `PASSES` of the layer takes on one such device, without communication.
+
+        Forward and backward are of one microbatch; the optimizer works once a step.
+        """
+
+    def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
+        """The operators of a graph that it prices by the roofline for want of better."""
+        return ()
+
+
+@dataclass(frozen=True, eq=False)
+class EstimateGrid:
+    """One estimate for each layer on each type of device.
+
+    Attributes:
+        low_seconds_LD, high_seconds_LD: 90 % intervals.
+        source_LD: `measured` or the predictor's name, number by number.
+    """
+
+    seconds_LD: Floats
+    low_seconds_LD: Floats
+    high_seconds_LD: Floats
+    source_LD: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Estimate]]) -> EstimateGrid:
+        """From estimates by layer and device type."""
+
+        def grid(field: str) -> NDArray:
+            return np.array([[getattr(estimate, field) for estimate in row] for row in rows])
+
+        return cls(grid("seconds"), grid("low_seconds"), grid("high_seconds"), grid("source"))
+
+    def at(self, layer: int, device: int) -> Estimate:
+        return Estimate(
+            float(self.seconds_LD[layer, device]),
+            float(self.low_seconds_LD[layer, device]),
+            float(self.high_seconds_LD[layer, device]),
+            str(self.source_LD[layer, device]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,59 +111,77 @@ class CostTable:
 
     Attributes:
         layers, device_types: the names that rows and columns stand for.
-        forward_seconds_LD, backward_seconds_LD: one microbatch, no communication.
-        optimizer_seconds_LD: once a step.
-        relative_error_LD: about this fraction may be wrong, either way.
-        source_LD: `measured` or the predictor's name, number by number.
+        forward, backward: one microbatch, no communication.
+        optimizer: once a step.
         parameter_bytes_L, activation_bytes_L, temporary_bytes_L: activations per microbatch in flight.
         cut_bytes_L1: what crosses a cut before layer k, one microbatch.
+        fallbacks: operators that only the roofline knew.
     """
 
     layers: tuple[str, ...]
     device_types: tuple[str, ...]
-    forward_seconds_LD: NDArray[np.float64]
-    backward_seconds_LD: NDArray[np.float64]
-    optimizer_seconds_LD: NDArray[np.float64]
-    relative_error_LD: NDArray[np.float64]
-    source_LD: NDArray[np.str_]
-    parameter_bytes_L: NDArray[np.float64]
-    activation_bytes_L: NDArray[np.float64]
-    temporary_bytes_L: NDArray[np.float64]
-    cut_bytes_L1: NDArray[np.float64]
+    forward: EstimateGrid
+    backward: EstimateGrid
+    optimizer: EstimateGrid
+    parameter_bytes_L: Floats
+    activation_bytes_L: Floats
+    temporary_bytes_L: Floats
+    cut_bytes_L1: Floats
+    fallbacks: tuple[Fallback, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("forward_seconds_LD", "backward_seconds_LD", "optimizer_seconds_LD"):
-            table = getattr(self, name)
-            bad = np.argwhere(~np.isfinite(table) | (table < 0))
-            if len(bad):
-                layer, device = bad[0]
-                raise CostError(
-                    f"{name} of layer {self.layers[layer]!r} on {self.device_types[device]!r} is "
-                    f"{table[layer, device]}; wanted a finite number ≥ 0"
-                )
+        for direction, grid in self.grids.items():
+            for name in ("seconds_LD", "low_seconds_LD", "high_seconds_LD"):
+                table = getattr(grid, name)
+                bad = np.argwhere(~np.isfinite(table) | (table < 0))
+                if len(bad):
+                    layer, device = bad[0]
+                    raise CostError(
+                        f"{name.removesuffix('_LD')} of the {direction} pass of layer {self.layers[layer]!r} on "
+                        f"{self.device_types[device]!r} is {table[layer, device]}; wanted a finite number ≥ 0"
+                    )
 
     @property
-    def num_measured(self) -> int:
-        """How many layer × device pairs were measured rather than predicted."""
-        return int((self.source_LD == "measured").sum())
+    def grids(self) -> dict[str, EstimateGrid]:
+        """The three passes by name."""
+        return {"forward": self.forward, "backward": self.backward, "optimizer": self.optimizer}
+
+    @property
+    def sources(self) -> NDArray[np.str_]:
+        """Where every number came from, all passes, layers and devices in one row."""
+        return np.concatenate([grid.source_LD.ravel() for grid in self.grids.values()])
+
+    @property
+    def num_known(self) -> int:
+        """How many numbers came from measurements: of that very thing, of its neighbours, or of a training."""
+        return sum(not is_prediction(str(source)) for source in self.sources)
 
     @property
     def num_prices(self) -> int:
-        return self.source_LD.size
+        return self.sources.size
 
     def to_arrow(self) -> pa.Table:
         """A row for each layer × device type, for people and for Parquet."""
-        L, D = self.source_LD.shape
-        rows = {
-            "layer": np.repeat(self.layers, D),
-            "device_type": np.tile(self.device_types, L),
-            "forward_seconds": self.forward_seconds_LD.ravel(),
-            "backward_seconds": self.backward_seconds_LD.ravel(),
-            "optimizer_seconds": self.optimizer_seconds_LD.ravel(),
-            "relative_error": self.relative_error_LD.ravel(),
-            "source": self.source_LD.ravel(),
+        L, D = self.forward.source_LD.shape
+        rows = {"layer": np.repeat(self.layers, D), "device_type": np.tile(self.device_types, L)}
+        for direction, grid in self.grids.items():
+            rows |= {
+                f"{direction}_seconds": grid.seconds_LD.ravel(),
+                f"{direction}_low_seconds": grid.low_seconds_LD.ravel(),
+                f"{direction}_high_seconds": grid.high_seconds_LD.ravel(),
+                f"{direction}_source": grid.source_LD.ravel(),
+            }
+        rows |= {
             "parameter_bytes": np.repeat(self.parameter_bytes_L, D),
             "activation_bytes": np.repeat(self.activation_bytes_L, D),
             "output_bytes": np.repeat(self.cut_bytes_L1[1:], D),
         }
         return pa.table(rows)
+
+
+MEASURED, INTERPOLATED, TRAINED = "measured", "interpolated", "training"
+
+
+def is_prediction(source: str) -> bool:
+    """Whether a number of this source rests on a model alone, not on a measurement of the thing or its neighbours."""
+    return source not in (MEASURED, INTERPOLATED, TRAINED)

@@ -1,11 +1,15 @@
-"""What the database remembers."""
+"""What the database remembers: layers that were measured, and what follows for other microbatch sizes."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dejavu.cluster import DeviceType
-from dejavu.cost._base import PASSES, CostSource, LayerCost
+from dejavu.cost._base import INTERPOLATED, MEASURED, CostSource, Estimate
 from dejavu.graph import Graph, Layer
 from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
 from dejavu.workload import OptimizerSettings
@@ -13,34 +17,82 @@ from dejavu.workload import OptimizerSettings
 
 @dataclass(frozen=True)
 class Measured(CostSource):
-    """Layers that were measured on that very type of device, with that dtype and microbatch size."""
+    """Layers that were measured on that very type of device, with that dtype and microbatch size.
+
+    Attributes:
+        host: only what was measured on this host (its fingerprint) counts; None: on any.
+    """
 
     database: ProfileDatabase
     optimizer: OptimizerSettings
-    _rows: dict[tuple[str, str, int], dict[tuple[str, str], Measurement]] = field(default_factory=dict, repr=False)
+    host: str | None = None
+    _rows: dict[tuple[str, str], dict[tuple[str, str, int | None], Measurement]] = field(
+        default_factory=dict, repr=False
+    )
 
-    def layer_cost(self, layer: Layer, graph: Graph, device: DeviceType) -> LayerCost | None:
-        rows = self._of(device.name, graph.dtype, graph.microbatch_size)
-        found = [rows.get((subject_of(layer.signature, name, self.optimizer), name)) for name in PASSES]
-        forward, backward, optimizer = found
-        if forward is None or backward is None or optimizer is None:
-            return None
-        return LayerCost(
-            forward.seconds,
-            backward.seconds,
-            optimizer.seconds,
-            relative_error=max(_spread(forward), _spread(backward)),
-            source="measured",
-        )
+    def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
+        subject = subject_of(layer.signature, direction, self.optimizer)
+        row = self.rows(device.name, graph.dtype).get((subject, direction, graph.microbatch_size))
+        return None if row is None else Estimate(row.seconds, *_range(row), source=MEASURED)
 
-    def _of(self, device_type: str, dtype: str, microbatch_size: int) -> dict[tuple[str, str], Measurement]:
-        key = (device_type, dtype, microbatch_size)
+    def rows(self, device_type: str, dtype: str) -> Mapping[tuple[str, str, int | None], Measurement]:
+        """The newest row of every layer: (subject, direction, microbatch size) -> row; read once."""
+        key = (device_type, dtype)
         if key not in self._rows:
-            rows = self.database.latest(
-                kind="layer", device_type=device_type, dtype=dtype, microbatch_size=microbatch_size
+            of_host = {"host_fingerprint": self.host} if self.host else {}
+            found = self.database.latest(
+                kind="layer", device_type=device_type, dtype=dtype, tensor_parallel=1, **of_host
             )
-            self._rows[key] = {(row.subject, str(row.direction)): row for row in rows}
+            self._rows[key] = {(row.subject, str(row.direction), row.microbatch_size): row for row in found}
         return self._rows[key]
+
+
+@dataclass(frozen=True)
+class Interpolated(CostSource):
+    """Layers that were measured at a smaller and at a larger microbatch.
+
+    Between two neighbours the time follows a power law. It cannot fall as the microbatch grows, nor grow faster than
+    the microbatch: the interval is what these two leave open.
+    """
+
+    measured: Measured
+    _curves: dict[tuple[str, str], dict[tuple[str, str], list[Measurement]]] = field(default_factory=dict, repr=False)
+
+    def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
+        subject = subject_of(layer.family, direction, self.measured.optimizer)
+        curve = self._of(device.name, graph.dtype).get((subject, direction), [])
+        if direction == "optimizer":  # once a step, whatever the microbatch
+            return None if not curve else Estimate(curve[-1].seconds, *_range(curve[-1]), source=INTERPOLATED)
+        return between(curve, graph.microbatch_size)
+
+    def _of(self, device_type: str, dtype: str) -> dict[tuple[str, str], list[Measurement]]:
+        key = (device_type, dtype)
+        if key not in self._curves:
+            curves: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+            for row in self.measured.rows(*key).values():
+                family, direction = json.loads(row.extra or "{}").get("family"), str(row.direction)
+                if family and row.microbatch_size:
+                    curves[subject_of(family, direction, self.measured.optimizer), direction].append(row)
+            self._curves[key] = {
+                name: sorted(rows, key=lambda row: row.microbatch_size or 0) for name, rows in curves.items()
+            }
+        return self._curves[key]
+
+
+def between(curve: Sequence[Measurement], microbatch_size: int) -> Estimate | None:
+    """What lies between two neighbours of a curve, sorted by microbatch size; None outside."""
+    below = [row for row in curve if (row.microbatch_size or 0) < microbatch_size]
+    above = [row for row in curve if (row.microbatch_size or 0) > microbatch_size]
+    if not below or not above:
+        return None
+    small, large = below[-1], above[0]
+    assert small.microbatch_size and large.microbatch_size
+    share = math.log(microbatch_size / small.microbatch_size) / math.log(large.microbatch_size / small.microbatch_size)
+    seconds = math.exp((1 - share) * math.log(small.seconds) + share * math.log(large.seconds))
+    (small_low, small_high), (large_low, large_high) = _range(small), _range(large)
+    least = max(small_low, large_low * microbatch_size / large.microbatch_size)
+    most = min(large_high, small_high * microbatch_size / small.microbatch_size)
+    return Estimate(seconds, min(least, seconds), max(most, seconds), source=INTERPOLATED)
 
 
 def subject_of(signature: str, direction: str, optimizer: OptimizerSettings) -> str:
@@ -48,8 +100,8 @@ def subject_of(signature: str, direction: str, optimizer: OptimizerSettings) -> 
     return stable_hash([signature, optimizer.name]) if direction == "optimizer" else signature
 
 
-def _spread(row: Measurement) -> float:
-    """Half the distance between the 10th and 90th percentile, as a fraction of the median."""
-    if row.seconds_low is None or row.seconds_high is None:
-        return 0.0
-    return (row.seconds_high - row.seconds_low) / (2 * row.seconds)
+def _range(row: Measurement) -> tuple[float, float]:
+    """The 10th and 90th percentile of its repeats."""
+    low = row.seconds if row.seconds_low is None else row.seconds_low
+    high = row.seconds if row.seconds_high is None else row.seconds_high
+    return low, high

@@ -25,7 +25,7 @@ class ExampleShape:
 
 
 class Dataset(ABC):
-    """Real examples, addressed by step: no iterator, no state to save."""
+    """Examples, addressed by step: no iterator, no state to save."""
 
     @property
     @abstractmethod

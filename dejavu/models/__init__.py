@@ -7,14 +7,28 @@ import difflib
 from dejavu.data import dataset_of
 from dejavu.errors import InputError
 from dejavu.models._base import LayerBuilder, Model, source_hash
+from dejavu.models.bert import BERT
 from dejavu.models.cnn import CNN
 from dejavu.models.gpt import GPT
+from dejavu.models.hugging_face import PREFIX, load_config
+from dejavu.models.moe import MoE
+from dejavu.models.t5 import T5
 from dejavu.models.user import UserModel, load_model
+from dejavu.models.vgg import VGG
+from dejavu.models.wide_resnet import WideResNet
 from dejavu.workload import Workload
 
-__all__ = ["CNN", "GPT", "MODELS", "LayerBuilder", "Model", "UserModel", "layers_of", "model_of", "source_hash"]
+__all__ = ["MODELS", "LayerBuilder", "Model", "UserModel", "layers_of", "model_of", "source_hash"]
 
-MODELS: dict[str, type[Model]] = {"gpt": GPT, "cnn": CNN}
+MODELS: dict[str, type[Model]] = {
+    "gpt": GPT,
+    "bert": BERT,
+    "t5": T5,
+    "moe": MoE,
+    "cnn": CNN,
+    "vgg": VGG,
+    "wide_resnet": WideResNet,
+}
 
 
 def model_of(workload: Workload) -> Model:
@@ -23,13 +37,14 @@ def model_of(workload: Workload) -> Model:
     Raises:
         InputError: an unknown name, or options that the model does not have.
     """
+    if workload.model.startswith(PREFIX):
+        return load_config(workload.model, workload.model_options)
     if ":" in workload.model:
         return load_model(workload.model, workload.model_options)
     if workload.model not in MODELS:
         near = difflib.get_close_matches(workload.model, MODELS, n=1)
-        hint = (
-            f"; did you mean {near[0]!r}?" if near else f"; wanted one of {', '.join(MODELS)} or package.module:factory"
-        )
+        wanted = f"one of {', '.join(MODELS)}, package.module:factory or {PREFIX}config.json"
+        hint = f"; did you mean {near[0]!r}?" if near else f"; wanted {wanted}"
         raise InputError(f"unknown model {workload.model!r}{hint}", ("model",))
     try:
         return MODELS[workload.model](**workload.model_options)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
+from dejavu.errors import InputError
 
 
 def source_hash(thing: object) -> str:
@@ -41,6 +42,18 @@ class Model(ABC):
             InputError: the model cannot take such examples.
         """
 
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        """Weights that the published model shares with others and that are weights of their own here.
+
+        Tied weights have to be on one stage, and a head is seldom on the stage of its embedding. What the paper calls
+        the model's number of parameters is what is captured less these.
+        """
+        return 0
+
+    def notes(self, shape: ExampleShape) -> tuple[str, ...]:
+        """What a person should know of how the model was cut into layers; empty where nothing is unusual."""
+        return ()
+
     @property
     def code(self) -> str:
         """Names the code behind the model: what was learned under one code is not taken for another's."""
@@ -49,3 +62,60 @@ class Model(ABC):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy over all targets of a microbatch; classes are the last dimension of the output."""
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def check_whole_numbers(model: Model, *names: str) -> None:
+    """That these settings are whole numbers ≥ 1.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name in names:
+        value = getattr(model, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+
+
+def check_divides(model: Model, name: str, divisor: str) -> None:
+    """That one setting is a multiple of another.
+
+    Raises:
+        InputError: it is not.
+    """
+    if getattr(model, name) % getattr(model, divisor):
+        raise InputError(
+            f"model_options: {name} {getattr(model, name)} does not divide into {divisor} {getattr(model, divisor)}",
+            ("model_options",),
+        )
+
+
+def check_tokens(model: str, shape: ExampleShape, least_length: int = 1) -> None:
+    """That examples are tokens, at least so many.
+
+    Raises:
+        InputError: they are not.
+    """
+    if shape.input_dtype.is_floating_point or len(shape.input_shape) != 1:
+        raise InputError(
+            f"model {model} reads tokens; the data gives {shape.input_shape} of {shape.input_dtype}", ("data",)
+        )
+    if shape.input_shape[0] < least_length:
+        raise InputError(
+            f"model {model} needs at least {least_length} tokens; the data gives {shape.input_shape[0]}", ("data",)
+        )
+
+
+def check_images(model: str, shape: ExampleShape, least_pixels: int = 1) -> None:
+    """That examples are images (channels, height, width), at least so many pixels high and wide.
+
+    Raises:
+        InputError: they are not.
+    """
+    if len(shape.input_shape) != 3:
+        raise InputError(f"model {model} reads images; the data gives examples of shape {shape.input_shape}", ("data",))
+    if min(shape.input_shape[1:]) < least_pixels:
+        raise InputError(
+            f"model {model} needs images of at least {least_pixels} × {least_pixels} pixels; "
+            f"the data gives {shape.input_shape[1]} × {shape.input_shape[2]}",
+            ("data",),
+        )

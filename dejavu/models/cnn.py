@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.errors import InputError
-from dejavu.models._base import LayerBuilder, Model
+from dejavu.models._base import LayerBuilder, Model, check_images, check_whole_numbers
 
 
 class Convolution(nn.Module):
@@ -45,14 +44,10 @@ class CNN(Model):
     width: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "width"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+        check_whole_numbers(self, "num_blocks", "width")
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
-        if len(shape.input_shape) != 3:
-            raise InputError(f"model cnn reads images; the data gives examples of shape {shape.input_shape}", ("data",))
+        check_images("cnn", shape)
         return (
             LayerBuilder("stem", partial(Convolution, shape.input_shape[0], self.width)),
             *(LayerBuilder(f"block{i}", partial(Convolution, self.width, self.width)) for i in range(self.num_blocks)),

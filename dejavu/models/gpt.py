@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.errors import InputError
-from dejavu.models._base import LayerBuilder, Model
+from dejavu.models._base import LayerBuilder, Model, check_divides, check_tokens, check_whole_numbers
 
 
 class Embedding(nn.Module):
@@ -69,22 +68,17 @@ class GPT(Model):
     num_heads: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "width", "num_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
-        if self.width % self.num_heads:
-            raise InputError(
-                f"model_options: width {self.width} does not divide into num_heads {self.num_heads}", ("model_options",)
-            )
+        check_whole_numbers(self, "num_blocks", "width", "num_heads")
+        check_divides(self, "width", "num_heads")
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
-        if shape.input_dtype.is_floating_point or len(shape.input_shape) != 1:
-            raise InputError(
-                f"model gpt reads tokens; the data gives {shape.input_shape} of {shape.input_dtype}", ("data",)
-            )
+        check_tokens("gpt", shape)
         return (
             LayerBuilder("embedding", partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)),
             *(LayerBuilder(f"block{i}", partial(Block, self.width, self.num_heads)) for i in range(self.num_blocks)),
             LayerBuilder("head", partial(Head, self.width, shape.num_classes)),
         )
+
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        """The head's table, which GPT-2 and GPT-3 share with the embedding."""
+        return shape.num_classes * self.width

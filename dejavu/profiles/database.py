@@ -53,6 +53,7 @@ from dejavu.profiles.query import could_equal, distinct, expression_of, numbered
 
 log = logging.getLogger("dejavu.profiles")
 
+SHIPPED = "shipped"
 OUTLIER_RATIO = 1000.0  # between repeated measurements of one thing; past it, a unit or a clock was wrong (fault 20)
 
 _ROW_GROUP_ROWS = 32_768  # small enough that a (device_type, kind) query skips most of a million rows
@@ -108,12 +109,17 @@ class ProfileDatabase:
     def read(self, **filters: Any) -> pa.Table:
         """The rows whose columns equal the filters: `read(kind="layer", device_type=["T4", "V100"], direction=None)`.
 
-        Files that are damaged are set aside with a warning, and the rest is used.
+        Files that are damaged are set aside with a warning, and the rest is used. What was shipped in the folder
+        `shipped`, a database of its own that nothing here writes to, is read as well.
 
         Raises:
             ProfileError: no such column, or a file of another schema or a newer version.
         """
-        expression = expression_of(filters)
+        shipped = self.path / SHIPPED
+        own = self._read_own(expression_of(filters))
+        return pa.concat_tables([own, ProfileDatabase(shipped).read(**filters)]) if shipped.is_dir() else own
+
+    def _read_own(self, expression: ds.Expression | None) -> pa.Table:
         cause: Exception | None = None
         for _ in range(_READ_ATTEMPTS):
             files = self._listed_or_rebuilt()

@@ -31,7 +31,7 @@ def could_equal(table: pa.Table) -> ds.Expression:
     """What known rows must satisfy to equal one of these; narrow enough that an append reads little."""
     times = pc.min_max(table["measured_at"])
     span = (ds.field("measured_at") >= times["min"]) & (ds.field("measured_at") <= times["max"])
-    for column in ("device_type", "kind"):
+    for column in ("device_type", "kind", "subject"):
         span &= ds.field(column).isin(pc.unique(table[column]))
     return span
 

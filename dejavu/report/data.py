@@ -54,6 +54,8 @@ class ReportData:
     Attributes:
         searches: by name; the one called `uniform`, if any, is the even split.
         price, uniform_price: of the binding's plan and of the even split (None where that does not fit).
+        step_factor, uniform_step_factor: what remembered steps of such plans took, over what was played of them.
+        unremembered_step_seconds: the prediction if no training had been remembered.
         trials, winner, training: None where nothing was trained.
         reference_difference: largest difference between the pipeline's first losses and a single process's.
     """
@@ -67,6 +69,9 @@ class ReportData:
     binding: Binding
     simulation: Simulation
     uniform_simulation: Simulation | None = None
+    step_factor: float = 1.0
+    uniform_step_factor: float = 1.0
+    unremembered_step_seconds: float | None = None
     trials: tuple[TrialResult, ...] | None = None
     winner: TrialResult | None = None
     training: TrainingResult | None = None
@@ -84,20 +89,34 @@ class ReportData:
 
     @property
     def predicted_step_seconds(self) -> float:
-        """One step, played by the schedule's own order of actions."""
-        return self.simulation.step_seconds
+        """One step, played by the schedule's own order of actions, as remembered steps correct it."""
+        return self.simulation.step_seconds * self.step_factor
 
     @property
     def uniform_step_seconds(self) -> float | None:
         """The even split's step, played likewise."""
-        return self.uniform_simulation.step_seconds if self.uniform_simulation else None
+        return self.uniform_simulation.step_seconds * self.uniform_step_factor if self.uniform_simulation else None
 
     @property
     def step_error(self) -> float | None:
         """How far the prediction is from what was measured, as a fraction of that; negative: the step was slower."""
-        if self.training is None or self.training.step_seconds is None:
+        return self._error(self.predicted_step_seconds)
+
+    @property
+    def unremembered_step_error(self) -> float | None:
+        """The same for the prediction without memory of earlier trainings."""
+        return self._error(self.unremembered_step_seconds)
+
+    def _error(self, predicted_seconds: float | None) -> float | None:
+        if self.training is None or self.training.step_seconds is None or predicted_seconds is None:
             return None
-        return self.predicted_step_seconds / self.training.step_seconds - 1.0
+        return predicted_seconds / self.training.step_seconds - 1.0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether earlier trainings changed the prediction."""
+        before = self.unremembered_step_seconds
+        return before is not None and abs(before / self.predicted_step_seconds - 1.0) > 1e-9
 
     @property
     def speedup(self) -> float | None:
@@ -118,11 +137,11 @@ class ReportData:
 
     @property
     def num_predicted(self) -> int:
-        return self.table.num_prices - self.table.num_measured
+        return self.table.num_prices - self.table.num_known
 
     @property
     def prices_by_source(self) -> dict[str, int]:
-        return dict(Counter(str(source) for source in self.table.source_LD.ravel()).most_common())
+        return dict(Counter(str(source) for source in self.table.sources).most_common())
 
     @property
     def losses(self) -> tuple[float, ...]:

@@ -43,7 +43,7 @@ def plan_figure(
     on = [table.device_types.index(stage.configuration.device_type) for stage in plan.stages]
     columns = np.repeat(on, [stage.stop - stage.start for stage in plan.stages])
     rows = np.arange(len(table.layers))
-    forward, backward = table.forward_seconds_LD[rows, columns], table.backward_seconds_LD[rows, columns]
+    forward, backward = table.forward.seconds_LD[rows, columns], table.backward.seconds_LD[rows, columns]
     scale, unit = _scale(float((forward + backward).max()))
     bars.bar(rows, forward * scale, 0.82, color=FORWARD, label="forward")
     bars.bar(rows, backward * scale, 0.82, bottom=forward * scale, color=BACKWARD, label="backward")

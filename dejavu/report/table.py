@@ -21,10 +21,11 @@ def summary_rows(run: ReportData) -> Rows:
         headroom = format_bytes(stage.headroom_bytes)
         rows.append((f"stage {stage.stage}", f"layers {stage.layers} on {stage.devices}, {headroom} of memory free"))
     rows.append(("devices", f"{len(run.binding.placements)} of {run.cluster.num_devices} are used"))
-    rows.append(("step, predicted", format_seconds(run.predicted_step_seconds)))
+    rows.append(("step, predicted", format_seconds(run.predicted_step_seconds) + _without_memory(run)))
     if run.training is not None and run.training.step_seconds is not None:
         measured = format_seconds(run.training.step_seconds)
-        rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%})"))
+        before = f"; without memory by {run.unremembered_step_error:+.1%}" if run.remembers else ""
+        rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%}{before})"))
     if run.uniform_step_seconds is not None:
         even = format_seconds(run.uniform_step_seconds)
         rows.append(("even split", f"{even} predicted: the plan is {run.speedup:.2f} × as fast"))
@@ -34,7 +35,7 @@ def summary_rows(run: ReportData) -> Rows:
         bound = format_seconds(run.lower_bound_seconds)
         price = format_seconds(run.price.step_seconds)
         rows.append(("certified gap", f"{run.gap:.1%}: the searches price it at {price}, and no plan below {bound}"))
-    rows.append(("prices", f"{run.table.num_measured} measured, {run.num_predicted} predicted"))
+    rows.append(("prices", f"{run.table.num_known} measured, {run.num_predicted} predicted"))
     if run.trials and run.winner is not None:
         rows.append(
             ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
@@ -69,6 +70,12 @@ def summary_markdown(run: ReportData) -> str:
     if run.torchrun_line:
         lines += ["", "To repeat the training by hand:", "", f"    {run.torchrun_line}"]
     return "\n".join(lines)
+
+
+def _without_memory(run: ReportData) -> str:
+    if not run.remembers or run.unremembered_step_seconds is None:
+        return ""
+    return f" (déjà vu; without what earlier trainings taught: {format_seconds(run.unremembered_step_seconds)})"
 
 
 def _title(run: ReportData) -> str:

@@ -1,19 +1,24 @@
-"""What a training measured becomes rows of the database: the step as a whole, and each stage."""
+"""What a training measured becomes rows of the database, and what steps remembered say of the next plan."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
+from dejavu.cost.remembered import StageRecord
+from dejavu.graph import Graph
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
 from dejavu.runtime.job import TrainingJob, TrainingResult
 
 
-def remember(job: TrainingJob, result: TrainingResult, graph_fingerprint: str, database: ProfileDatabase) -> int:
-    """Append the measured times; the number of rows written."""
+def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: ProfileDatabase) -> int:
+    """Append the measured times of the step and of every stage; the number of rows written."""
     if result.step_seconds is None:
         return 0
     plan = job.binding.plan
@@ -30,42 +35,82 @@ def remember(job: TrainingJob, result: TrainingResult, graph_fingerprint: str, d
     rows = [
         Measurement(
             kind="step",
-            subject=step_subject(graph_fingerprint, plan),
+            subject=step_subject(graph, plan),
             name=f"{job.workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
             device_type=plan.stages[0].configuration.device_type,
             direction="both",
             seconds=result.step_seconds,
             repeats=steps,
             how="median step of a pipeline training",
+            extra=json.dumps({"graph": graph.fingerprint, "plan": plan.to_dict()}),
             **shared,
         )
     ]
     for times in result.stages:
         stage = plan.stages[times.stage]
-        for direction, seconds in (("forward", times.forward_seconds), ("backward", times.backward_seconds)):
+        record = StageRecord.of(graph, stage, job.workload.optimizer)
+        for direction, seconds, repeats, what in (
+            ("forward", times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("backward", times.backward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("optimizer", times.optimizer_seconds, steps, "step"),
+        ):
+            if seconds <= 0:  # such a stage has nothing to do in this pass
+                continue
             rows.append(
                 Measurement(
                     kind="stage",
-                    subject=stable_hash([graph_fingerprint, stage.start, stage.stop, str(stage.configuration)]),
+                    subject=record.subject,
                     name=f"{job.workload.model} {stage}",
                     device_type=stage.configuration.device_type,
+                    tensor_parallel=stage.configuration.tensor_parallel,
                     direction=direction,
                     seconds=seconds,
-                    repeats=steps * plan.num_microbatches,
+                    repeats=repeats,
                     peak_bytes=times.peak_bytes,
-                    how="median microbatch of a pipeline training",
+                    how=f"median {what} of a pipeline training",
+                    extra=record.to_json(),
                     **shared,
                 )
             )
     return database.append(rows)
 
 
-def step_subject(graph_fingerprint: str, plan: Plan) -> str:
+def step_subject(graph: Graph, plan: Plan) -> str:
     """Under which key a plan's measured step is remembered."""
-    return stable_hash([graph_fingerprint, plan.to_dict()])
+    return stable_hash([graph.fingerprint, plan.to_dict()])
 
 
-def remembered_step_seconds(graph_fingerprint: str, plan: Plan, database: ProfileDatabase) -> float | None:
+def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase) -> float | None:
     """What this very plan took when it was last trained; None: never."""
-    rows = database.latest(kind="step", subject=step_subject(graph_fingerprint, plan))
+    rows = database.latest(kind="step", subject=step_subject(graph, plan))
     return max(rows, key=lambda row: row.measured_at).seconds if rows else None
+
+
+def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Callable[[Plan], float]) -> float:
+    """What the played step of a plan has to be multiplied with, as remembered steps of this model say.
+
+    Messages and waiting cost time that no price holds. A plan that was trained knows its own factor; a plan like it
+    (as many stages, the same schedule and microbatches, the same devices) takes the geometric mean of the others'.
+    1.0 where nothing is remembered.
+
+    Args:
+        play: the step seconds of a plan by today's prices.
+    """
+    own = remembered_step_seconds(graph, plan, database)
+    if own is not None:
+        return own / play(plan)
+    rows = database.latest(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype)
+    logs = []
+    for row in rows:
+        known = json.loads(row.extra or "{}")
+        if known.get("graph") == graph.fingerprint and _alike(other := Plan.from_dict(known["plan"]), plan):
+            logs.append(math.log(row.seconds / play(other)))
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+
+def _alike(a: Plan, b: Plan) -> bool:
+    return (a.schedule, a.num_microbatches, [s.configuration for s in a.stages]) == (
+        b.schedule,
+        b.num_microbatches,
+        [s.configuration for s in b.stages],
+    )

@@ -16,21 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
 
 import torch
 
-from dejavu.cluster import Cluster, this_machine
-from dejavu.cost import transfer_cost
-from dejavu.cost.measured import Measured, subject_of
+from dejavu.cost.measured import subject_of
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
 from dejavu.models import layers_of, model_of
-from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
-from dejavu.runtime.links import measure_link
+from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
 from dejavu.runtime.timing import spread
@@ -47,69 +43,6 @@ SECONDS_PER_LAYER = 0.8
 
 class MeasureError(DejavuError):
     """A layer that could not be measured; the message names it."""
-
-
-@dataclass(frozen=True)
-class MeasureResult:
-    """What was measured now, and what was known before.
-
-    Attributes:
-        num_new, num_known: layer × device pairs, and pairs of devices whose link was timed.
-        not_here: device types of the cluster that this machine does not have; their costs are predicted.
-    """
-
-    num_new: int
-    num_known: int
-    not_here: tuple[str, ...]
-
-    def __str__(self) -> str:
-        absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
-        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{absent}"
-
-
-def measure_missing(
-    graph: Graph,
-    workload: Workload,
-    cluster: Cluster,
-    database: ProfileDatabase,
-    *,
-    progress: Callable[[str], None] = lambda name: None,
-) -> MeasureResult:
-    """Measure on this machine what the database lacks for this model and cluster; rows are kept if it stops midway.
-
-    Raises:
-        MeasureError, LaunchError: a measuring process failed.
-    """
-    here = this_machine()
-    known = Measured(database, workload.optimizer)
-    new = old = 0
-    for name, device in cluster.device_types.items():
-        if name not in here.device_types:
-            continue
-        layers = {layer.signature: layer for layer in graph.layers}
-        missing = [key for key, layer in layers.items() if known.layer_cost(layer, graph, device) is None]
-        old += len(layers) - len(missing)
-        new += len(missing)
-        if missing:
-            num_busy = min(cluster.device_counts[name], here.device_counts[name])
-            _keep(database, measure_layers(workload, graph, missing, name, num_busy=num_busy, progress=progress))
-        source = transfer_cost(cluster, database, name, name).source
-        if source == "assumed" and min(cluster.device_counts[name], here.device_counts[name]) > 1:
-            progress(f"transfers between two of {name}")
-            new += 1
-            _keep(database, measure_link(name))
-        elif source == "measured":
-            old += 1
-    return MeasureResult(new, old, tuple(name for name in cluster.device_types if name not in here.device_types))
-
-
-def _keep(database: ProfileDatabase, rows: Iterator[Measurement]) -> None:
-    """Append rows as one file, also those that came before an interruption."""
-    kept: list[Measurement] = []
-    try:
-        kept.extend(rows)
-    finally:
-        database.append(kept)
 
 
 def measure_layers(
@@ -136,6 +69,7 @@ def measure_layers(
     child = _start({**job, "core": 0, "until_ended": False}, errors)
     names = {layer.signature: layer.name for layer in graph.layers}
     flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
+    families = {layer.signature: layer.family for layer in graph.layers}
     try:
         assert child.stdout is not None
         for line in child.stdout:
@@ -151,6 +85,7 @@ def measure_layers(
                 dtype=workload.dtype,
                 microbatch_size=workload.microbatch_size,
                 flops=flops.get((signature, direction)),
+                extra=json.dumps({"family": families[signature]}),
                 host_fingerprint=host_fingerprint(),
                 torch_version=torch.__version__,
                 source="measured",

@@ -73,7 +73,12 @@ def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) 
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in gather_state(module, optimizer).items()}, aside)
+        # Copies, because the format refuses weights that two names share.
+        state = {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in gather_state(module, optimizer).items()
+        }
+        save_file(state, aside)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)

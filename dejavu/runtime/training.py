@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dejavu.data import dataset_of
 from dejavu.graph import DTYPES
@@ -35,6 +36,15 @@ def build_layers(
     chosen = builders[start:stop]
     modules = ((builder.name, draw_layer(builder, draw, depth=len(builders))) for builder in chosen)
     return nn.Sequential(OrderedDict(modules)).to(device, DTYPES[workload.dtype])
+
+
+class Recomputed(nn.Sequential):
+    """The same layers under activation checkpointing: each keeps its input only, and runs again before its backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
 
 
 class WholeModel:

@@ -87,8 +87,10 @@ def _with_all_memory(problem: Problem) -> AdditiveCosts | DenseCosts:
 
 def _enough_bytes(problem: Problem) -> float:
     """Memory with which any stage fits."""
-    L, B = problem.num_layers, problem.num_microbatches
-    return 1.001 * max(problem.costs.peak_bytes(0, L, c, B) for c in range(len(problem.configurations))) + 1.0
+    L, B, costs = problem.num_layers, problem.num_microbatches, problem.costs
+    messages = 2 * float(costs.message_bytes_CL1.max()) if isinstance(costs, AdditiveCosts) else 0.0
+    whole = max(costs.peak_bytes(0, L, c, B) for c in range(len(problem.configurations)))
+    return 1.001 * (whole + messages) + 1.0
 
 
 def _least_memory(problem: Problem, is_feasible: Callable[[Problem], bool], budget_seconds: float) -> float | None:

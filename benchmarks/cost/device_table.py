@@ -1,0 +1,142 @@
+"""The --devices CSV in any of three forms, and which device a name means.
+
+The files spell one device in many ways: `NVIDIA A100 80GB PCIe`, `NVIDIA_A100_80GB_PCIe`, `A100-PCIE-80GB`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dejavu.cluster import DeviceType
+from dejavu.cluster.catalogue import catalogue_rows
+from dejavu.errors import InputError
+
+VENDOR_WORDS = {"nvidia", "amd", "tesla", "instinct", "geforce"}
+TFLOPS, GFLOPS, GBYTES, MIB, GIB = 1e12, 1e9, 1e9, 2**20, 2**30
+DTYPES = ("float32", "tfloat32", "float16", "bfloat16")
+# Columns of the three forms, by what they say: dejavu/devices.csv, the data folder's list, NeuSight's.
+_NAME = ("name", "device", "Device")
+_BANDWIDTH_GBYTES = ("memory_gbytes_per_second", "mem_bw_gbs", "Mem_Bw")
+_MULTIPROCESSORS = ("multiprocessors", "sms", "Num_Sm")
+_CACHE_MIB = ("l2_mib", "l2_mb", "L2Cache")
+_MEMORY_GIB = ("memory_gib", "mem_gb_nominal", "Dev_Mem")
+_PEAK_TFLOPS = {
+    "float32": ("float32_tflops", "fp32_tflops"),
+    "tfloat32": ("tfloat32_tflops", "tf32_tflops"),
+    "float16": ("float16_tflops", "fp16_tflops_dense"),
+    "bfloat16": ("bfloat16_tflops", "bf16_tflops_dense"),
+}
+
+
+def words(name: str) -> frozenset[str]:
+    """What of a device's name tells it from others: `a100`, `80`, `pcie`."""
+    found = re.split(r"[^a-z0-9]+", name.casefold())
+    return frozenset(re.sub(r"^(\d+)gb$", r"\1", word) for word in found if word) - VENDOR_WORDS
+
+
+def catalogue_name(name: str) -> str | None:
+    """Its name in dejavu/devices.csv, where a name or a reported name there has the same words."""
+    for row in catalogue_rows():
+        if any(words(known) == words(name) for known in (row.device_type.name, *row.reported_names)):
+            return row.device_type.name
+    return None
+
+
+def chosen(asked: str, present: Sequence[str], option: str) -> list[str]:
+    """The names in `present` that each of the comma-separated names means; `A100-80` is enough where it is clear.
+
+    Raises:
+        InputError: a name means none of them, or several different devices.
+    """
+    found = []
+    for name in (part.strip() for part in asked.split(",") if part.strip()):
+        matches = [known for known in present if words(name) <= words(known)]
+        exact = [known for known in matches if words(known) == words(name)]
+        matches = exact or matches
+        if len({words(known) for known in matches}) != 1:
+            problem = "no device" if not matches else f"several devices: {', '.join(matches)}"
+            raise InputError(f"{option} {name!r} is {problem}; the measurements have {', '.join(present)}")
+        found.append(matches[0])
+    if not found:
+        raise InputError(f"{option} names no device; the measurements have {', '.join(present)}")
+    return found
+
+
+def device_types(path: Path) -> dict[str, DeviceType]:
+    """By the file's own names. Of two rows with one name the one whose `file` is spelled like it counts.
+
+    Raises:
+        InputError: it is none of the three forms.
+    """
+    table = pd.read_csv(path)
+    name = next((column for column in _NAME if column in table.columns), None)
+    if name is None:
+        raise InputError(f"{path}: no column {' or '.join(_NAME)} among {', '.join(map(str, table.columns))}")
+    devices: dict[str, DeviceType] = {}
+    for row in table.to_dict("records"):
+        label = str(row[name])
+        file = row.get("file")
+        if label in devices and isinstance(file, str):
+            if words(file) == words(label):
+                devices[label] = _device_type(label, row, path)
+            continue
+        devices[label] = _device_type(label, row, path)
+    return devices
+
+
+def device_of(name: str, table: dict[str, DeviceType], path: Path) -> DeviceType:
+    """The row that `name` of the measurements means: by its words, or by what the catalogue calls it.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    in_catalogue = catalogue_name(name)
+    tests = (
+        lambda known: words(known) == words(name),
+        lambda known: in_catalogue is not None and catalogue_name(known) == in_catalogue,
+        lambda known: words(known) <= words(name) or words(name) <= words(known),
+    )
+    for test in tests:
+        matches = [known for known in table if test(known)]
+        if len(matches) == 1:
+            return table[matches[0]]
+    raise InputError(f"{path} has no row for {name!r}; it has {', '.join(table)}")
+
+
+def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
+    peaks = {
+        dtype: value * TFLOPS for dtype, columns in _PEAK_TFLOPS.items() if (value := _number(row, columns)) is not None
+    }
+    neusight = _number(row, ("SingleFLOPs", "SingleFLOPsVEC"))
+    if neusight is not None:
+        peaks["float32"] = neusight * GFLOPS
+    bandwidth = _number(row, _BANDWIDTH_GBYTES)
+    if bandwidth is None or "float32" not in peaks:
+        raise InputError(f"{path}: {label!r} lacks its float32 peak or its memory bandwidth")
+    multiprocessors, cache = _number(row, _MULTIPROCESSORS), _number(row, _CACHE_MIB)
+    return DeviceType(
+        name=catalogue_name(label) or label,
+        kind="rocm" if re.search(r"\bamd\b|^mi\d", f"{row.get('vendor', '')} {label}".strip().casefold()) else "cuda",
+        peak_flops_per_second=peaks,
+        memory_bytes=int((_number(row, _MEMORY_GIB) or 0) * GIB),
+        memory_bytes_per_second=bandwidth * GBYTES,
+        num_multiprocessors=int(multiprocessors) if multiprocessors else None,
+        cache_bytes=int(cache * MIB) if cache else None,
+        source=path.name,
+    )
+
+
+def _number(row: dict[str, Any], columns: Iterable[str]) -> float | None:
+    for column in columns:
+        value = row.get(column)
+        if value is not None and not pd.isna(value):
+            number = float(value)
+            if not 0 < number < float("inf"):
+                raise InputError(f"{column} is {value}; wanted a number above 0")
+            return number
+    return None

@@ -1,0 +1,146 @@
+"""fp16 matrix products of a device that was left out: predicted from all the others, beside two simpler rooflines.
+
+Reads vidur's columns: device, M, N, K, median_ms, where N is the dimension that is summed over. Rows without N are no
+products, and fewer than `LEAST_M` rows are a matrix times a few vectors: both are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dejavu.cluster import DeviceType, catalogue
+from dejavu.cost.kernel_roofline import MATRIX_UNITS, KernelRoofline
+from dejavu.cost.roofline_fit import Sample, fit
+from dejavu.errors import InputError
+from dejavu.importers.devices import DeviceNames
+from dejavu.importers.vidur import USUAL_DEVICES
+from dejavu.kernel import Kernel
+
+Floats = NDArray[np.float64]
+Predictor = Callable[[Sample], Floats]
+
+LEAST_M = 16
+COLUMNS = ("device", "M", "N", "K", "median_ms")
+OURS = "waves of tiles"
+DTYPE, ITEM_BYTES = "float16", 2
+ABSURD_FACTOR = 30.0  # a row that far from the shipped roofline is a fault of its measurement
+
+
+def run(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Leave each device out once.
+
+    Raises:
+        InputError: columns that are missing, a device that the catalogue does not have, or fewer than two devices.
+    """
+    samples, refused = read(path)
+    rows: list[dict[str, Any]] = []
+    for name, test in samples.items():
+        train = [sample for other, sample in samples.items() if other != name]
+        for method, predict in (
+            ("roofline", at_the_peaks),
+            ("one constant", one_constant(train)),
+            (OURS, tiles(train)),
+        ):
+            ape_K = 100 * np.abs(predict(test) / test.seconds_K - 1)
+            rows.append(
+                {
+                    "train": ", ".join(sorted(sample.device.name for sample in train)),
+                    "test": name,
+                    "predictor": method,
+                    "mape_percent": float(np.mean(ape_K)),
+                    "median_percent": float(np.median(ape_K)),
+                    "p90_percent": float(np.percentile(ape_K, 90)),
+                    "kernels": len(ape_K),
+                }
+            )
+    return "fp16 matrix products of a device that was left out", rows, _summary(rows, refused)
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], refused: Mapping[str, int]) -> dict[str, Any]:
+    """Mean and worst over the devices that were left out; `directions` has each, `baselines` the simpler rooflines'."""
+    directions: dict[str, dict[str, float]] = {}
+    for row in rows:
+        directions.setdefault(row["predictor"], {})[f"{row['train']} -> {row['test']}"] = row["mape_percent"]
+    ours = directions.pop(OURS)
+    return {
+        "mape_percent": float(np.mean(list(ours.values()))),
+        "worst_percent": max(ours.values()),
+        "directions": ours,
+        "baselines": directions,
+        "refused_rows": dict(refused),
+    }
+
+
+def read(path: Path) -> tuple[dict[str, Sample], dict[str, int]]:
+    """The products of each device by its name in the catalogue, and how many rows were refused for what."""
+    missing = [column for column in COLUMNS if column not in pq.read_schema(path).names]
+    if missing:
+        raise InputError(f"{path}: no column {missing[0]!r}; wanted {', '.join(COLUMNS)}")
+    frame = pd.read_parquet(path, columns=list(COLUMNS))
+    for column in COLUMNS[1:]:
+        frame[column] = pd.to_numeric(frame[column], errors="coerce").astype(float)
+    products = frame[frame["N"].notna() & (frame["M"] >= LEAST_M)]
+    sound = np.isfinite(products["median_ms"]) & (products["median_ms"] > 0) & (products[["N", "K"]] >= 1).all(axis=1)
+    refused = {"no positive time or size": int((~sound).sum()), "absurd": 0}
+    names = DeviceNames().knowing(USUAL_DEVICES)
+    products = products[sound]
+    found = {name: names.resolve(str(name)) for name in products["device"].unique()}
+    samples = {}
+    for name, rows in products.groupby(products["device"].astype(str).map(found)):
+        samples[str(name)], absurd = sample_of(rows, catalogue()[str(name)])
+        refused["absurd"] += absurd
+    if len(samples) < 2:
+        raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
+    return samples, refused
+
+
+def sample_of(rows: pd.DataFrame, device: DeviceType) -> tuple[Sample, int]:
+    """One device's products, and how many of its rows were absurd."""
+    sizes = rows[["M", "K", "N"]].to_numpy(dtype=int)
+    kernels = [product(m, n, k) for m, n, k in sizes.tolist()]
+    seconds_K = rows["median_ms"].to_numpy() / 1e3
+    factor_K = seconds_K / KernelRoofline().seconds(kernels, device)
+    sound = np.flatnonzero((factor_K < ABSURD_FACTOR) & (factor_K > 1 / ABSURD_FACTOR))
+    if not len(sound):
+        raise InputError(f"all {len(kernels)} times on {device.name!r} are absurd: is the unit of median_ms right?")
+    return Sample.of([kernels[position] for position in sound], seconds_K[sound], device), len(kernels) - len(sound)
+
+
+def product(m: int, n: int, k: int) -> Kernel:
+    """m × k by k × n in half precision."""
+    return Kernel(
+        family="matmul",
+        name="linear",
+        dtype=DTYPE,
+        m=m,
+        n=n,
+        k=k,
+        flops=2.0 * m * n * k,
+        read_bytes=float(ITEM_BYTES * k * (m + n)),
+        written_bytes=float(ITEM_BYTES * m * n),
+    )
+
+
+def at_the_peaks(sample: Sample) -> Floats:
+    """The plain roofline: peak FLOP/s and peak bytes per second, whichever takes longer."""
+    arithmetic = sample.columns.flops_K / sample.peak_flops_per_second
+    return np.maximum(arithmetic, sample.columns.bytes_K / sample.device.memory_bytes_per_second)
+
+
+def one_constant(train: Sequence[Sample]) -> Predictor:
+    """The plain roofline times one figure: the median over the other devices' kernels."""
+    factor = float(np.mean([np.median(sample.seconds_K / at_the_peaks(sample)) for sample in train]))
+    return lambda sample: factor * at_the_peaks(sample)
+
+
+def tiles(train: Sequence[Sample]) -> Predictor:
+    """Ours: waves of tiles, six figures fitted to the other devices."""
+    law = fit(MATRIX_UNITS, train)
+    return lambda sample: sample.predicted_K(law)

@@ -1,0 +1,251 @@
+"""Kernels and whole models on devices that the predictor never saw, beside what NeuSight published for the same.
+
+A device's kernels were measured alone; in a whole model they queue, so that launches hide: whole models are sums of
+queued kernels, without the optimizer and without host stalls. NeuSight's own figures are those in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmarks.cost.device_table import chosen, device_of, device_types, words
+from benchmarks.cost.neusight_models import CONFIG, Program, programs
+from dejavu.cluster import DeviceType
+from dejavu.cost.learned import LEAST_SECONDS, MOST_SECONDS, Learned
+from dejavu.errors import InputError
+from dejavu.importers.neusight_kernels import SIZE_COLUMNS, kernels_of
+
+Floats = NDArray[np.float64]
+MS = 1e-3
+# Rows that a data sheet's owner warns of: (words of the device, split, operations). NeuSight's P4 ran hot.
+THROTTLED = ((frozenset({"p4"}), "train", ("bmm", "linear", "conv")),)
+PUBLISHED = {"neusight": "pred_neusight_ms", "habitat": "pred_habitat_ms", "published_roofline": "pred_roofline_ms"}
+
+
+def run(
+    kernels: Path, models: Path | None, devices: Path | None, train: str, test: str
+) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Fit on the kernels of `train`, predict those of `test` and the whole models measured on it.
+
+    Raises:
+        InputError: an option is missing, or a name in `train` or `test` is unknown or unclear.
+    """
+    if models is None or devices is None:
+        raise InputError("--kernels also wants --models F and --devices CSV")
+    rows, dropped = usable_rows(pd.read_parquet(kernels))
+    totals, operators = _read_models(models)
+    table = device_types(devices)
+    measured = _present(rows["device"])
+    training = chosen(train, measured, "--train")
+    unseen = chosen(test, _present(rows["device"], totals["device"]), "--test")
+    both = {words(name) for name in training} & {words(name) for name in unseen}
+    if both:
+        raise InputError(f"{', '.join(' '.join(sorted(name)) for name in both)} is in --train and in --test")
+    learned = fit(rows, {name: device_of(name, table, devices) for name in training}, "benchmark")
+    parts = programs(operators)
+    output: list[dict[str, Any]] = []
+    inside: list[NDArray[np.bool_]] = []
+    unpriced: list[str] = []
+    for name in unseen:
+        device = device_of(name, table, devices)
+        operator_rows, covered = _operators(rows[_is(rows["device"], name)], learned, device)
+        model_rows, without = _models(totals[_is(totals["device"], name)], parts, learned, device)
+        output += operator_rows + model_rows
+        inside += covered
+        unpriced += without
+    summary = _summary(output, inside) | {
+        "trained_on": [device_of(name, table, devices).name for name in training],
+        "dropped_rows": dropped,
+        "refused": list(learned.notes),
+        "models_without_operators": unpriced,
+        "priced_as_memory_traffic": sorted({name for part in parts.values() for name in part.as_traffic}),
+    }
+    return "Kernels and whole models on unseen devices, fp32", output, summary
+
+
+def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Without operations that are unknown, times that cannot be true, and throttled rows; and how many those were."""
+    missing = {"op", "device", "latency_ms"} - set(rows.columns)
+    if missing:
+        raise InputError(f"the kernels lack the columns {', '.join(sorted(missing))}")
+    seconds = MS * pd.to_numeric(rows["latency_ms"]).to_numpy(dtype=float, na_value=np.nan)
+    operations = rows["op"].astype(str)
+    split = rows["split"].astype(str) if "split" in rows.columns else pd.Series("", index=rows.index)
+    throttled = np.zeros(len(rows), dtype=bool)
+    for device, part, names in THROTTLED:
+        throttled |= (_words_are(rows["device"], device) & (split == part) & operations.isin(names)).to_numpy()
+    with np.errstate(invalid="ignore"):
+        why = {
+            "latency not finite": ~np.isfinite(seconds),
+            "latency zero or negative": seconds <= 0,
+            f"latency outside {LEAST_SECONDS:g} to {MOST_SECONDS:g} s": (seconds > 0)
+            & ((seconds < LEAST_SECONDS) | (seconds > MOST_SECONDS)),
+            "throttled P4": throttled,
+        } | {
+            f"unknown operation {name}": (operations == name).to_numpy()
+            for name in sorted(set(operations) - set(SIZE_COLUMNS))
+        }
+    bad = np.logical_or.reduce(list(why.values()))
+    return rows[~bad], {reason: int(mask.sum()) for reason, mask in why.items() if mask.any()}
+
+
+def fit(rows: pd.DataFrame, devices: Mapping[str, DeviceType], source: str) -> Learned:
+    """On the rows of these devices, by the names that the rows use."""
+    mine = rows[rows["device"].astype(str).isin(list(devices))]
+    names = mine["device"].astype(str)
+    seconds = MS * mine["latency_ms"].to_numpy(dtype=float)
+    return Learned.fit(kernels_of(mine), [devices[name] for name in names], seconds, source=source)
+
+
+def _read_models(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    frame = pd.read_parquet(path)
+    kind = frame["kind"].astype(str)
+    return frame[kind == "total"], frame[kind == "op"].assign(kind="op")
+
+
+def _present(*columns: pd.Series) -> list[str]:
+    """Each device once: by its spelling among the kernels where it has any."""
+    found: dict[frozenset[str], str] = {}
+    for column in columns:
+        for name in dict.fromkeys(column.astype(str)):
+            found.setdefault(words(name), name)
+    return list(found.values())
+
+
+def _words_are(column: pd.Series, wanted: frozenset[str]) -> pd.Series:
+    names = column.astype(str)
+    return names.isin([name for name in names.unique() if words(name) == wanted])
+
+
+def _is(column: pd.Series, name: str) -> pd.Series:
+    return _words_are(column, words(name))
+
+
+def _operators(
+    rows: pd.DataFrame, learned: Learned, device: DeviceType
+) -> tuple[list[dict[str, Any]], list[NDArray[np.bool_]]]:
+    found, covered = [], []
+    for operation, group in rows.groupby(rows["op"].astype(str)):
+        measured = MS * group["latency_ms"].to_numpy(dtype=float)
+        prediction = learned.predict(kernels_of(group), device)
+        inside = (prediction.low_seconds_K <= measured) & (measured <= prediction.high_seconds_K)
+        known = prediction.known_K
+        if known.any():
+            covered.append(inside[known])
+        found.append(
+            {
+                "table": "operator",
+                "device": device.name,
+                "what": operation,
+                "rows": len(group),
+                "ours_mape_percent": _mape(prediction.seconds_K, measured),
+                "ours_median_percent": _median(prediction.seconds_K, measured),
+                "roofline_mape_percent": _mape(prediction.least_seconds_K, measured),
+                "coverage_percent": float(100 * inside[known].mean()) if known.any() else None,
+                "roofline_only_rows": int((~known).sum()),
+            }
+        )
+    return found, covered
+
+
+def _models(
+    totals: pd.DataFrame, parts: Mapping[tuple[Any, ...], Program], learned: Learned, device: DeviceType
+) -> tuple[list[dict[str, Any]], list[str]]:
+    found, without = [], []
+    for row in totals.to_dict("records"):
+        program = parts.get(tuple(row[name] for name in CONFIG))
+        label = f"{row['model']} batch {row['batch']}" + (f" {row['option']}" if str(row["option"]) else "")
+        if program is None:
+            without.append(f"{label} {row['mode']} on {device.name}")
+            continue
+        prediction = learned.predict(program.kernels, device)
+        ours = _passes(prediction.queued_seconds_K, program)
+        roofline = sum(_passes(prediction.least_seconds_K, program))
+        measured = (MS * row["fw_ms"], MS * row["bwall_ms"])
+        found.append(
+            {
+                "table": "model",
+                "device": device.name,
+                "what": label,
+                "mode": {"inf": "inference"}.get(str(row["mode"]), str(row["mode"])),
+                "measured_ms": float(row["e2e_ms"]),
+                "ours_ms": sum(ours) / MS,
+                "ours_percent": _error(sum(ours), MS * row["e2e_ms"]),
+                "forward_percent": _error(ours[0], measured[0]),
+                "backward_percent": _error(ours[1], measured[1]) if measured[1] > 0 else None,
+                "roofline_percent": _error(roofline, MS * row["e2e_ms"]),
+                **{
+                    f"{peer}_percent": _error(row[column], row["e2e_ms"])
+                    for peer, column in PUBLISHED.items()
+                    if column in row
+                },
+            }
+        )
+    return found, without
+
+
+def _passes(seconds_K: Floats, program: Program) -> tuple[float, float]:
+    """Forward and backward seconds."""
+    spent = seconds_K * program.count_K
+    return float(spent[~program.backward_K].sum()), float(spent[program.backward_K].sum())
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool_]]) -> dict[str, Any]:
+    whole = [row for row in rows if row["table"] == "model"]
+    single = [row for row in rows if row["table"] == "operator"]
+    names = list(dict.fromkeys(row["device"] for row in rows))
+
+    def mean(column: str, chosen_rows: Sequence[Mapping[str, Any]]) -> float | None:
+        errors = [abs(row[column]) for row in chosen_rows if row.get(column) is not None]
+        return float(np.mean(errors)) if errors else None
+
+    def by_mode(column: str) -> dict[str, dict[str, float | None]]:
+        return {
+            name: {
+                mode: mean(column, [row for row in whole if (row["device"], row["mode"]) == (name, mode)])
+                for mode in ("train", "inference")
+            }
+            for name in names
+        }
+
+    errors = [abs(row["ours_percent"]) for row in whole if row["ours_percent"] is not None]
+    peers = ("roofline", *PUBLISHED)
+    return {
+        "models_mape_percent": mean("ours_percent", whole),
+        "models_median_percent": float(np.median(errors)) if errors else None,
+        "models": by_mode("ours_percent"),
+        **{f"models_mape_percent_{peer}": mean(f"{peer}_percent", whole) for peer in peers},
+        **{f"models_{peer}": by_mode(f"{peer}_percent") for peer in peers},
+        "forward_mape_percent": mean("forward_percent", whole),
+        "backward_mape_percent": mean("backward_percent", whole),
+        "operators": {
+            name: {row["what"]: row["ours_mape_percent"] for row in single if row["device"] == name} for name in names
+        },
+        "operators_median": {
+            name: {row["what"]: row["ours_median_percent"] for row in single if row["device"] == name} for name in names
+        },
+        "interval_coverage_percent": float(100 * np.concatenate(inside).mean()) if inside else None,
+    }
+
+
+def _error(predicted: float, measured: float) -> float | None:
+    """Signed, in percent; None where either is not known."""
+    if not np.isfinite(predicted) or not np.isfinite(measured) or measured <= 0:
+        return None
+    return float(100 * (predicted / measured - 1))
+
+
+def _mape(predicted: Floats, measured: Floats) -> float | None:
+    known = np.isfinite(predicted)
+    return float(100 * np.abs(predicted[known] / measured[known] - 1).mean()) if known.any() else None
+
+
+def _median(predicted: Floats, measured: Floats) -> float | None:
+    known = np.isfinite(predicted)
+    return float(100 * np.median(np.abs(predicted[known] / measured[known] - 1))) if known.any() else None

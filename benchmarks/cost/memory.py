@@ -1,0 +1,209 @@
+"""Peak memory of pipeline stages: predicted from the capture, against torch's CPU allocator in real 1F1B training.
+
+Each case trains a pipeline of four ranks by the project's own runtime (gloo, torch's 1F1B schedule), so that its stages
+hold 4, 3, 2 and 1 microbatches at once; recompute is torch's checkpointing of every layer. A rank's allocator tells
+every allocation from before its weights are drawn to the end of the third step.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dejavu.cost.memory import (
+    example_bytes,
+    fixed_bytes,
+    layer_activation_bytes,
+    layer_temporary_bytes,
+    message_bytes,
+    stage_memory,
+)
+from dejavu.graph import Graph, Layer, capture
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.runtime.launcher import rank_environment, torchrun_words
+from dejavu.schedule import schedule_named
+from dejavu.workload import Workload
+
+NUM_STAGES, NUM_STEPS = 4, 3  # optimizer state exists from the second step on
+SECONDS_FOR_A_CASE = 300
+ALLOCATED_DATA = ("text",)  # other data stays where numpy made it, and the allocator does not know of it
+WORKLOADS = {
+    "gpt": Workload(
+        model="gpt",
+        model_options={"num_blocks": 8, "width": 192, "num_heads": 6},
+        sequence_length=128,
+        batch_size=32,
+        num_microbatches=8,
+    ),
+    "bert": Workload(
+        model="bert",
+        model_options={"num_blocks": 8, "width": 192, "num_heads": 6},
+        sequence_length=128,
+        batch_size=32,
+        num_microbatches=8,
+    ),
+    "cnn": Workload(
+        model="cnn",
+        model_options={"num_blocks": 10, "width": 48},
+        data="digits",
+        batch_size=512,
+        num_microbatches=8,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline that is trained for real."""
+
+    name: str
+    workload: Workload
+    recompute: bool
+
+
+def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """All cases; a row for each stage."""
+    cases = [Case(name, workload, again) for name, workload in WORKLOADS.items() for again in (False, True)]
+    rows = [row for case in cases for row in case_rows(case)]
+
+    def errors(column: str) -> list[float]:
+        return [abs(row[column]) for row in rows if row[column] is not None]
+
+    summary = {
+        "mape_percent": statistics.mean(errors("error_percent")),
+        "worst_percent": max(errors("error_percent")),
+        "planner_least_percent": min(row["planner_percent"] for row in rows),
+        "planner_median_percent": statistics.median(row["planner_percent"] for row in rows),
+        "planner_worst_percent": max(row["planner_percent"] for row in rows),
+        "outputs_mape_percent": statistics.mean(errors("outputs_error_percent")),
+        "megatron_mape_percent": statistics.mean(errors("megatron_error_percent")),
+        "rows": len(rows),
+    }
+    return "peak memory of a stage: predicted, and the CPU allocator's", rows, summary
+
+
+def case_rows(case: Case) -> list[dict[str, Any]]:
+    """Predict every stage, then train the pipeline and compare."""
+    graph = capture(case.workload)
+    plan = even_plan(len(graph.layers), case.workload)
+    predicted = [stage_bytes(case, graph, plan, stage) for stage in range(NUM_STAGES)]
+    rows = []
+    for stage, real in enumerate(real_peaks(case, plan)):
+        found = predicted[stage]
+        off = {name: 100 * (size / real - 1) if size is not None else None for name, size in found.items()}
+        rows.append(
+            {
+                "model": case.name,
+                "stage": stage,
+                "depth": NUM_STAGES - stage,
+                "recompute": case.recompute,
+                "real_bytes": real,
+                "predicted_bytes": round(found["ours"]),
+                "error_percent": off["ours"],
+                "planner_bytes": round(found["planner"]),
+                "planner_percent": off["planner"],
+                "outputs_error_percent": off["outputs"],
+                "megatron_error_percent": off["megatron"],
+            }
+        )
+    return rows
+
+
+def even_plan(num_layers: int, workload: Workload) -> Plan:
+    """As many layers for each stage."""
+    cuts = [round(s * num_layers / NUM_STAGES) for s in range(NUM_STAGES + 1)]
+    configuration = StageConfiguration("cpu")
+    stages = tuple(Stage(start, stop, configuration) for start, stop in pairwise(cuts))
+    return Plan(stages, workload.schedule, workload.num_microbatches)
+
+
+def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, float | None]:
+    """What our model, the planner's sums and two usual formulas say of one stage."""
+    workload, span = case.workload, plan.stages[stage]
+    layers = graph.layers[span.start : span.stop]
+    depth = schedule_named(plan.schedule).in_flight(stage, NUM_STAGES, plan.num_microbatches)
+    examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
+    memory = stage_memory(
+        layers,
+        microbatches_in_flight=depth,
+        num_microbatches=plan.num_microbatches,
+        optimizer=workload.optimizer,
+        recompute=case.recompute,
+        is_first=stage == 0,
+        is_last=stage == NUM_STAGES - 1,
+        example_bytes=examples,
+    )
+    fixed = fixed_bytes(sum(layer.parameter_bytes for layer in layers), workload.optimizer)
+    cuts = [layers[0].footprint.input_bytes if stage else 0, layers[-1].output_bytes if stage < NUM_STAGES - 1 else 0]
+    planner = (
+        fixed
+        + examples
+        + sum(message_bytes(cut, plan.num_microbatches) for cut in cuts)
+        + depth * sum(layer_activation_bytes(layer, recompute=case.recompute) for layer in layers)
+        + max(layer_temporary_bytes(layer, recompute=case.recompute) for layer in layers)
+    )
+    return {
+        "ours": memory.peak_bytes,
+        "planner": planner,
+        "outputs": fixed + depth * outputs_bytes(layers, recompute=case.recompute),
+        "megatron": megatron_bytes(case, layers, fixed, depth),
+    }
+
+
+def outputs_bytes(layers: Sequence[Layer], *, recompute: bool) -> float:
+    """A plain count: everything that operators write in forward; with recompute the layers' outputs only."""
+    if recompute:
+        return sum(layer.output_bytes for layer in layers)
+    return sum(op.written_bytes for layer in layers for op in layer.operators if op.direction == "forward")
+
+
+def megatron_bytes(case: Case, layers: Sequence[Layer], fixed: float, depth: int) -> float | None:
+    """The usual formula, s·b·h·(34 + 5·a·s/h) bytes a transformer block in 16 bits, twice that in 32.
+
+    Korthikanti et al., MLSys 2023, eq. 1, and 2·s·b·h a block with full recompute (section 5); embedding and head are
+    left out there and here. None for models that are no transformers.
+    """
+    options = case.workload.model_options
+    if "num_heads" not in options:
+        return None
+    s, b, h, a = case.workload.sequence_length, case.workload.microbatch_size, options["width"], options["num_heads"]
+    blocks = sum(layer.name.startswith("block") for layer in layers)
+    whole, kept = s * b * h * (34 + 5 * a * s / h), 2 * s * b * h
+    in_32_bits = 2
+    held = depth * blocks * kept + min(blocks, 1) * whole if case.recompute else depth * blocks * whole
+    return fixed + in_32_bits * held
+
+
+def real_peaks(case: Case, plan: Plan) -> list[int]:
+    """Train the pipeline; the allocator's peak of every rank."""
+    with tempfile.TemporaryDirectory(prefix="dejavu-memory-") as folder:
+        path = Path(folder) / "job.json"
+        job = {
+            "workload": case.workload.model_dump(mode="json"),
+            "plan": plan.to_dict(),
+            "recompute": case.recompute,
+            "num_steps": NUM_STEPS,
+            "folder": folder,
+        }
+        path.write_text(json.dumps(job))
+        words = [word for word in torchrun_words(len(plan.stages), path) if not word.startswith("--max-restarts")]
+        words[words.index("dejavu.runtime.worker")] = "benchmarks.cost._memory_rank"
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0", *words],
+            env=rank_environment(),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_FOR_A_CASE,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the ranks of {case.name} failed:\n{done.stderr}")
+        peaks = (Path(folder) / f"peak-{stage}.json" for stage in range(len(plan.stages)))
+        return [json.loads(peak.read_text())["peak_bytes"] for peak in peaks]

@@ -1,0 +1,102 @@
+"""Déjà vu: how far predicted steps are off before and after earlier trainings are remembered.
+
+    python -m benchmarks.feedback --workload examples/workloads/digits.yaml --json feedback.json
+
+Every cut of a two-stage pipeline that leaves neither stage less than a quarter of the work is trained once on this
+machine, in an order drawn from a seed. Each step is predicted twice before it is measured: from layers measured alone,
+and from these as the trainings before it correct them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks._report import report
+from dejavu.bind import bind
+from dejavu.cluster import this_machine
+from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
+from dejavu.graph import capture
+from dejavu.init import Draw
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.problem import pose
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.campaign import Campaign
+from dejavu.runtime.feedback import remember, step_factor
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.launcher import launch
+from dejavu.simulate import play
+from dejavu.strict_yaml import load
+from dejavu.workload import Workload
+
+LEAST_SHARE = 0.25
+
+
+def main(
+    workload: Annotated[Path | None, typer.Option(help="what to train; otherwise the default GPT")] = None,
+    steps: Annotated[int, typer.Option(min=4, help="of each training")] = 16,
+    seed: int = 0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
+) -> None:
+    """Train every sensible cut, and predict each before and after the ones before it."""
+    wanted = load(workload, Workload).value if workload else Workload()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _rows(wanted, steps, seed, Path(folder))
+    later = rows[1:]  # nothing is remembered before the first
+    summary: dict[str, Any] = {}
+    for name in ("without_memory", "with_memory"):
+        errors = [abs(row[f"{name}_error_percent"]) for row in later]
+        summary |= {f"{name}_mape_percent": mean(errors), f"{name}_median_percent": median(errors)}
+    report(f"Predicted steps of {wanted.model}, before and after remembering", rows, summary, json_path)
+
+
+def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+    cluster, database, graph = this_machine(), ProfileDatabase(folder / "profiles_db"), capture(workload)
+    Campaign(graph, workload, cluster, database).run()
+    fresh = cost_table(graph, cluster, sources(database, workload.optimizer))
+    configuration = StageConfiguration(fresh.device_types[0])
+    seconds = (fresh.forward.seconds_LD + fresh.backward.seconds_LD)[:, 0]
+    share = np.cumsum(seconds)[:-1] / seconds.sum()
+    cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
+    rows = []
+    for cut in np.random.default_rng(seed).permutation(cuts):
+        ends = (0, int(cut), len(graph.layers))
+        stages = (Stage(ends[0], ends[1], configuration), Stage(ends[1], ends[2], configuration))
+        plan = Plan(stages, workload.schedule, workload.num_microbatches)
+
+        def played(table: CostTable, one: Plan) -> float:
+            problem = pose(table, cluster, workload, transfer_costs(cluster, database))
+            return play(problem, table, one).step_seconds
+
+        corrected, _ = remember_stages(fresh, graph, database, workload.optimizer)
+        factor = step_factor(graph, plan, database, lambda one: played(corrected, one))  # noqa: B023
+        job = TrainingJob(
+            workload=workload.model_copy(update={"num_steps": steps}),
+            binding=bind(plan, cluster, fresh.cut_bytes_L1),
+            draw=Draw(),
+            start_from=None,
+            first_step=0,
+            last_step=steps,
+            folder=str(folder / f"cut-{cut}"),
+        )
+        result = launch(job)
+        assert result.step_seconds is not None
+        row: dict[str, Any] = {"cut": int(cut), "measured_ms": 1e3 * result.step_seconds}
+        for name, predicted in (
+            ("without_memory", played(fresh, plan)),
+            ("with_memory", played(corrected, plan) * factor),
+        ):
+            row[f"{name}_ms"] = 1e3 * predicted
+            row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)
+        rows.append(row)
+        remember(job, result, graph, database)
+    return rows
+
+
+if __name__ == "__main__":
+    typer.run(main)

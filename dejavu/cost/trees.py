@@ -1,0 +1,115 @@
+"""Boosted trees and curves as plain arrays: what a predictor ships, without a pickle and without scikit-learn.
+
+Shape suffixes: K = kernels, F = features, T = trees, N = nodes of the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+Floats = NDArray[np.float64]
+CHUNK_KERNELS = 1024  # kernels at a time: with 150 trees some arrays of a megabyte
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """A sum of trees.
+
+    Attributes:
+        feature_TN, threshold_TN: go left where the feature is no greater.
+        left_TN, right_TN: a leaf points at itself.
+        value_TN: at the leaves.
+    """
+
+    base: float
+    depth: int
+    feature_TN: NDArray[np.int16]
+    threshold_TN: NDArray[np.float32]
+    left_TN: NDArray[np.int16]
+    right_TN: NDArray[np.int16]
+    value_TN: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, model: HistGradientBoostingRegressor) -> Trees:
+        trees = [stage[0].nodes for stage in model._predictors]
+        shape = (len(trees), max(len(nodes) for nodes in trees))
+        feature, left, right = (np.zeros(shape, dtype=np.int16) for _ in range(3))
+        threshold, value = (np.zeros(shape, dtype=np.float32) for _ in range(2))
+        left[:] = right[:] = np.arange(shape[1])
+        for tree, nodes in enumerate(trees):
+            inner = np.flatnonzero(nodes["is_leaf"] == 0)
+            feature[tree, inner] = nodes["feature_idx"][inner]
+            threshold[tree, inner] = nodes["num_threshold"][inner]
+            left[tree, inner] = nodes["left"][inner]
+            right[tree, inner] = nodes["right"][inner]
+            value[tree, : len(nodes)] = nodes["value"]
+        depth = max(int(nodes["depth"].max()) for nodes in trees)
+        return cls(float(np.ravel(model._baseline_prediction)[0]), depth, feature, threshold, left, right, value)
+
+    def predict(self, features_KF: Floats) -> Floats:
+        chunks = [
+            self._chunk(features_KF[start : start + CHUNK_KERNELS].astype(np.float32))
+            for start in range(0, len(features_KF), CHUNK_KERNELS)
+        ]
+        return np.concatenate(chunks) if chunks else np.zeros(0)
+
+    def _chunk(self, features_KF: NDArray[np.float32]) -> Floats:
+        """All trees a level at a time: nodes of tree t are numbered from t × N."""
+        kernels, nodes = np.arange(len(features_KF))[:, None], self.feature_TN.shape[1]
+        root_T = np.arange(len(self.feature_TN)) * nodes
+        feature, threshold, value = self.feature_TN.ravel(), self.threshold_TN.ravel(), self.value_TN.ravel()
+        children = np.stack([(side + root_T[:, None]).ravel() for side in (self.left_TN, self.right_TN)])
+        node_KT = np.tile(root_T, (len(features_KF), 1))
+        for _ in range(self.depth):
+            right_KT = features_KF[kernels, feature[node_KT]] > threshold[node_KT]
+            node_KT = children[right_KT.astype(np.int8), node_KT]
+        return self.base + value[node_KT].sum(axis=1, dtype=np.float64)
+
+    def arrays(self) -> dict[str, NDArray]:
+        return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Trees:
+        tables = {name: array for name, array in arrays.items() if name not in ("base", "depth")}
+        return cls(base=float(arrays["base"]), depth=int(arrays["depth"]), **tables)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """An increasing function of the first feature, both logarithms: straight between knots, level below them, and
+    with a slope of 1 above: twice the work takes twice the time."""
+
+    knot: Floats
+    value: Floats
+
+    @classmethod
+    def of(cls, feature_K: Floats, target_K: Floats, weight_K: Floats, num_knots: int = 24) -> Curve:
+        """Through the weighted medians of equal shares of the points, a dip raised to what came before it."""
+        order = np.argsort(feature_K, kind="stable")
+        parts = [part for part in np.array_split(order, num_knots) if len(part)]
+        knot = np.array([np.median(feature_K[part]) for part in parts])
+        value = np.array([_weighted_median(target_K[part], weight_K[part]) for part in parts])
+        distinct, first = np.unique(knot, return_index=True)
+        return cls(distinct, np.maximum.accumulate(value[first]))
+
+    def predict(self, features_KF: Floats) -> Floats:
+        feature_K = features_KF[:, 0]
+        return np.interp(feature_K, self.knot, self.value) + np.maximum(feature_K - self.knot[-1], 0.0)
+
+    def arrays(self) -> dict[str, NDArray]:
+        return {"knot": self.knot, "value": self.value}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Curve:
+        return cls(**arrays)
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])

@@ -1,0 +1,50 @@
+"""Random examples of any shape, to plan for a model whose data is not here, or to see that it trains at all."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dejavu.data._base import Dataset, ExampleShape
+
+# Low numbers come up more often, as words do: a model can learn at least that, so its loss falls.
+_SKEW = 3
+
+
+@dataclass(frozen=True)
+class Synthetic(Dataset):
+    """Tokens, the target being the next one, or images that are noise made brighter by their class.
+
+    Attributes:
+        num_classes: values that a token can take, or classes of images.
+        sequence_length: tokens in one example.
+        image_shape: channels, height, width; None: tokens.
+    """
+
+    num_classes: int
+    sequence_length: int = 128
+    image_shape: tuple[int, int, int] | None = None
+
+    @property
+    def shape(self) -> ExampleShape:
+        if self.image_shape:
+            return ExampleShape(self.image_shape, torch.float32, (), self.num_classes)
+        return ExampleShape((self.sequence_length,), torch.int64, (self.sequence_length,), self.num_classes)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self!r} skew={_SKEW}".encode()).hexdigest()[:16]
+
+    def batch(self, step: int, batch_size: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        random = np.random.default_rng((seed, step))
+        if self.image_shape:
+            labels = random.integers(0, self.num_classes, size=batch_size)
+            images = random.standard_normal((batch_size, *self.image_shape), dtype=np.float32)
+            images += (labels / self.num_classes).astype(np.float32).reshape(-1, 1, 1, 1)
+            return torch.from_numpy(images), torch.from_numpy(labels)
+        uniform = random.random((batch_size, self.sequence_length + 1))
+        tokens = torch.from_numpy((self.num_classes * uniform**_SKEW).astype(np.int64))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,102 @@
+"""Reading tables of a source in pieces, with the columns checked first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dejavu.errors import InputError
+from dejavu.importers._base import BATCH_ROWS
+
+
+def files_of(path: Path, patterns: Sequence[str], wanted: str) -> list[Path]:
+    """The file, or those of a folder whose names fit, in the order of their names.
+
+    Raises:
+        InputError: there is no such file or folder, nothing that fits, or an empty file.
+    """
+    if not path.exists():
+        raise InputError(f"there is no {path}; wanted {wanted}")
+    files = [path]
+    if path.is_dir():
+        files = sorted({file for pattern in patterns for file in path.rglob(pattern) if file.is_file()})
+        if not files:
+            raise InputError(f"{path} has no {' or '.join(patterns)}; wanted {wanted}")
+    for file in files:
+        if not file.stat().st_size:
+            raise InputError(f"{file} is empty; wanted {wanted}")
+    return files
+
+
+def parquet_columns(path: Path, wanted: str) -> list[str]:
+    """The names of its columns.
+
+    Raises:
+        InputError: it is not a whole Parquet file.
+    """
+    try:
+        return list(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is no whole Parquet file ({error}); wanted {wanted}") from error
+
+
+def refuse_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> None:
+    """Raises InputError unless all expected columns are there; a column of another unit is told as what it is."""
+    missing = [column for column in expected if column not in found]
+    if not missing:
+        return
+    other = [column for column in found if column not in expected]
+    near = {column: difflib.get_close_matches(column, other, n=1, cutoff=0.6) for column in missing}
+    instead = ", ".join(f"{close[0]!r} instead of {column!r}" for column, close in near.items() if close)
+    raise InputError(
+        f"{path}: expected columns {', '.join(missing)}; found {instead or ', '.join(other[:12]) or 'no others'}"
+    )
+
+
+def parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd.DataFrame]]:
+    """Pieces of the file and the row that each starts with.
+
+    Raises:
+        InputError: the file breaks off or cannot be decoded.
+    """
+    start = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for piece in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
+                yield start, piece.to_pandas()
+                start += piece.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: the rows from {start} on cannot be read: {error}") from error
+
+
+def csv_columns(path: Path, wanted: str) -> list[str]:
+    """The names in the first line of a CSV file. Raises InputError where that is none."""
+    try:
+        return list(pd.read_csv(path, nrows=0).columns)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is no CSV file ({error}); wanted {wanted}") from error
+
+
+def csv_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd.DataFrame]]:
+    """As `parquet_frames`, for CSV; the row is counted without the line of names."""
+    start = 0
+    try:
+        with pd.read_csv(path, usecols=list(columns), chunksize=BATCH_ROWS) as pieces:
+            for piece in pieces:
+                yield start, piece.reset_index(drop=True)
+                start += len(piece)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: the rows from {start} on cannot be read: {error}") from error
+
+
+def num_rows(files: Sequence[Path]) -> int | None:
+    """Of Parquet files, from their footers; None where one is no such file."""
+    try:
+        return sum(int(pq.read_metadata(file).num_rows) for file in files)
+    except (pa.ArrowException, OSError):
+        return None

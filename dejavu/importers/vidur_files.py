@@ -1,0 +1,115 @@
+"""The two forms of vidur's files, as frames of one form.
+
+Its own CSV files (`compute/<device>/<model>/mlp.csv` and `network/<nodes>/all_reduce.csv`; the columns are those that
+its `vidur/profiling` writes) have all operators of one number of tokens in a line; in Parquet each has a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from dejavu.importers import sources
+
+PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+NORMS = ("input_layernorm", "post_attention_layernorm")
+OPERATORS = (*PRODUCTS, *NORMS, "mlp_act", "add", "emb", "attn_rope")
+
+FILE_NAMES = ("*.parquet", "mlp.csv", "all_reduce.csv", "allreduce.csv", "send_recv.csv")
+WANTED = "vidur's compute or network profile: Parquet, or its mlp.csv, all_reduce.csv or send_recv.csv"
+_COMPUTE = ("device", "op", "M", "N", "K", "median_ms")
+_COMPUTE_CSV = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp", "num_tokens")
+_DEGREE = "num_tensor_parallel_workers"
+_NETWORK = ("collective", "num_workers", "devices_per_node", "size")
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of a file's columns. Raises InputError where it is no such file."""
+    return sources.csv_columns(path, WANTED) if path.suffix == ".csv" else sources.parquet_columns(path, WANTED)
+
+
+def holds_collectives(found: list[str]) -> bool:
+    return "collective" in found or "num_workers" in found
+
+
+def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
+    """A row for each message: row, device, collective, num_workers, devices_per_node, size (bytes), ms.
+
+    Raises:
+        InputError: other columns, or a file that breaks off.
+    """
+    operations = [name.split(".")[1] for name in found if name.startswith("time_stats.") and name.endswith(".median")]
+    time = "median_ms" if path.suffix != ".csv" else f"time_stats.{(operations or ['all_reduce'])[0]}.median"
+    sources.refuse_columns(path, found, (*_NETWORK, time))
+    nodes = "topology" if "topology" in found else None
+    columns = [*_NETWORK, time, *([nodes] if nodes else [])]
+    for start, frame in _pieces(path, columns):
+        device = frame[nodes].astype(str) if nodes else path.resolve().parent.name
+        yield frame.assign(row=start + np.arange(len(frame)), device=device, ms=frame[time])
+
+
+def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
+    """A row for each operator: row, device, op, M tokens, N wide in, K wide out, gated (or None), ms.
+
+    `gated` says whether the model multiplies its activation with a second product, as Llama does.
+
+    Raises:
+        InputError: other columns, or a file that breaks off.
+    """
+    if path.suffix == ".csv":
+        yield from _lines(path, found)
+        return
+    sources.refuse_columns(path, found, _COMPUTE)
+    gated = _gated(path) if "model" in found else {}
+    columns = [*_COMPUTE, *(["model"] if "model" in found else [])]
+    for start, frame in _pieces(path, columns):
+        models = frame["model"].astype(str) if "model" in frame else [""] * len(frame)
+        yield frame.assign(
+            row=start + np.arange(len(frame)), gated=[gated.get(model) for model in models], ms=frame["median_ms"]
+        )
+
+
+def _pieces(path: Path, columns: list[str]) -> Iterator[tuple[int, pd.DataFrame]]:
+    return sources.csv_frames(path, columns) if path.suffix == ".csv" else sources.parquet_frames(path, columns)
+
+
+def _gated(path: Path) -> dict[str, bool]:
+    """By model: its first product is twice as wide as its activation."""
+    wanted = [("op", "in", ["mlp_up_proj", "mlp_act"])]
+    table = pq.read_table(path, columns=["model", "op", "K"], filters=wanted).to_pandas()
+    widest = table.astype({"model": str, "op": str}).groupby(["model", "op"])["K"].max().unstack()
+    if set(widest.columns) != {"mlp_up_proj", "mlp_act"}:
+        return {}
+    known = widest.dropna()
+    return {str(model): bool(wide == 2 * act) for model, act, wide in known[["mlp_act", "mlp_up_proj"]].itertuples()}
+
+
+def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
+    """A line of mlp.csv has one number of tokens; its operators' shapes follow from the model's."""
+    times = {name: f"time_stats.{name}.median" for name in OPERATORS if f"time_stats.{name}.median" in found}
+    sources.refuse_columns(
+        path, found, (*_COMPUTE_CSV, _DEGREE, *(times.values() or ["time_stats.mlp_up_proj.median"]))
+    )
+    parts = path.resolve().parts
+    device = parts[parts.index("compute") + 1] if "compute" in parts[:-2] else path.resolve().parent.name
+    for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, _DEGREE, *times.values())):
+        hidden, inner = frame["n_embd"], frame["n_expanded_embd"] / frame[_DEGREE]
+        queries_keys_values = hidden / frame["n_head"] * (frame["n_head"] + 2 * frame["n_kv_head"]) / frame[_DEGREE]
+        gated = frame["use_gated_mlp"].astype(str).str.lower() == "true"
+        wide = {
+            "attn_pre_proj": (hidden, queries_keys_values),
+            "attn_post_proj": (hidden / frame[_DEGREE], hidden),
+            "mlp_up_proj": (hidden, inner * np.where(gated, 2, 1)),
+            "mlp_down_proj": (inner, hidden),
+            "mlp_act": (np.nan, inner),
+        }
+        pieces = []
+        for operation, time in times.items():
+            n, k = wide.get(operation, (np.nan, hidden))
+            piece = {"row": start + np.arange(len(frame)), "device": device, "op": operation, "M": frame["num_tokens"]}
+            pieces.append(pd.DataFrame({**piece, "N": n, "K": k, "gated": gated, "ms": frame[time]}))
+        yield pd.concat(pieces, ignore_index=True)

@@ -1,0 +1,269 @@
+"""What is alive when: one layer's memory through forward and backward, followed storage by storage on fake tensors.
+
+A layer is traced between two stand-ins for its neighbours, which own the tensors that cross the layer's two cuts as the
+neighbours would: whether such a tensor is alive is noted, and its bytes are left to whoever puts layers together
+(`dejavu.cost.memory`). Everything else that is born in the layer is its own. Gradients of the weights exist already and
+are added to in place, as in every step but the first.
+
+Fake tensors run no kernels, so what a kernel allocates and frees inside is not seen; convolutions are large enough in
+this to be known by a formula.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+INPUT, OUTPUT, ARRIVING = "input", "output", "arriving"  # arriving: the gradient of the output
+_RANDOM_STATE_BYTES = 5056  # of the CPU's generator, torch 2.13
+# Where two gradients of one tensor meet, the engine adds to the first in place if that is no view; an index's gradient
+# is put into zeros in place. Under a dispatch mode both make a new tensor and drop the old one at once, so that such a
+# moment is not noted.
+_IN_PLACE_BACKWARD = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default)
+# oneDNN (CPUs with AVX-512) rounds channels up to a multiple of this, and leaves images of so few as they are.
+_CHANNEL_BLOCK, _FEW_CHANNELS = 16, 3
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The most that a layer holds while just these boundary tensors are alive.
+
+    Attributes:
+        own_bytes: all that was born in the layer and is none of the boundary tensors.
+        alive: of `INPUT`, `OUTPUT` and `ARRIVING`, those that are held by the layer itself.
+    """
+
+    own_bytes: int
+    alive: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One layer's memory for one microbatch, its weights and their gradients left out.
+
+    Attributes:
+        input_bytes, output_bytes: the tensors that cross its two cuts; a gradient is as large as its tensor.
+        held_bytes: its own, from forward to backward.
+        holds_input, holds_output: whether it needs them from forward to backward as well.
+        passes_input: its output is its input's memory, looked at in another shape.
+        forward, backward: its moments, at most one for each set of boundary tensors.
+        buffer_bytes: tensors of the module that are no weights.
+        largest_parameter_bytes: its largest single weight.
+    """
+
+    input_bytes: int
+    output_bytes: int
+    held_bytes: int
+    holds_input: bool
+    holds_output: bool
+    passes_input: bool
+    forward: tuple[Moment, ...]
+    backward: tuple[Moment, ...]
+    buffer_bytes: int
+    largest_parameter_bytes: int
+
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+def footprint(module: nn.Module, inputs: torch.Tensor, loss: Loss | None, *, recompute: bool = False) -> Footprint:
+    """Trace one layer under the fake tensor mode that is active.
+
+    Args:
+        inputs: their shape and dtype; no gradient of them is computed unless they require one.
+        loss: the last layer's, which takes its output.
+        recompute: under activation checkpointing: the layer keeps its input only, and runs again before its backward.
+    """
+    parameters = tuple(module.parameters())
+    buffers = {buffer.untyped_storage()._cdata: _size(buffer) for buffer in module.buffers()}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    watch = _Watch((inputs, *parameters, *(p.grad for p in parameters if p.grad is not None), *module.buffers()))
+    try:
+        with watch:
+            held, forward, sizes = _forward(module, inputs, loss, watch, recompute=recompute)
+            end = watch.end
+            watch.end = None
+            if end is not None and end.requires_grad:
+                end.backward()
+            watch.note()
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    return Footprint(
+        input_bytes=sizes[INPUT],
+        output_bytes=sizes[OUTPUT],
+        held_bytes=held.own_bytes,
+        holds_input=INPUT in held.alive,
+        holds_output=OUTPUT in held.alive,
+        passes_input=sizes["passed"] > 0,
+        forward=forward,
+        backward=watch.moments(),
+        buffer_bytes=sum(buffers.values()),
+        largest_parameter_bytes=max((_size(parameter) for parameter in parameters), default=0),
+    )
+
+
+def _forward(
+    module: nn.Module, inputs: torch.Tensor, loss: Loss | None, watch: _Watch, *, recompute: bool
+) -> tuple[Moment, tuple[Moment, ...], dict[str, int]]:
+    """Forward alone; what stays when this returns is held by the layer. The end to go back from is left in `watch`."""
+    if inputs.requires_grad:
+        x = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))
+    else:
+        x = torch.empty_like(inputs)
+    watch.call(INPUT, x)
+    watch.start_over()
+    output = _checkpointed(module, x) if recompute else module(x)
+    passed = output.untyped_storage()._cdata == x.untyped_storage()._cdata
+    watch.call(INPUT if passed else OUTPUT, output)
+    sizes = {INPUT: _size(x), OUTPUT: _size(output), "passed": int(passed)}
+    watch.end = loss(output) if loss else _Behind.apply(output, watch)
+    del x, output
+    watch.note()
+    forward = watch.moments()
+    held = watch.now()
+    watch.start_over()
+    return held, forward, sizes
+
+
+def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """As `checkpoint` with its defaults; a stand-in for the generator's state, which fake tensors cannot read."""
+    state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+    return checkpoint(lambda x, state: module(x), x, state, use_reentrant=False, preserve_rng_state=False)
+
+
+class _Before(torch.autograd.Function):
+    """The layer before: gives a tensor, and takes its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, like: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None
+
+
+class _Behind(torch.autograd.Function):
+    """The layer behind: keeps nothing of what it takes, and gives a gradient that nobody else owns."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, watch: _Watch) -> torch.Tensor:
+        ctx.shape, ctx.dtype, ctx.watch = output.shape, output.dtype, watch
+        return torch.zeros((), dtype=output.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        arriving = torch.empty(ctx.shape, dtype=ctx.dtype)
+        ctx.watch.call(ARRIVING, arriving)
+        return arriving, None
+
+
+class _Watch(TorchDispatchMode):
+    """Follows every storage that is born while it is on, from birth to death."""
+
+    def __init__(self, outside: tuple[torch.Tensor, ...]) -> None:
+        super().__init__()
+        self.end: torch.Tensor | None = None
+        self._outside = {tensor.untyped_storage()._cdata for tensor in outside}
+        self._alive: dict[int, int] = {}  # storage -> bytes
+        self._names: dict[int, str] = {}  # storage -> which boundary tensor it is
+        self._own_bytes = 0
+        self._most: dict[frozenset[str], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.note()
+        result = func(*args, **(kwargs or {}))
+        inside = _inside_bytes(func.overloadpacket, args, result)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._meet(leaf)
+        if torch.is_grad_enabled() or func not in _IN_PLACE_BACKWARD or args[0]._is_view():
+            self.note(inside)
+        return result
+
+    def call(self, name: str, tensor: torch.Tensor) -> None:
+        """From now on this tensor's storage is the boundary tensor `name`."""
+        key = tensor.untyped_storage()._cdata
+        if key in self._alive:
+            if key not in self._names:
+                self._own_bytes -= self._alive[key]
+            self._names[key] = name
+
+    def note(self, inside_bytes: int = 0) -> None:
+        """Remember the present moment if it holds more than any with the same boundary tensors."""
+        now = self.now()
+        self._most[now.alive] = max(now.own_bytes + inside_bytes, self._most.get(now.alive, 0))
+
+    def now(self) -> Moment:
+        return Moment(self._own_bytes, frozenset(self._names.values()))
+
+    def moments(self) -> tuple[Moment, ...]:
+        """The largest so far, without those that another one covers."""
+        found = [Moment(size, alive) for alive, size in self._most.items()]
+        return tuple(
+            moment
+            for moment in found
+            if not any(m != moment and m.alive >= moment.alive and m.own_bytes >= moment.own_bytes for m in found)
+        )
+
+    def start_over(self) -> None:
+        self._most.clear()
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive or key in self._outside:
+            return
+        self._alive[key] = storage.nbytes()
+        self._own_bytes += storage.nbytes()
+        weakref.finalize(storage, self._bury, key).atexit = False
+
+    def _bury(self, key: int) -> None:
+        size = self._alive.pop(key)
+        if self._names.pop(key, None) is None:
+            self._own_bytes -= size
+
+
+def _inside_bytes(kernel: Any, args: Any, result: Any) -> int:
+    """What a convolution holds beyond its inputs and results: copies of them in oneDNN's blocked layout.
+
+    Read off the CPU allocator's events of torch 2.13 on 2026-11-21, over sixteen shapes. Forward holds copies of input,
+    weight and output until the output is copied back. Backward makes the input's gradient from copies, then, with that
+    held, the weight's gradient from copies again, and at last copies that back.
+    """
+    if kernel is torch.ops.aten.convolution:
+        image, weight = args[:2]
+        copied = _rounded_bytes(result) + (_rounded_bytes(image) if image.shape[1] >= _CHANNEL_BLOCK else 0)
+        return max(copied + _rounded_bytes(weight, 0, 1) - _size(result), _rounded_bytes(result))
+    if kernel is torch.ops.aten.convolution_backward:
+        gradient, image, weight = args[:3]
+        copied = _rounded_bytes(weight, 0, 1)
+        for_weight = copied + sum(_rounded_bytes(t) for t in (gradient, image) if t.shape[1] > _FEW_CHANNELS)
+        for_input = copied + _rounded_bytes(gradient) + _rounded_bytes(image) - _size(image)
+        return max(for_weight - _size(weight), for_input - _size(weight) if result[0] is not None else 0, copied)
+    return 0
+
+
+def _rounded_bytes(tensor: torch.Tensor, *dimensions: int) -> int:
+    """The tensor's bytes with its channels, dimension 1 if none is given, rounded up to whole blocks."""
+    size = _size(tensor)
+    for dimension in dimensions or (1,):
+        channels = tensor.shape[dimension]
+        block = _CHANNEL_BLOCK // 2 if channels <= _CHANNEL_BLOCK // 2 else _CHANNEL_BLOCK
+        size = size // channels * -(-channels // block) * block
+    return size
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,195 @@
+"""Measuring on this machine what the database lacks: layers, transfers, operators, collectives.
+
+Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
+stopped. What another machine of the same kind measured serves predictions, but a device that is here is measured here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from dejavu.cluster import Cluster, this_machine
+from dejavu.collective import COLLECTIVES
+from dejavu.cost import transfer_cost
+from dejavu.cost.calibration import calibration_kernels
+from dejavu.cost.measured import Measured
+from dejavu.errors import InputError
+from dejavu.graph import Graph
+from dejavu.kernel import kernel_of
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
+from dejavu.runtime.collectives import SIZES_BYTES, collective_of, measure_collectives
+from dejavu.runtime.links import measure_link
+from dejavu.runtime.measure import DIRECTIONS, measure_layers
+from dejavu.runtime.operators import can_measure, measure_kernels
+from dejavu.workload import Workload
+
+KEPT_EVERY_SECONDS = 10.0
+Progress = Callable[[str, int, int], None]  # what is measured now, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """What was measured now, and what was known before.
+
+    Attributes:
+        num_new, num_known: figures: layers (all passes are one), pairs of devices, operators, sizes of collectives.
+        not_here: device types of the cluster that this machine does not have; their costs are predicted.
+    """
+
+    num_new: int
+    num_known: int
+    not_here: tuple[str, ...]
+
+    def __str__(self) -> str:
+        absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
+        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{absent}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be known of the cluster's devices that this machine has.
+
+    Attributes:
+        again: measure what is known, too.
+    """
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    database: ProfileDatabase
+    again: bool = False
+
+    def run(
+        self, kinds: Collection[str] = ("layers", "transfers"), progress: Progress = lambda name, done, total: None
+    ) -> MeasureResult:
+        """Measure what is missing of these `KINDS`.
+
+        Raises:
+            InputError: an unknown kind.
+            MeasureError, LaunchError: a measuring process failed.
+        """
+        unknown = [kind for kind in kinds if kind not in KINDS]
+        if unknown:
+            raise InputError(f"unknown kind of measurement {unknown[0]!r}; wanted one of {', '.join(KINDS)}")
+        here = this_machine()
+        counts = {
+            name: min(count, here.device_counts[name])
+            for name, count in self.cluster.device_counts.items()
+            if name in here.device_types
+        }
+        errands = [KINDS[kind](self, name, count) for name, count in counts.items() for kind in kinds]
+        total, done = sum(errand.num_missing for errand in errands), 0
+
+        def step(name: str) -> None:
+            nonlocal done
+            progress(name, done, total)
+            done += 1
+
+        for errand in errands:
+            if errand.num_missing:
+                self._keep(errand.measure(step))
+        absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
+        return MeasureResult(total, sum(errand.num_known for errand in errands), absent)
+
+    def _keep(self, rows: Iterator[Measurement]) -> None:
+        """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
+        kept: list[Measurement] = []
+        last = time.monotonic()
+        try:
+            for row in rows:
+                kept.append(row)
+                if time.monotonic() - last > KEPT_EVERY_SECONDS:
+                    self.database.append(kept)
+                    kept, last = [], time.monotonic()
+        finally:
+            self.database.append(kept)
+
+    def _layers(self, device_type: str, num_devices: int) -> Errand:
+        known = Measured(self.database, self.workload.optimizer, host=host_fingerprint())
+        device = self.cluster.device_types[device_type]
+        layers = {layer.signature: layer for layer in self.graph.layers}
+        missing = [
+            signature
+            for signature, layer in layers.items()
+            if self.again or any(known.estimate(layer, way, self.graph, device) is None for way in DIRECTIONS)
+        ]
+        return Errand(
+            len(missing),
+            len(layers) - len(missing),
+            lambda step: measure_layers(
+                self.workload, self.graph, missing, device_type, num_busy=num_devices, progress=step
+            ),
+        )
+
+    def _transfers(self, device_type: str, num_devices: int) -> Errand:
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            step(f"transfers between two of {device_type}")
+            yield from measure_link(device_type)
+
+        known = bool(self._own_subjects("transfer", device_type))
+        declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
+        if num_devices < 2 or (declared and not known):
+            return Errand(0, 0, measure)
+        return Errand(int(self.again or not known), int(known and not self.again), measure)
+
+    def _operators(self, device_type: str, num_devices: int) -> Errand:
+        kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
+        for layer in self.graph.layers:
+            for operator in layer.operators:
+                kernel = kernel_of(operator)
+                if kernel is not None:
+                    kernels.setdefault(kernel.subject, kernel)
+        kernels = {subject: kernel for subject, kernel in kernels.items() if can_measure(kernel)}
+        known = set() if self.again else self._own_subjects("operator", device_type) & kernels.keys()
+        missing = [kernel for subject, kernel in kernels.items() if subject not in known]
+        return Errand(len(missing), len(known), lambda step: measure_kernels(missing, device_type, progress=step))
+
+    def _collectives(self, device_type: str, num_devices: int) -> Errand:
+        if num_devices < 2:
+            return Errand(0, 0, lambda step: iter(()))
+        known = set() if self.again else self._own_subjects("collective", device_type)
+        missing = [
+            (name, ranks)
+            for ranks in _group_sizes(num_devices)
+            for name in COLLECTIVES
+            if (name != "send_recv" or ranks == 2) and collective_of(name, ranks, ranks).subject not in known
+        ]
+        wanted = sum(len(COLLECTIVES) - (ranks != 2) for ranks in _group_sizes(num_devices))
+
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            for ranks in sorted({ranks for _, ranks in missing}):
+                names = [name for name, among in missing if among == ranks]
+                yield from measure_collectives(names, ranks, device_type, progress=step)
+
+        size = len(SIZES_BYTES)
+        return Errand(size * len(missing), size * (wanted - len(missing)), measure)
+
+    def _own_subjects(self, kind: str, device_type: str) -> set[str]:
+        """What of this kind was measured on this very machine."""
+        rows = self.database.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
+        return set(rows["subject"].to_pylist())
+
+
+@dataclass(frozen=True)
+class Errand:
+    """One kind of measurement on one type of device; `measure` calls its argument before each figure."""
+
+    num_missing: int
+    num_known: int
+    measure: Callable[[Callable[[str], None]], Iterator[Measurement]]
+
+
+KINDS: dict[str, Callable[[Campaign, str, int], Errand]] = {
+    "layers": Campaign._layers,
+    "transfers": Campaign._transfers,
+    "operators": Campaign._operators,
+    "collectives": Campaign._collectives,
+}
+
+
+def _group_sizes(num_devices: int) -> list[int]:
+    """2, 4, 8 … and all."""
+    powers = [2**k for k in range(1, num_devices.bit_length()) if 2**k <= num_devices]
+    return sorted({*powers, num_devices})

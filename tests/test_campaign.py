@@ -1,0 +1,96 @@
+"""Campaigns measure what is missing, keep what they have when they are stopped, and go on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dejavu.cluster import Cluster, load_cluster
+from dejavu.collective import COLLECTIVES, Collective
+from dejavu.errors import InputError
+from dejavu.graph import Graph, capture
+from dejavu.kernel import Kernel
+from dejavu.profiles import ProfileDatabase, host_fingerprint
+from dejavu.runtime.campaign import Campaign
+from dejavu.runtime.collectives import collective_of, measure_collectives
+from dejavu.workload import Workload
+from flows.inputs import at_microbatches
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Cluster:
+    (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
+    return load_cluster(tmp_path / "cluster.yaml")
+
+
+@pytest.fixture
+def graph(tiny: Workload) -> Graph:
+    return capture(tiny)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> ProfileDatabase:
+    return ProfileDatabase(tmp_path / "profiles_db")
+
+
+def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
+    graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase
+) -> None:
+    campaign = Campaign(graph, tiny, here, database)
+    seen: list[tuple[int, int]] = []
+
+    def stop_at_the_second(name: str, done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run(["layers"], stop_at_the_second)
+    assert seen == [(0, 3), (1, 3)]  # embedding, block and head
+    assert database.read().num_rows == 3  # forward, backward and optimizer of the first
+    after = campaign.run(["layers"], lambda name, done, total: seen.append((done, total)))
+    assert (after.num_new, after.num_known) == (2, 1) and seen[2:] == [(0, 2), (1, 2)]
+    again = campaign.run(["layers"])
+    assert (again.num_new, again.num_known, again.not_here) == (0, 3, ())
+
+
+def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
+    first = Campaign(graph, tiny, here, database).run(["operators"])
+    rows = database.read(kind="operator").to_pylist()
+    assert first.num_new == len(rows) > 20 and first.num_known == 0
+    for row in rows:
+        kernel = Kernel.from_json(row["extra"])
+        assert (row["subject"], row["dtype"], row["flops"]) == (kernel.subject, kernel.dtype, kernel.flops)
+        assert row["host_fingerprint"] == host_fingerprint()
+    second = Campaign(graph, tiny, here, database).run(["operators"])
+    assert (second.num_new, second.num_known) == (0, first.num_new)
+
+
+def test_collectives_are_measured_over_any_ranks() -> None:
+    for num_ranks in (2, 3):
+        names = [name for name in COLLECTIVES if name != "send_recv" or num_ranks == 2]
+        rows = list(measure_collectives(names, num_ranks, "core", sizes_bytes=(4096, 65536)))
+        assert [row.name for row in rows] == [name for name in names for _ in range(2)]
+        for row in rows:
+            row.check()
+            collective = Collective.from_json(row.name, str(row.extra))
+            assert collective == collective_of(row.name, num_ranks, num_ranks)
+            assert row.num_ranks == (2 if row.name == "send_recv" else num_ranks)
+            assert row.size_bytes is not None and row.size_bytes % (4 * num_ranks) == 0
+            assert abs(row.size_bytes - 65536 if row.size_bytes > 5000 else row.size_bytes - 4096) < 4 * num_ranks
+
+
+def test_an_unknown_kind_is_an_error(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
+    with pytest.raises(InputError, match="unknown kind of measurement 'layer'; wanted one of layers, transfers"):
+        Campaign(graph, tiny, here, database).run(["layer"])
+
+
+def test_microbatch_sizes_are_read_strictly(tiny: Workload) -> None:
+    assert [one.microbatch_size for one in at_microbatches(tiny, "4,1,16")] == [1, 4, 16]
+    assert at_microbatches(tiny, "") == [tiny]
+    for wrong in ("0", "1,,2", "a", "-1", "1.5"):
+        with pytest.raises(InputError, match="is no microbatch size; wanted whole numbers"):
+            at_microbatches(tiny, wrong)

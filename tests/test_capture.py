@@ -1,0 +1,240 @@
+"""Capture against what torch does when it runs: FLOPs, what autograd keeps, published sizes; and reuse, and GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.published import PUBLISHED
+from dejavu.data import dataset_of
+from dejavu.graph import Graph, capture
+from dejavu.init import Draw
+from dejavu.models import LayerBuilder, layers_of, model_of
+from dejavu.runtime.training import build_layers
+from dejavu.workload import Workload
+from tests.test_models import ZOO, every_model, graph_of
+
+RANDOM_STATE_BYTES = 32  # seed and offset of a GPU's attention kernels
+
+
+def kept_bytes(module: nn.Module, x: torch.Tensor, loss: object) -> int:
+    """What autograd really keeps of a layer, its weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = module(x.detach().requires_grad_(x.is_floating_point()))
+        end = loss(output) if callable(loss) else output  # noqa: F841 (what it keeps must live until it is counted)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@every_model
+def test_activations_are_what_autograd_keeps(name: str) -> None:
+    workload, graph = ZOO[name], graph_of(name)
+    whole = build_layers(workload, Draw(), torch.device("cpu"))
+    x, target = dataset_of(workload).batch(0, workload.microbatch_size, seed=0)
+    for position, (layer, module) in enumerate(zip(graph.layers, whole, strict=True)):
+        last = position == len(graph.layers) - 1
+        loss = (lambda output: model_of(workload).loss(output, target)) if last else None
+        assert layer.activation_bytes == kept_bytes(module, x, loss), layer.name
+        x = module(x).detach()
+
+
+@every_model
+def test_flops_are_those_of_torchs_counter(name: str) -> None:
+    """Written-out attention computes the scores once less going backward, which fused kernels compute again."""
+    workload, graph = ZOO[name], graph_of(name)
+    whole = build_layers(workload, Draw(), torch.device("cpu"))
+    x, _ = dataset_of(workload).batch(0, workload.microbatch_size, seed=0)
+    for layer, module in zip(graph.layers, whole, strict=True):
+        x = x.detach().requires_grad_(x.is_floating_point())
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            output = module(x)
+            if output.requires_grad:
+                output.backward(torch.ones_like(output))
+        attention = [op.flops for op in layer.operators if "attention" in op.kind and op.direction == "forward"]
+        again = sum(attention) / 2
+        assert layer.flops("forward") + layer.flops("backward") == counter.get_total_flops() + again, layer.name
+        x = output
+
+
+@every_model
+def test_every_weight_is_in_one_layer_and_read_once_going_forward(name: str) -> None:
+    graph = graph_of(name)
+    whole = build_layers(ZOO[name], Draw(), torch.device("cpu"))
+    weights = [parameter for layer in whole for parameter in layer.parameters()]
+    assert len({id(weight) for weight in weights}) == len(weights)
+    for layer in graph.layers:
+        read = sum(operator.parameter_bytes for operator in layer.operators if operator.direction == "forward")
+        times = 2 if name == "user_tied" and layer.name == "1-3" else 1  # one matrix, used twice
+        assert read == times * layer.parameter_bytes, layer.name
+        assert all(operator.parameter_bytes <= operator.read_bytes for operator in layer.operators)
+
+
+@every_model
+def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
+    assert capture(ZOO[name], reuse=False) == graph_of(name)
+
+
+def test_layers_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair of constructor, arguments and inputs is traced once, no fewer and no more."""
+    import dejavu.graph
+
+    built: list[str] = []
+    inner = dejavu.graph._capture_layer
+
+    def counted(builder: LayerBuilder, *arguments: object) -> object:
+        built.append(builder.name)
+        return inner(builder, *arguments)
+
+    monkeypatch.setattr(dejavu.graph, "_capture_layer", counted)
+    expected = {
+        "gpt": ["embedding", "block0", "head"],
+        "t5": ["embedding", "encoder0", "encoder_norm", "decoder0", "head"],
+        "moe": ["embedding", "block0", "block1", "head"],
+        "user": ["0", "1", "2", "3", "4", "5", "6", "7"],  # a factory's parts may differ
+    }
+    for name, wanted in expected.items():
+        built.clear()
+        capture(ZOO[name])
+        assert built == wanted
+
+
+@every_model
+def test_the_zoo_trains(name: str) -> None:
+    """Every weight has a gradient, and one batch can be learned by heart."""
+    workload = ZOO[name]
+    model, module = model_of(workload), build_layers(workload, Draw("kaiming", 1.0, 1), torch.device("cpu"))
+    x, target = dataset_of(workload).batch(0, 8, seed=0)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.003)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = model.loss(module(x), target)
+        loss.backward()
+        losses.append(loss.item())
+        idle = [name for name, weight in module.named_parameters() if weight.grad is None or not weight.grad.any()]
+        assert not idle
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_published(name: str) -> None:
+    published = PUBLISHED[name]
+    workload = published.workload()
+    counted: dict[object, int] = {}
+    total = 0
+    for builder in layers_of(workload):
+        key = (builder.build.func, builder.build.args, *builder.build.keywords.items())
+        if key not in counted:
+            with torch.device("meta"):
+                counted[key] = sum(parameter.numel() for parameter in builder.build().parameters())
+        total += counted[key]
+    total -= model_of(workload).untied_parameters(dataset_of(workload).shape)
+    assert (
+        total == published.num_parameters
+        if published.exact
+        else total == pytest.approx(published.num_parameters, rel=0.03)
+    )
+
+
+def test_the_largest_models_are_captured() -> None:
+    """GPT-3 has 6 FLOPs for each weight and token, and attention's; T5-11B's encoder and decoder see half each."""
+    gpt3 = capture(PUBLISHED["gpt3-175b"].workload(dtype="bfloat16"))
+    tokens, blocks, width = 2048, 96, 12288
+    flops = sum(layer.flops("forward") + layer.flops("backward") for layer in gpt3.layers)
+    matrices = blocks * 12 * width**2 + width * 50257
+    assert flops == 6 * matrices * tokens + blocks * (4 + 10) * width * tokens**2
+    assert {layer.output_bytes for layer in gpt3.layers[:-1]} == {tokens * width * 2}
+    t5 = capture(PUBLISHED["t5-11b"].workload())
+    assert len({layer.signature for layer in t5.layers}) == 5
+    assert {layer.output_bytes for layer in t5.layers[:-1]} == {1024 * 1024 * 4}
+
+
+class Attend(nn.Module):
+    """Attention alone: three images are queries, keys and values."""
+
+    def __init__(self, num_heads: int = 4, masked: bool = False, shared_heads: int = 1) -> None:
+        super().__init__()
+        self.num_heads, self.masked, self.shared_heads = num_heads, masked, shared_heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in x.unbind(1))
+        mask = torch.ones(x.shape[2], x.shape[2], dtype=torch.bool, device=x.device).tril() if self.masked else None
+        if self.shared_heads > 1:
+            key, value = key[:, :: self.shared_heads], value[:, :: self.shared_heads]
+        shared = self.shared_heads > 1
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=shared).mean((1, 2))
+
+
+def attend(**options: object) -> nn.Sequential:
+    return nn.Sequential(Attend(**options), nn.Linear(8, 10))  # type: ignore[arg-type]
+
+
+def attention(dtype: str, kind: str, length: int = 48, head_width: int = 8, **options: object) -> Graph:
+    images = {"num_classes": 10, "image_shape": (3, length, 4 * head_width)}
+    workload = Workload(
+        model="tests.test_capture:attend",
+        model_options=options,
+        data="synthetic",
+        synthetic=images,
+        batch_size=4,
+        num_microbatches=2,
+        dtype=dtype,
+    )
+    return capture(workload, kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_attention_keeps_and_computes_what_its_kernel_does(kind: str, dtype: str, masked: bool) -> None:
+    """Inputs, output and one float32 for each query; two products forward, five backward."""
+    batch, heads, length, width = 2, 4, 48, 8
+    layer = attention(dtype, kind, masked=masked).layers[0]
+    kernel = {"cpu": "flash_attention_for_cpu", "cuda": "efficient"}[kind]
+    if kind == "cuda" and dtype == "bfloat16" and not masked:
+        kernel = "scaled_dot_product_flash_attention"
+    assert any(kernel in operator.kind and "for_cpu" in operator.kind + "for_cpu" for operator in layer.operators)
+    assert ("cpu" in " ".join(operator.kind for operator in layer.operators)) == (kind == "cpu")
+    product = 2 * batch * heads * length**2 * width
+    assert layer.flops("forward") == 2 * product
+    assert layer.flops("backward") == 5 * product
+    size = torch.finfo(getattr(torch, dtype)).bits // 8
+    rows = -(-length // 32) * 32 if "efficient" in kernel else length  # that kernel pads to whole warps
+    expected = 4 * batch * heads * length * width * size + 4 * batch * heads * rows
+    mask = length**2 * size if masked else 0
+    assert expected + mask <= layer.activation_bytes <= expected + mask + RANDOM_STATE_BYTES
+
+
+def test_attention_that_no_fused_kernel_takes_is_written_out() -> None:
+    shared = attention("float32", "cuda", shared_heads=2).layers[0]
+    kinds = {operator.kind for operator in shared.operators}
+    assert {"aten.bmm"} <= kinds
+    assert not any("scaled_dot_product" in kind for kind in kinds)
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "moe"])
+def test_a_gpu_changes_attention_alone(name: str) -> None:
+    cpu, cuda = graph_of(name), capture(ZOO[name], "cuda")
+    assert [layer.name for layer in cuda.layers] == [layer.name for layer in cpu.layers]
+    for ours, theirs in zip(cpu.layers, cuda.layers, strict=True):
+        for way in ("forward", "backward"):
+            assert ours.flops(way) == theirs.flops(way)
+        others = [
+            [(op.kind, op.input_shapes) for op in layer.operators if "attention" not in op.kind]
+            for layer in (ours, theirs)
+        ]
+        assert others[0] == others[1]
+        assert theirs.parameter_bytes == ours.parameter_bytes
+        assert theirs.output_bytes == ours.output_bytes

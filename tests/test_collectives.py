@@ -1,0 +1,414 @@
+"""What collectives cost: formulas of rings, the physics of links and cards, measured curves, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup
+from dejavu.collective import COLLECTIVES, Collective
+from dejavu.cost import CostError
+from dejavu.cost._base import INTERPOLATED, MEASURED
+from dejavu.cost.alpha_beta import (
+    FAMILY,
+    FITTED_LINKS,
+    TERMS,
+    Coefficients,
+    Layout,
+    Links,
+    bus_bytes_per_second,
+    fit,
+    shipped,
+    terms,
+)
+from dejavu.cost.collectives import (
+    ALPHA_BETA,
+    CORRECTED,
+    CollectiveCosts,
+    CollectiveModel,
+    collective_cost,
+    mesh_cost,
+    points_of,
+    screened,
+)
+from dejavu.cost.interpolation import CurvePoints, CurveProcess
+from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
+
+PROFILE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alpa" / "prof_database.parquet"
+FAST, SLOW = Link(150e9, 5e-6), Link(3e9, 20e-6)
+SIZES = [float(2**power) for power in range(4, 33, 2)]
+every_collective = pytest.mark.parametrize("name", COLLECTIVES)
+
+
+def cluster_of(*groups: tuple[str, int, int], between: Link = SLOW, slow_pair: Link | None = None) -> Cluster:
+    """Groups (name, nodes, devices per node) of one device type; the first and last are joined by `slow_pair`."""
+    nodes = tuple(NodeGroup(name, count, (), (("V100", devices),), FAST) for name, count, devices in groups)
+    names = [name for name, _, _ in groups]
+    links = {(a, b): between for a in names for b in names if a <= b}
+    if slow_pair:
+        links[names[0], names[-1]] = slow_pair
+    v100 = DeviceType("V100", "cuda", {"float16": 1e14}, 2**34, 9e11, 80, None, "cluster.yaml")
+    return Cluster("test", nodes, {"V100": v100}, links)
+
+
+def rows_of(collective: Collective, curve: dict[int, float], dtype: str = "float16") -> list[Measurement]:
+    return [
+        Measurement(
+            kind="collective",
+            subject=collective.subject,
+            name=collective.name,
+            device_type="V100",
+            dtype=dtype,
+            num_ranks=collective.num_ranks,
+            size_bytes=size,
+            seconds=seconds,
+            repeats=5,
+            host_fingerprint="here",
+            torch_version="2.13.0",
+            source="measured",
+            how="a test",
+            measured_at=datetime(2026, 11, 21, tzinfo=UTC),
+            extra=collective.to_json(),
+        )
+        for size, seconds in curve.items()
+    ]
+
+
+def seconds(name: str, size: float, nodes: int, devices: int, groups: int = 1, between: Link = SLOW) -> float:
+    return mesh_cost(
+        name,
+        size,
+        nodes=nodes,
+        devices_per_node=devices,
+        inside=FAST,
+        between=between,
+        concurrent_groups=groups,
+    ).seconds
+
+
+# The record
+
+
+def test_subject_is_the_stable_hash_and_survives_json() -> None:
+    collective = Collective(name="all_reduce", replica_groups=((0, 2), (1, 3)), mesh_nodes=2, devices_per_node=2)
+    assert collective.subject == stable_hash(["all_reduce", [[0, 2], [1, 3]], 2, 2])
+    assert Collective.from_json("all_reduce", collective.to_json()) == collective
+    assert Layout.of(collective) == Layout(2, 2, sharing=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "broadcast"},
+        {"replica_groups": ()},
+        {"replica_groups": ((0, 1), (2,))},
+        {"replica_groups": ((0, 1), (1, 2))},
+        {"replica_groups": ((0, 9),)},
+        {"mesh_nodes": 0},
+        {"name": "send_recv", "replica_groups": ((0, 1, 2),)},
+    ],
+)
+def test_wrong_collectives_are_refused(change: dict) -> None:
+    good = {"name": "all_gather", "replica_groups": ((0, 1),), "mesh_nodes": 1, "devices_per_node": 4}
+    with pytest.raises(ValueError, match=r"wanted|not on a mesh"):
+        Collective(**(good | change))
+
+
+# Formulas
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ring_bytes_are_those_of_the_textbook(ranks: int) -> None:
+    free = Links(Link(1e9, 0.0), Link(1e9, 0.0))
+    wire = {"all_gather": (ranks - 1) / ranks, "reduce_scatter": (ranks - 1) / ranks, "send_recv": 1.0}
+    wire |= {"all_reduce": 2 * (ranks - 1) / ranks, "all_to_all": (ranks - 1) / ranks**2}
+    for name, factor in wire.items():
+        if name == "send_recv" and ranks != 2:
+            continue
+        inside = TERMS[FAMILY[name]].index("inside_bytes")
+        found = terms(name, [Layout(ranks, 1, 0)], np.array([8e9]), free)[0, inside]
+        assert found == pytest.approx(8 * factor)
+        assert bus_bytes_per_second(name, ranks, 8e9, found) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(nodes: int) -> None:
+    size = 2.0**24  # bound by bandwidth, and still by rings
+    parts = seconds("reduce_scatter", size, nodes, 1) + seconds("all_gather", size, nodes, 1)
+    assert seconds("all_reduce", size, nodes, 1) == pytest.approx(parts, rel=0.35)
+
+
+# Physics
+
+
+@every_collective
+def test_more_bytes_take_longer(name: str) -> None:
+    for nodes, devices in [(1, 2), (2, 1)] if name == "send_recv" else [(1, 2), (1, 8), (2, 1), (2, 8), (16, 4)]:
+        times = [seconds(name, size, nodes, devices) for size in SIZES]
+        assert all(a <= b for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_more_ranks_take_longer(name: str) -> None:
+    for size in SIZES:
+        inside = [seconds(name, size, 1, devices) for devices in (2, 4, 8)]
+        across = [seconds(name, size, nodes, 8) for nodes in (1, 2, 4, 8, 16)]
+        for times in (inside, across):
+            assert all(a <= 1.001 * b for a, b in pairwise(times))
+
+
+@every_collective
+def test_sharing_a_card_never_helps(name: str) -> None:
+    for size in SIZES:
+        times = [seconds(name, size, 2, 1, groups) for groups in (1, 2, 4, 8)]
+        assert times == sorted(times)
+    assert seconds(name, 2.0**32, 2, 1, 8) > 6 * seconds(name, 2.0**32, 2, 1, 1)
+
+
+@every_collective
+def test_a_faster_network_helps(name: str) -> None:
+    faster = Link(4 * SLOW.bytes_per_second, SLOW.latency_seconds / 4)
+    for size in SIZES:
+        assert seconds(name, size, 2, 1, between=faster) < seconds(name, size, 2, 1)
+
+
+@every_collective
+def test_one_rank_costs_nothing(name: str) -> None:
+    cluster = cluster_of(("a", 1, 4))
+    cost = collective_cost(cluster, None, name, 1e6, cluster.devices()[:1])
+    assert (cost.seconds, cost.low_seconds, cost.high_seconds) == (0.0, 0.0, 0.0)
+
+
+def test_the_slowest_link_of_a_group_bounds_it() -> None:
+    crawling = Link(SLOW.bytes_per_second / 10, SLOW.latency_seconds)
+    cluster = cluster_of(("a", 1, 2), ("b", 1, 2), ("c", 1, 2), slow_pair=crawling)
+    a, b, c = (devices[0] for devices in by_node(cluster))
+
+    def cost(*devices: Device) -> float:
+        return collective_cost(cluster, None, "all_gather", 1e9, devices).seconds
+
+    assert cost(a, c) > 8 * cost(a, b)
+    assert cost(a, b, c) > 8 * cost(a, b)
+    assert cost(a, c) > 1e9 / 2 / crawling.bytes_per_second * 0.9
+
+
+def test_actual_devices_cost_what_their_mesh_costs() -> None:
+    cluster = cluster_of(("a", 2, 4))
+    first, second = by_node(cluster)
+    groups = [list(pair) for pair in zip(first, second, strict=True)]
+    cost = collective_cost(cluster, None, "all_reduce", 1e8, groups)
+    assert cost.source == ALPHA_BETA
+    assert cost.low_seconds < cost.seconds < cost.high_seconds
+    assert cost.seconds == pytest.approx(seconds("all_reduce", 1e8, 2, 1, groups=4))
+
+
+def by_node(cluster: Cluster) -> list[list[Device]]:
+    nodes: dict[str, list[Device]] = {}
+    for device in cluster.devices():
+        nodes.setdefault(device.host, []).append(device)
+    return list(nodes.values())
+
+
+# Fitting
+
+
+@every_collective
+def test_fit_finds_the_coefficients_again(name: str) -> None:
+    layouts, sizes = grid(name)
+    truth = replace(shipped()[name], values=tuple(1.5 * value for value in shipped()[name].values))
+    times = truth.seconds(name, layouts, sizes, FITTED_LINKS)
+    found = fit(name, layouts, sizes, times, FITTED_LINKS, shipped()[name])
+    assert np.allclose(found.seconds(name, layouts, sizes, FITTED_LINKS), times, rtol=0.02)
+
+
+def test_what_is_not_measured_keeps_its_coefficient() -> None:
+    inside = [Layout(ranks, 1, 0) for ranks in (2, 4, 8) for _ in SIZES]
+    sizes = np.tile(SIZES, 3)
+    prior = shipped()["all_gather"]
+    times = 3 * prior.seconds("all_gather", inside, sizes, FITTED_LINKS)
+    found = dict(zip(TERMS["ring"], fit("all_gather", inside, sizes, times, FITTED_LINKS, prior).values, strict=True))
+    before = dict(zip(TERMS["ring"], prior.values, strict=True))
+    assert found["card_bytes"] == pytest.approx(before["card_bytes"], rel=1e-3)
+    assert found["inside_bytes"] == pytest.approx(3 * before["inside_bytes"], rel=0.05)
+
+
+def grid(name: str) -> tuple[list[Layout], np.ndarray]:
+    shapes = [(2, 1, 0), (2, 2, 8), (2, 2, 1)]
+    if name != "send_recv":
+        shapes += [(4, 1, 0), (8, 1, 0), (4, 2, 4), (8, 2, 2), (16, 2, 1), (4, 4, 8), (32, 4, 1), (8, 4, 2)]
+    return [Layout(*shape) for shape in shapes for _ in SIZES], np.tile(SIZES, len(shapes))
+
+
+# Measured curves
+
+
+def curve_of(collective: Collective, seed: int, sizes: Sequence[float] = SIZES, noise: float = 0.02) -> dict:
+    base = shipped()[collective.name].seconds(
+        collective.name, [Layout.of(collective)] * len(sizes), np.array(sizes), FITTED_LINKS
+    )
+    drawn = np.random.default_rng(seed).normal(0.3, noise, len(sizes))  # 35 % above the shipped model
+    return {int(size): float(took) for size, took in zip(sizes, base * np.exp(drawn), strict=True)}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> tuple[Cluster, ProfileDatabase, dict[int, float]]:
+    cluster = cluster_of(("a", 1, 8))
+    database = ProfileDatabase(tmp_path / "profiles_db")
+    curve: dict[int, float] = {}
+    for ranks in (2, 8):
+        collective = Collective(
+            name="all_gather", replica_groups=(tuple(range(ranks)),), mesh_nodes=1, devices_per_node=8
+        )
+        curve = curve_of(collective, seed=ranks)
+        database.append(rows_of(collective, curve))
+    return cluster, database, curve
+
+
+def test_measured_sizes_are_given_back(measured: tuple[Cluster, ProfileDatabase, dict[int, float]]) -> None:
+    cluster, database, curve = measured
+    costs = CollectiveCosts(cluster, database)
+    rising = np.maximum.accumulate(list(curve.values()))
+    for (size, took), highest in zip(curve.items(), rising, strict=True):
+        found = costs.estimate("all_gather", size, [cluster.devices()])
+        assert found.source == MEASURED
+        if took == highest and all(later > took for other, later in curve.items() if other > size):
+            assert found.seconds == pytest.approx(took)
+        assert found.seconds == pytest.approx(took, rel=0.1)
+
+
+def test_between_measured_sizes_is_between_their_times(
+    measured: tuple[Cluster, ProfileDatabase, dict[int, float]],
+) -> None:
+    cluster, database, curve = measured
+    costs = CollectiveCosts(cluster, database)
+    asked = np.geomspace(min(curve), max(curve), 200)
+    found = [costs.estimate("all_gather", float(size), [cluster.devices()]) for size in asked]
+    times = [cost.seconds for cost in found]
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(times))
+    assert {cost.source for cost in found[1:-1]} == {INTERPOLATED}
+    assert all(cost.low_seconds < cost.seconds < cost.high_seconds for cost in found)
+
+
+def test_neighbours_correct_a_group_that_was_not_measured(
+    measured: tuple[Cluster, ProfileDatabase, dict[int, float]],
+) -> None:
+    cluster, database, _ = measured
+    found = CollectiveCosts(cluster, database).estimate("all_gather", 2.0**20, [cluster.devices()[:4]])
+    assert found.source == CORRECTED
+    truth = math.exp(0.3) * shipped()["all_gather"].seconds(
+        "all_gather", [Layout(4, 1, 0)], np.array([2.0**20]), FITTED_LINKS
+    )
+    assert found.seconds == pytest.approx(float(truth[0]), rel=0.1)
+
+
+def test_leaving_out_is_what_refitting_gives() -> None:
+    layouts, sizes = grid("all_gather")
+    groups = np.repeat(np.arange(len(layouts) // len(SIZES)), len(SIZES))
+    points = CurvePoints.of("all_gather", layouts, sizes, groups, np.zeros_like(groups))
+    residuals = np.random.default_rng(0).normal(0.0, 0.1, len(points))
+    blocks = np.arange(len(points)) % 7
+    mean, deviation = CurveProcess(points, residuals).leave_out(blocks)
+    out = blocks == 3
+    rest = CurveProcess(points.take(np.flatnonzero(~out)), residuals[~out])
+    expected_mean, expected_deviation = rest.predict(points.take(np.flatnonzero(out)))
+    assert np.allclose(mean[out], expected_mean)
+    assert np.allclose(deviation[out], expected_deviation)
+
+
+def test_intervals_hold_nine_of_ten() -> None:
+    layouts, sizes, names, dtypes, times = [], [], [], [], []
+    for number, ranks in enumerate((2, 4, 8)):
+        collective = Collective(
+            name="all_gather", replica_groups=(tuple(range(ranks)),), mesh_nodes=1, devices_per_node=8
+        )
+        for size, took in curve_of(collective, number, [2.0 ** (power / 2) for power in range(8, 64)]).items():
+            layouts.append(collective)
+            names.append(collective.subject)
+            dtypes.append("float16")
+            sizes.append(float(size))
+            times.append(took)
+    points = screened(layouts, dtypes, np.array(sizes), np.array(times))
+    even = np.arange(len(points)) % 2 == 0
+    model = CollectiveModel.of("all_gather", points.take(np.flatnonzero(even)), FITTED_LINKS)
+    rest = points.take(np.flatnonzero(~even))
+    mean, deviation = model.predict(rest.layouts, rest.subjects, rest.dtypes, rest.sizes_bytes)
+    inside = np.abs(np.log(rest.seconds) - mean) <= model.size_factor * deviation
+    assert 0.8 <= inside.mean() <= 1.0
+
+
+# Bad input
+
+
+@every_collective
+@pytest.mark.parametrize("size", [-1.0, math.nan, math.inf])
+def test_sizes_that_are_none_are_refused(name: str, size: float) -> None:
+    cluster = cluster_of(("a", 1, 2))
+    with pytest.raises(CostError, match="wanted a finite number"):
+        collective_cost(cluster, None, name, size, cluster.devices())
+
+
+def test_unknown_names_and_groups_are_refused() -> None:
+    cluster = cluster_of(("a", 1, 4))
+    a, b, c, _ = cluster.devices()
+    with pytest.raises(CostError, match="broadcast"):
+        collective_cost(cluster, None, "broadcast", 1.0, [a, b])
+    with pytest.raises(CostError, match="two places"):
+        collective_cost(cluster, None, "all_gather", 1.0, [[a, b], [b, c]])
+    with pytest.raises(CostError, match="nodes is 0"):
+        mesh_cost("all_gather", 1.0, nodes=0, devices_per_node=1, inside=FAST, between=SLOW)
+
+
+def test_what_is_no_measurement_is_dropped_and_counted() -> None:
+    pair = Collective(name="all_gather", replica_groups=((0, 1),), mesh_nodes=1, devices_per_node=2)
+    alone = Collective(name="all_gather", replica_groups=((0,),), mesh_nodes=1, devices_per_node=2)
+    sizes = [16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 0.0]
+    times = [1e-4, math.inf, math.nan, -1.0, 1.1e-4, 2.2e-4, 1.0, 1e-5]  # 512: at 256's bandwidth; 1024: a wrong unit
+    collectives = [pair] * 8 + [alone]
+    points = screened(collectives, ["float16"] * 9, np.array([*sizes, 64.0]), np.array([*times, 1e-4]))
+    assert sorted(points.sizes_bytes) == [16.0, 256.0]
+    assert sum(points.dropped.values()) == 7
+    assert set(points.dropped.values()) == {3, 2, 1}
+
+
+def test_rows_without_groups_are_dropped_and_counted() -> None:
+    pair = Collective(name="all_gather", replica_groups=((0, 1),), mesh_nodes=1, devices_per_node=2)
+    good, bad = rows_of(pair, {64: 1e-4, 128: 1.1e-4})
+    points = points_of([good, replace(bad, extra="{}")])
+    assert len(points) == 1
+    assert points.dropped == {"extra that names no collective": 1}
+
+
+def test_no_coefficient_is_negative_and_bytes_cost_about_what_links_carry() -> None:
+    assert set(shipped()) == set(COLLECTIVES)
+    for name, found in shipped().items():
+        assert all(value >= 0 for value in found.values)
+        assert isinstance(found, Coefficients)
+        values = dict(zip(TERMS[FAMILY[name]], found.values, strict=True))
+        assert 0.9 < values["card_bytes"] < 1.5
+
+
+# The benchmark
+
+
+@pytest.mark.skipif(not PROFILE.exists(), reason="the shared data are not here")
+def test_left_out_sizes_and_meshes_are_predicted_better_than_by_the_baselines() -> None:
+    from benchmarks.cost.collectives import run
+
+    _, rows, summary = run(PROFILE)
+    for found in summary["leave_size_out"].values():
+        assert found["median_percent"] <= 1.7
+        assert found["p90_percent"] <= 7.0
+    for found in summary["leave_mesh_out_crossing_nodes"].values():
+        assert found["median_percent"] <= 8.0
+        assert found["p90_percent"] <= 20.0
+    simple = {row["collective"]: row["median_percent"] for row in rows if row["method"] == "simple α–β"}
+    assert all(
+        found["median_percent"] < simple[name] for name, found in summary["leave_mesh_out_crossing_nodes"].items()
+    )

@@ -1,0 +1,125 @@
+"""Models from Hugging Face configs, against transformers' own; without the package only its absence is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dejavu.data import dataset_of
+from dejavu.errors import InputError
+from dejavu.graph import capture
+from dejavu.models import layers_of, model_of
+from dejavu.models.hugging_face import FAMILIES
+from dejavu.workload import Workload
+
+installed = importlib.util.find_spec("transformers") is not None
+needs_transformers = pytest.mark.skipif(not installed, reason="transformers is not installed")
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64, "vocab_size": 300, "bos_token_id": 0}
+    | {"eos_token_id": 0},
+    "gpt_neox": SIZES,
+    "bert": SIZES,
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "sliding_window": 64},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+}
+
+
+def workload_of(kind: str, folder: Path, **fields: Any) -> Workload:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **CONFIGS.get(kind, SIZES)}))
+    return Workload(**{"model": f"hf:{path}", "sequence_length": 24, "batch_size": 4, "num_microbatches": 2, **fields})
+
+
+def test_the_families_are_covered() -> None:
+    assert set(CONFIGS) == set(FAMILIES)
+
+
+def sources(kind: str, whole: Any) -> list[list[nn.Module]]:
+    """The modules of the whole model that each layer stands for."""
+    if kind == "gpt2":
+        base = whole.transformer
+        return [[base.wte, base.wpe], *([block] for block in base.h), [base.ln_f, whole.lm_head]]
+    if kind == "bert":
+        return [[whole.bert.embeddings], *([block] for block in whole.bert.encoder.layer), [whole.cls]]
+    if kind == "gpt_neox":
+        base = whole.gpt_neox
+        return [[base.embed_in], *([block] for block in base.layers), [base.final_layer_norm, whole.lm_head]]
+    base = whole.model
+    return [[base.embed_tokens], *([block] for block in base.layers), [base.norm, whole.lm_head]]
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_chain_is_the_whole_model(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    workload = workload_of(kind, tmp_path)
+    model: Any = model_of(workload)
+    make: Any = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
+    whole = make.from_config(model._config())
+    layers = [builder.build() for builder in layers_of(workload)]
+    for layer, parts in zip(layers, sources(kind, whole), strict=True):
+        theirs = [parameter for part in parts for parameter in part.parameters()]
+        for ours, other in zip(layer.parameters(), theirs, strict=True):
+            ours.data = other.data
+    x = dataset_of(workload).batch(0, 2, seed=0)[0]
+    output = x
+    for layer in layers:
+        output = layer(output)
+    assert torch.equal(output, whole.train()(x).logits)
+    graph = capture(workload)
+    tied = model.untied_parameters(dataset_of(workload).shape)
+    assert graph.num_parameters - tied == sum(parameter.numel() for parameter in whole.parameters())
+    assert bool(graph.notes) == bool(tied)
+
+
+@needs_transformers
+def test_options_change_the_config(tmp_path: Path) -> None:
+    workload = workload_of("llama", tmp_path, model_options={"num_hidden_layers": 5})
+    assert len(layers_of(workload)) == 7
+    folder = workload_of("llama", tmp_path, model=f"hf:{tmp_path}")
+    assert len(layers_of(folder)) == 4
+    assert model_of(workload).code == model_of(folder).code
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("t5", {}, "model_type is 't5'; wanted one of gpt2, "),
+        ("llama", {"model_options": {"depth": 3}}, "a config of llama has no field 'depth'"),
+        ("llama", {"sequence_length": 65}, "max_position_embeddings is 64; the data needs at least 65"),
+        ("llama", {"model_options": {"vocab_size": 200}}, "vocab_size is 200; the data needs at least 256"),
+        ("mistral", {"model_options": {"sliding_window": 8}}, "sliding_window is 8; the data needs at least 24"),
+        ("llama", {"data": "digits"}, "reads tokens"),
+        ("llama", {"model": "hf:no/such.json"}, "FileNotFoundError"),
+    ],
+)
+def test_mistakes_are_named(kind: str, fields: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        layers_of(workload_of(kind, tmp_path, **fields))
+
+
+@pytest.mark.skipif(installed, reason="transformers is installed")
+def test_its_absence_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"needs the package transformers, which is not installed; `pip install .*\[hf\]"
+    ):
+        layers_of(workload_of("llama", tmp_path))

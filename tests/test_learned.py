@@ -1,0 +1,228 @@
+"""The kernel predictor on devices whose law is known, and on a sample of published measurements where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from dejavu.cluster import DeviceType, catalogue
+from dejavu.cost import CostError
+from dejavu.cost.features import Work, bounds
+from dejavu.cost.learned import SHIPPED, Learned, shipped
+from dejavu.cost.power import sustained_fraction
+from dejavu.cost.trees import Trees
+from dejavu.importers.neusight_kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
+from dejavu.kernel import Kernel
+
+NEUSIGHT = Path(__file__).resolve().parents[2] / "shared" / "data" / "neusight"
+needs_data = pytest.mark.skipif(not NEUSIGHT.exists(), reason="no shared data")
+LAUNCH = 8e-6
+SPREAD = 0.06  # of the synthetic law, as a standard deviation of the logarithm
+
+
+def device(name: str, teraflops: float, gigabytes: float, multiprocessors: int) -> DeviceType:
+    return DeviceType(
+        name=name,
+        kind="cuda",
+        peak_flops_per_second={"float32": teraflops * 1e12, "float16": 8e12 * teraflops},
+        memory_bytes=2**34,
+        memory_bytes_per_second=gigabytes * 1e9,
+        num_multiprocessors=multiprocessors,
+        cache_bytes=2**22,
+        source="test",
+    )
+
+
+SEEN = [device("a", 8, 700, 50), device("b", 14, 900, 80), device("c", 9, 320, 40), device("d", 20, 1500, 100)]
+UNSEEN = device("unseen", 30, 2000, 120)
+
+
+def sample(count: int, seed: int) -> list[Kernel]:
+    random = np.random.default_rng(seed)
+    sizes = np.exp2(random.uniform(3, 12, size=(count, 3))).astype(int).tolist()
+    products = [linear(m, k, n) for m, k, n in sizes[: count // 3]]
+    rows = [row_wise("add", m * 8, n) for m, n, _ in sizes[count // 3 : 2 * count // 3]]
+    return products + rows + [row_wise("softmax", m, n) for m, n, _ in sizes[2 * count // 3 :]]
+
+
+def law(kernels: list[Kernel], on: DeviceType, seed: int) -> np.ndarray:
+    """Products reach 0.8 of what tiles allow, the rest 0.75 of the memory's peak; a launch is added."""
+    random = np.random.default_rng(seed)
+    seconds = []
+    for kernel in kernels:
+        found = bounds(kernel.family, Work.of([kernel]), on, "float32")
+        assert found is not None
+        work = found.expected_K[0] / 0.8 if kernel.family == "matmul" else found.memory_K[0] / 0.75
+        seconds.append(LAUNCH + work)
+    return np.array(seconds) * np.exp(random.normal(0, SPREAD, len(kernels)))
+
+
+@pytest.fixture(scope="module")
+def learned() -> Learned:
+    kernels, devices, seconds = [], [], []
+    for seed, on in enumerate(SEEN):
+        drawn = sample(600, seed)
+        kernels += drawn
+        devices += [on] * len(drawn)
+        seconds.append(law(drawn, on, seed))
+    return Learned.fit(kernels, devices, np.concatenate(seconds), source="a known law")
+
+
+def test_finds_the_law_on_an_unseen_device(learned: Learned) -> None:
+    kernels = sample(1500, 99)
+    predicted = learned.predict(kernels, UNSEEN).seconds_K
+    errors = np.abs(predicted / law(kernels, UNSEEN, 99) - 1)
+    assert np.median(errors) < 0.1
+    assert errors.mean() < 0.15
+
+
+def test_intervals_cover_what_they_say(learned: Learned) -> None:
+    kernels = sample(1500, 98)
+    prediction, truth = learned.predict(kernels, UNSEEN), law(kernels, UNSEEN, 98)
+    assert np.all(prediction.low_seconds_K <= prediction.seconds_K)
+    assert np.all(prediction.seconds_K <= prediction.high_seconds_K)
+    inside = (prediction.low_seconds_K <= truth) & (truth <= prediction.high_seconds_K)
+    assert 0.85 <= inside.mean() <= 1.0
+
+
+@pytest.mark.parametrize("on", [UNSEEN, *SEEN], ids=lambda on: on.name)
+def test_is_never_faster_than_the_peaks(learned: Learned, on: DeviceType) -> None:
+    kernels = [*sample(300, 5), linear(1, 1, 1), linear(65536, 65536, 65536), row_wise("relu", 2**20, 2**14)]
+    prediction = learned.predict(kernels, on)
+    assert np.all(prediction.seconds_K >= prediction.least_seconds_K)
+    assert np.all(prediction.low_seconds_K >= prediction.least_seconds_K)
+    assert np.all(np.isfinite(prediction.high_seconds_K))
+    assert np.all(prediction.queued_seconds_K <= prediction.seconds_K)
+
+
+def test_more_elements_never_take_less_time(learned: Learned) -> None:
+    for predictor in (learned, shipped()):
+        kernels = [row_wise("add", int(size), 64) for size in np.geomspace(1, 2**22, 300)]
+        assert np.all(np.diff(predictor.predict(kernels, UNSEEN).seconds_K) >= 0)
+
+
+@pytest.mark.parametrize("predictor", ["synthetic", "shipped"])
+def test_a_product_of_twice_the_size_takes_longer(learned: Learned, predictor: str) -> None:
+    chosen = learned if predictor == "synthetic" else shipped()
+    for size in (256, 512, 1024, 2048, 4096):
+        once, twice = chosen.predict([bmm(4, size, size, size), bmm(4, size, 2 * size, size)], UNSEEN).seconds_K
+        assert once < twice
+
+
+def test_exported_trees_equal_scikit_learn() -> None:
+    random = np.random.default_rng(0)
+    features = random.normal(size=(2000, 4))
+    target = features[:, 0] * features[:, 1] + np.sin(features[:, 2])
+    model = HistGradientBoostingRegressor(max_iter=30, max_leaf_nodes=16, random_state=0).fit(features, target)
+    assert np.allclose(Trees.of(model).predict(features), model.predict(features), atol=1e-5)
+
+
+def test_what_is_saved_predicts_the_same(learned: Learned, tmp_path: Path) -> None:
+    learned.save(tmp_path / "learned.npz")
+    again = Learned.load(tmp_path / "learned.npz")
+    kernels = sample(300, 7)
+    first, second = learned.predict(kernels, UNSEEN), again.predict(kernels, UNSEEN)
+    assert np.array_equal(first.seconds_K, second.seconds_K)
+    assert np.array_equal(first.low_seconds_K, second.low_seconds_K)
+    assert (again.source, again.notes) == (learned.source, learned.notes)
+
+
+def test_a_file_that_is_no_predictor_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(b"not an archive")
+    with pytest.raises(CostError, match="no learned predictor"):
+        Learned.load(tmp_path / "x.npz")
+
+
+def test_times_that_cannot_be_true_are_counted_and_left_out() -> None:
+    drawn = sample(600, 1)
+    seconds = law(drawn, SEEN[0], 1)
+    seconds[:5] = [np.nan, np.inf, 0.0, -1.0, 1e9]
+    notes = "; ".join(Learned.fit(drawn, [SEEN[0]] * len(drawn), seconds).notes)
+    assert "2 times not finite" in notes
+    assert "2 times zero or negative" in notes
+    assert "1 times positive and outside" in notes
+    with pytest.raises(CostError, match="no usable measurement"):
+        Learned.fit(drawn[:3], [SEEN[0]] * 3, [np.nan, 0.0, -1.0])
+
+
+def test_kernels_without_a_model_are_listed_and_not_free(learned: Learned) -> None:
+    attention = Kernel(family="attention", name="flash", dtype="float32", m=512, n=512, k=64, flops=1e9, read_bytes=1e6)
+    unknown_peak = dataclasses.replace(linear(64, 64, 64), dtype="bfloat16")
+    prediction = learned.predict([attention, unknown_peak, linear(64, 64, 64)], UNSEEN)
+    assert prediction.known_K.tolist() == [False, False, True]
+    assert prediction.seconds_K[0] >= 1e9 / 30e12
+    assert np.isnan(prediction.seconds_K[1])
+
+
+def test_half_precision_is_priced_at_its_own_peak(learned: Learned) -> None:
+    full = linear(4096, 4096, 4096)
+    half = dataclasses.replace(
+        full, dtype="float16", read_bytes=full.read_bytes / 2, written_bytes=full.written_bytes / 2
+    )
+    slow, fast = learned.predict([full, half], UNSEEN).seconds_K
+    assert fast < slow / 2
+
+
+def test_the_shipped_predictor_knows_the_whole_catalogue() -> None:
+    kernels = [linear(1024, 1024, 4096), row_wise("add", 4096, 1024), row_wise("softmax", 4096, 1024)]
+    for on in catalogue().values():
+        prediction = shipped().predict(kernels, on)
+        assert prediction.known_K.all()
+        assert np.all(prediction.seconds_K > 0)
+    assert SHIPPED.stat().st_size < 2 * 2**20
+    assert "NeuSight" in shipped().source
+
+
+def test_only_power_limited_boards_are_slowed() -> None:
+    devices = catalogue()
+    assert sustained_fraction(devices["V100-PCIE-32GB"], "float32") == 1.0
+    assert sustained_fraction(devices["T4"], "float32") < 0.6
+    assert sustained_fraction(devices["T4"], "float16") == 1.0
+
+
+def test_rows_and_operations_become_kernels() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"op": ["bmm", "add"], "B": [2, 8], "M": [3, None], "N": [5, None], "K": [7, None], "H": [None, 4]}
+    )
+    product, added = kernels_of(frame)
+    assert (product.batch, product.m, product.k, product.n, product.flops) == (2, 3, 5, 7, 2 * 2 * 3 * 5 * 7)
+    assert (added.m, added.read_bytes, added.written_bytes) == (32, 256.0, 128.0)
+    assert kernel_of_operation(["BMM", (2, 3, 5, 7)]) == product
+    with pytest.raises(NeuSightError, match="unknown operations frobnicate"):
+        kernels_of(frame.assign(op="frobnicate"))
+    with pytest.raises(NeuSightError, match="unknown operation"):
+        kernel_of_operation(["FOO", (1, 2)])
+
+
+@needs_data
+def test_the_benchmark_says_what_others_read(tmp_path: Path) -> None:
+    import pandas as pd
+
+    from benchmarks.cost.kernels import run
+
+    rows = pd.read_parquet(NEUSIGHT / "kernels.parquet")
+    parts = [
+        group.sample(min(len(group), 60), random_state=0) for _, group in rows.groupby(["device", "op"], observed=True)
+    ]
+    small = pd.concat(parts)
+    small.iloc[0, small.columns.get_loc("latency_ms")] = np.nan
+    small.to_parquet(tmp_path / "kernels.parquet")
+    _, table, summary = run(
+        tmp_path / "kernels.parquet",
+        NEUSIGHT / "models.parquet",
+        NEUSIGHT.parent / "devices.csv",
+        "P100,V100,T4,A100-PCIE-40",
+        "A100-80,L4",
+    )
+    assert summary["dropped_rows"]["latency not finite"] == 1
+    assert set(summary["models"]) == {"A100-PCIE-80GB", "L4"}
+    assert set(summary["models"]["L4"]) == {"train", "inference"}
+    assert summary["models"]["L4"]["train"] < 30 > summary["models_mape_percent"]
+    assert "bmm" in summary["operators"]["L4"]
+    assert {row["table"] for row in table} == {"operator", "model"}
+    assert any("switch" in name for name in summary["models_without_operators"])

@@ -1,0 +1,321 @@
+"""The roofline of kernels: its physics, what it makes of captured operators, its fit and its calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.cost import fp16
+from dejavu.cluster import DeviceType, catalogue, this_machine
+from dejavu.cost import CostError
+from dejavu.cost.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
+from dejavu.cost.kernel_roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
+from dejavu.cost.roofline_fit import FitError, Sample, fit
+from dejavu.errors import InputError
+from dejavu.graph import Operator, _Recorder
+from dejavu.kernel import Kernel, family_of, kernel_of, without_family
+
+GPUS = [device for device in catalogue().values() if device.kind != "cpu"]
+A100 = catalogue()["A100-SXM4-80GB"]
+ROOFLINE = KernelRoofline()
+VIDUR = Path(__file__).parents[2] / "shared" / "data" / "vidur" / "compute_a100_a40.parquet"
+
+every_gpu = pytest.mark.parametrize("device", GPUS, ids=[device.name for device in GPUS])
+
+
+def half(device: DeviceType) -> str:
+    return "float16" if "float16" in device.peak_flops_per_second else "float32"
+
+
+def random_kernels(dtype: str, count: int, seed: int) -> list[Kernel]:
+    rng = np.random.default_rng(seed)
+    sizes = (2 ** rng.uniform(4, 13, (count, 3))).astype(int)
+    return [product(m, n, k, dtype) for m, n, k in sizes.tolist()]
+
+
+@every_gpu
+def test_nothing_is_faster_than_the_hardware(device: DeviceType) -> None:
+    dtype = half(device)
+    kernels = random_kernels(dtype, 200, seed=0)
+    arithmetic = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_second[dtype]
+    traffic = (
+        np.array([kernel.read_bytes + kernel.written_bytes for kernel in kernels]) / device.memory_bytes_per_second
+    )
+    seconds = ROOFLINE.seconds(kernels, device)
+    assert (seconds > np.maximum(arithmetic, traffic)).all()
+    assert np.isfinite(seconds).all()
+
+
+@every_gpu
+def test_more_work_takes_longer(device: DeviceType) -> None:
+    kernels = random_kernels(half(device), 100, seed=1)
+    for more in ("m", "n", "k"):
+        larger = [product(**{**sizes_of(kernel), more: 2 * getattr(kernel, more)}) for kernel in kernels]
+        assert (ROOFLINE.seconds(larger, device) >= ROOFLINE.seconds(kernels, device)).all()
+
+
+def sizes_of(kernel: Kernel) -> dict[str, Any]:
+    return {"m": kernel.m, "n": kernel.n, "k": kernel.k, "dtype": kernel.dtype, "batch": kernel.batch}
+
+
+def test_one_tile_too_many_takes_another_wave() -> None:
+    """108 multiprocessors: 108 tiles are one wave and more are two; smaller tiles and splits win back a part."""
+    full, over = product(256 * 12, 128 * 9, 4096, "float16"), product(256 * 12 + 1, 128 * 9, 4096, "float16")
+    before, after = ROOFLINE.seconds([full, over], A100)
+    assert after > 1.1 * before
+    one_wave = 4096 * (2 * 256 * 128 * 108 / (0.872 * 312e12) + 384 * 2 / (128 * 1.5e9))
+    assert before == pytest.approx(one_wave, rel=0.3)
+
+
+def test_a_faster_device_of_the_same_make_is_no_slower() -> None:
+    for faster in (
+        replace(A100, memory_bytes_per_second=2 * A100.memory_bytes_per_second),
+        replace(A100, peak_flops_per_second={name: 2 * peak for name, peak in A100.peak_flops_per_second.items()}),
+        replace(
+            A100,
+            num_multiprocessors=108 * 2,
+            peak_flops_per_second={name: 2 * peak for name, peak in A100.peak_flops_per_second.items()},
+        ),
+    ):
+        kernels = [*random_kernels("bfloat16", 100, seed=2), row_wise("softmax", "softmax", 4096)]
+        assert (ROOFLINE.seconds(kernels, faster) <= ROOFLINE.seconds(kernels, A100) * 1.0001).all()
+
+
+def test_kernels_are_priced_one_by_one_as_together() -> None:
+    kernels = [*random_kernels("float16", 5, 3), *random_kernels("float32", 5, 4), elementwise("add", 10**6, 2)]
+    alone = [ROOFLINE.seconds([kernel], A100)[0] for kernel in kernels]
+    np.testing.assert_allclose(ROOFLINE.seconds(kernels, A100), alone)
+
+
+def test_matrix_units_are_known_by_the_peaks() -> None:
+    having = {name for name, device in catalogue().items() if has_matrix_units(device, "float16")}
+    assert {"V100-PCIE-32GB", "T4", "A10G", "A40", "RTX3090", "H200-SXM-141GB", "MI210"} <= having
+    assert not {"P100-PCIE-16GB", "P4"} & having
+    assert not any(has_matrix_units(device, "float32") for device in GPUS)
+
+
+def test_a_dtype_without_peak_is_named() -> None:
+    with pytest.raises(CostError, match=r"'V100-PCIE-32GB' in bfloat16.*float16"):
+        ROOFLINE.seconds([product(64, 64, 64, "bfloat16")], catalogue()["V100-PCIE-32GB"])
+    seconds = ROOFLINE.seconds([elementwise("add", 1000, 2, "bfloat16")], catalogue()["V100-PCIE-32GB"])
+    assert np.isfinite(seconds).all()  # traffic needs no peak
+
+
+def test_the_fit_finds_the_law_that_made_the_times() -> None:
+    truth = replace(MATRIX_UNITS, compute_efficiency=0.7, memory_efficiency=0.6, launch_seconds=8e-6)
+    samples = []
+    for name in ("A100-SXM4-80GB", "A40"):
+        kernels, device = random_kernels("float16", 300, seed=5), catalogue()[name]
+        samples.append(Sample.of(kernels, replace(ROOFLINE, matrix_units=truth).seconds(kernels, device), device))
+    found = fit(MATRIX_UNITS, samples, ["compute_efficiency", "memory_efficiency", "launch_seconds"])
+    for name in ("compute_efficiency", "memory_efficiency", "launch_seconds"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.03)
+
+
+def test_the_fit_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(FitError, match="no measured kernels"):
+        fit(MATRIX_UNITS, [])
+    with pytest.raises(FitError, match="no positive number"):
+        Sample.of([product(64, 64, 64, "float16")], [0.0], A100)
+    with pytest.raises(FitError, match="2 families and dtypes"):
+        Sample.of([product(64, 64, 64, "float16"), elementwise("add", 9, 2)], [1.0, 1.0], A100)
+
+
+@pytest.mark.skipif(not VIDUR.exists(), reason="no ../shared/data")
+def test_the_shipped_law_knows_a100_and_a40() -> None:
+    samples, refused = fp16.read(VIDUR)
+    assert set(samples) == {"A100-SXM4-80GB", "A40"}
+    assert not any(refused.values())
+    for sample in samples.values():
+        assert sample.some(3000, seed=0).mape(MATRIX_UNITS) < 0.08
+
+
+def times_by_the_law(names: dict[str, str], seed: int) -> pd.DataFrame:
+    """vidur's columns, N the dimension that is summed over, on devices by the name that a file calls them."""
+    frames = []
+    for called, name in names.items():
+        kernels = random_kernels("float16", 150, seed)
+        seconds = ROOFLINE.seconds(kernels, catalogue()[name])
+        sizes = {"M": [k.m for k in kernels], "N": [k.k for k in kernels], "K": [k.n for k in kernels]}
+        frames.append(pd.DataFrame({"device": called, **sizes, "median_ms": seconds * 1e3, "further": "ignored"}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_the_benchmark_leaves_each_device_out(tmp_path: Path) -> None:
+    frame = times_by_the_law({"a100": "A100-SXM4-80GB", "A40": "A40", "H100-PCIE-80GB": "H100-PCIE-80GB"}, seed=6)
+    few = frame["M"] < fp16.LEAST_M
+    frame.loc[~few, "median_ms"] = frame.loc[~few, "median_ms"].where(np.arange((~few).sum()) > 1, [np.nan])
+    frame.loc[len(frame)] = ["a40", 64, np.nan, 64, 1.0, "no product"]
+    frame.to_parquet(tmp_path / "compute.parquet")
+    _, rows, summary = fp16.run(tmp_path / "compute.parquet")
+    assert {row["test"] for row in rows} == {"A100-SXM4-80GB", "A40", "H100-PCIE-80GB"}
+    assert len(rows) == 9
+    assert len(summary["directions"]) == 3
+    assert summary["mape_percent"] <= summary["worst_percent"] < 3
+    assert all(error > 10 for error in summary["baselines"]["roofline"].values())
+    assert summary["refused_rows"] == {"no positive time or size": 2, "absurd": 0}
+
+
+def test_the_benchmark_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "compute.parquet"
+    times_by_the_law({"a40": "A40"}, seed=7).to_parquet(path)
+    with pytest.raises(InputError, match="two devices"):
+        fp16.run(path)
+    times_by_the_law({"a40": "A40", "a41": "A40"}, seed=7).to_parquet(path)
+    with pytest.raises(InputError, match="unknown device 'a41'"):
+        fp16.run(path)
+    times_by_the_law({"a40": "A40"}, seed=7).drop(columns="N").to_parquet(path)
+    with pytest.raises(InputError, match="no column 'N'"):
+        fp16.run(path)
+    frame = times_by_the_law({"a40": "A40", "a100": "A100-SXM4-80GB"}, seed=7)
+    frame.assign(median_ms=frame["median_ms"] * 1e3).to_parquet(path)  # microseconds
+    with pytest.raises(InputError, match="unit of median_ms"):
+        fp16.run(path)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calibration_finds_how_a_device_differs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    device = GPUS[int(rng.integers(len(GPUS)))]
+    truth = Calibration(*np.exp(rng.normal(0, 0.4, 3)).tolist())
+    kernels = calibration_kernels(device)
+    noise = np.exp(rng.normal(0, 0.05, len(kernels)))
+    noise[0] *= 20  # an outlier
+    seconds = truth.roofline(ROOFLINE).seconds(kernels, device) * noise
+    found = calibrate(kernels, seconds, device)
+    assert found.num_kernels == len(kernels)
+    held_out = [
+        *random_kernels(half(device), 50, seed + 1),
+        *(row_wise("softmax", "softmax", 2**n) for n in range(5, 16)),
+    ]
+    wanted = truth.roofline(ROOFLINE).seconds(held_out, device)
+    error = np.abs(np.log(ROOFLINE.seconds(held_out, device) * found.factors(held_out, device) / wanted))
+    before = np.abs(np.log(ROOFLINE.seconds(held_out, device) / wanted))
+    assert error.mean() < 0.15
+    assert error.mean() < before.mean() + 0.02
+
+
+def test_few_kernels_move_the_calibration_little() -> None:
+    assert calibrate([], [], A100) == Calibration()
+    kernels = [elementwise("add", 10**8, 2)] * 20
+    twice = ROOFLINE.seconds(kernels, A100) / 1.2
+    moved = [calibrate(kernels[:count], twice[:count], A100).memory for count in (1, 3, 20)]
+    assert 1 < moved[0] < moved[1] < moved[2] < 1.2 * 1.01
+    assert calibrate(kernels, twice, A100).compute == pytest.approx(1.0)  # nothing was learned of it
+
+
+@pytest.mark.parametrize("device", [*GPUS, *this_machine().device_types.values()], ids=lambda device: device.name)
+def test_the_micro_benchmark_is_short_and_spans_the_families(device: DeviceType) -> None:
+    kernels = calibration_kernels(device)
+    assert 12 <= len(kernels) <= 40
+    assert {"matmul", "elementwise", "softmax", "normalization"} <= {kernel.family for kernel in kernels}
+    assert ROOFLINE.seconds(kernels, device).sum() < 0.5  # once through all of them
+
+
+def record(work: Callable[[], Any]) -> list[Operator]:
+    """The operators, forward and backward, of what makes a tensor."""
+    with FakeTensorMode():
+        recorder = _Recorder(set())
+        with recorder:
+            total = work().sum()
+        recorder.direction = "backward"
+        with recorder:
+            total.backward()
+    return recorder.operators
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def only(operators: list[Operator], kind: str) -> Kernel:
+    found = {kernel_of(operator) for operator in operators if operator.kind == kind}
+    assert len(found) == 1, f"{kind}: {sorted({operator.kind for operator in operators})}"
+    kernel = found.pop()
+    assert kernel is not None
+    return kernel
+
+
+def sizes(kernel: Kernel) -> tuple[int, int, int, int]:
+    return kernel.batch, kernel.m, kernel.n, kernel.k
+
+
+def test_products_of_captured_operators() -> None:
+    linear = torch.nn.Linear(24, 40)
+    operators = record(lambda: torch.nn.functional.linear(leaf(3, 5, 24), leaf(40, 24), leaf(40)))
+    assert sizes(only(operators, "aten.addmm")) == (1, 15, 40, 24)
+    assert {sizes(kernel) for op in operators if op.kind == "aten.mm" and (kernel := kernel_of(op))} == {
+        (1, 15, 24, 40),
+        (1, 40, 24, 15),
+    }
+    assert sizes(only(record(lambda: torch.baddbmm(leaf(4, 6, 8), leaf(4, 6, 7), leaf(4, 7, 8))), "aten.baddbmm")) == (
+        4,
+        6,
+        8,
+        7,
+    )
+    assert linear.in_features == 24
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolutions_backward_is_two_products(groups: int) -> None:
+    operators = record(
+        lambda: torch.nn.functional.conv2d(leaf(2, 4, 16, 16), leaf(6, 4 // groups, 3, 3), stride=2, groups=groups)
+    )
+    forward, backward = (only(operators, f"aten.convolution{end}") for end in ("", "_backward"))
+    assert sizes(forward) == (groups, 2 * 7 * 7, 6 // groups, 4 // groups * 9)
+    assert sizes(backward) == (2 * groups, *sizes(forward)[1:])
+
+
+def test_every_products_flops_are_those_of_its_sizes() -> None:
+    operators = record(lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)(leaf(2, 9, 32)))
+    kernels = [kernel for operator in operators if (kernel := kernel_of(operator))]
+    for kernel in kernels:
+        if kernel.family in ("matmul", "convolution"):
+            assert kernel.flops == 2 * kernel.batch * kernel.m * kernel.n * kernel.k
+    assert without_family(operators) == ()
+    assert all(kernel.read_bytes + kernel.written_bytes > 0 for kernel in kernels)
+
+
+def test_attention_and_rows() -> None:
+    operators = record(
+        lambda: torch.nn.functional.scaled_dot_product_attention(
+            leaf(2, 4, 10, 8), leaf(2, 4, 12, 8), leaf(2, 4, 12, 8)
+        )
+    )
+    attention = [kernel for operator in operators if (kernel := kernel_of(operator)) and kernel.family == "attention"]
+    assert [sizes(kernel) for kernel in attention] == [(8, 10, 12, 8)] * 2
+    assert [kernel.flops for kernel in attention] == [products * 2 * 8 * 10 * 12 * 8 for products in (2, 5)]
+    rows = record(lambda: torch.nn.functional.layer_norm(leaf(3, 5, 16), (16,), leaf(16)).softmax(-1))
+    for kind in ("native_layer_norm", "native_layer_norm_backward", "_softmax", "_softmax_backward_data"):
+        assert sizes(only(rows, f"aten.{kind}"))[1:3] == (15, 16)
+
+
+def test_a_lookup_reads_its_rows_not_the_table() -> None:
+    operators = record(lambda: torch.nn.functional.embedding(torch.zeros(2, 3, dtype=torch.int64), leaf(1000, 16)))
+    lookup = only(operators, "aten.embedding")
+    assert lookup.family == "gather"
+    assert lookup.read_bytes == 2 * 3 * (16 * 4 + 8)
+
+
+def test_unknown_kinds_move_their_bytes_and_are_listed() -> None:
+    unknown = Operator("mine.scan", "forward", ((8, 9),), ((8,),), "float32", 0.0, 288, 32)
+    kernel = kernel_of(unknown)
+    assert kernel == Kernel(
+        family="elementwise", name="mine.scan", dtype="float32", m=72, read_bytes=288, written_bytes=32
+    )
+    assert without_family([unknown]) == ("mine.scan",)
+    assert kernel_of(replace(unknown, kind="aten.empty_like")) is None
+    assert family_of("aten._foreach_addcmul_") == "elementwise"
+
+
+def test_families_of_products_need_a_peak() -> None:
+    assert set(PRODUCTS) == {"matmul", "convolution", "attention"}
