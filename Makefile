@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+DATA := ../shared/data
 
 .PHONY: run test quick slow lint up down bench clean
 
@@ -16,7 +17,17 @@ quick: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.database --rows 1000000
-	test ! -d ../shared/data/dp_cases || $(BIN)/python -m benchmarks.search --cases ../shared/data/dp_cases --microbatches 16,64
+	test ! -d $(DATA)/dp_cases || $(BIN)/python -m benchmarks.search --cases $(DATA)/dp_cases --microbatches 16,64
+	$(BIN)/python -m benchmarks.capture
+	$(BIN)/python -m benchmarks.feedback
+	$(BIN)/python -m benchmarks.cost --memory
+	$(BIN)/python -m benchmarks.cost --profiling-time
+	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --fp16 $(DATA)/vidur/compute_a100_a40.parquet
+	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --collectives $(DATA)/alpa/prof_database.parquet
+	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --iterations $(DATA)/vtrain/a100_single_node.csv
+	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --kernels $(DATA)/neusight/kernels.parquet \
+		--models $(DATA)/neusight/models.parquet --devices $(DATA)/neusight/devices.csv \
+		--train P100,V100,T4,A100-40 --test A100-80,L4
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow

@@ -102,12 +102,14 @@ class Graph:
 
     Attributes:
         notes: what a person should know of how the model was cut into layers.
+        kind: of the devices whose kernels it has.
     """
 
     layers: tuple[Layer, ...]
     microbatch_size: int
     dtype: str
     notes: tuple[str, ...] = ()
+    kind: Kind = "cpu"
 
     @property
     def parameter_bytes(self) -> int:
@@ -155,7 +157,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Gr
                 traced[key] = found
             layer, inputs = traced[key]
             layers.append(replace(layer, name=builder.name))
-    return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape))
+    return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape), kind)
 
 
 def _work_of(builder: LayerBuilder, inputs: torch.Tensor) -> Any:

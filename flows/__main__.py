@@ -88,6 +88,7 @@ def profile(
         typer.Option(help="sizes, with commas; otherwise the workload's; those between are interpolated"),
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="measure what is known, too")] = False,
+    database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
 ) -> None:
     """Measure on this machine what the cost database lacks for a workload; what it knows is kept.
 
@@ -102,10 +103,11 @@ def profile(
     from flows.progress import rows_bar
 
     machines, wanted = read_inputs(cluster, workload, train=False)
-    database = ProfileDatabase(Path.cwd() / "profiles_db")
+    rows = ProfileDatabase(database)
     for one in at_microbatches(wanted, microbatches):
+        campaign = Campaign(capture(one, machines.kind), one, machines, rows, again)
         with rows_bar(Console(), unit="figures") as progress:
-            measured = Campaign(capture(one), one, machines, database, again).run(measure.split(","), progress)
+            measured = campaign.run(measure.split(","), progress)
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
 

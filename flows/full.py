@@ -54,7 +54,7 @@ def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train
     machines = read_cluster(project / cluster, train)
     with Tracker.open(project, f"{workload.model} on {machines.name}", tags={"prefect.flow_run": flow_run.id}) as run:
         record_question(run, workload, machines, project / cluster)
-        graph = capture_model(workload)
+        graph = capture_model(workload, machines)
         measured = measure_what_is_missing(graph, workload, machines, database)
         fresh = price_layers(graph, machines, workload, database)
         table = follow_trainings(fresh, graph, workload, database)

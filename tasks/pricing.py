@@ -32,12 +32,14 @@ def read_cluster(path: Path, train: bool) -> Cluster:
 
 
 @task(name="capture", cache_policy=NO_CACHE)
-def capture_model(workload: Workload) -> Graph:
-    """The model as layers, without weights."""
-    graph = capture(workload)
-    get_run_logger().info(
+def capture_model(workload: Workload, cluster: Cluster) -> Graph:
+    """The model as layers, without weights, with the kernels of the cluster's kind of devices."""
+    graph, log = capture(workload, cluster.kind), get_run_logger()
+    log.info(
         "model %s: %d layers, %.2f million parameters", workload.model, len(graph.layers), graph.num_parameters / 1e6
     )
+    for note in graph.notes:
+        log.info("%s", note)
     return graph
 
 

@@ -20,6 +20,7 @@ os.environ.update(
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     }
 )
+os.environ["DEJAVU_TESTED_BY"] = str(os.getpid())  # on every process that these tests start
 for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 

@@ -48,7 +48,7 @@ def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         file.write_text(CLUSTER)
         cluster, database = load_cluster(file), ProfileDatabase(Path(folder) / "profiles_db")
         started = time.perf_counter()
-        graph = capture(workload)
+        graph = capture(workload, cluster.kind)
         captured_seconds = time.perf_counter() - started
         started = time.perf_counter()
         table = cost_table(graph, cluster, sources(database, workload.optimizer))

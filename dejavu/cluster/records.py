@@ -127,6 +127,14 @@ class Cluster:
                 counts[type_name] += count * group.count
         return dict(counts)
 
+    @property
+    def kind(self) -> Kind:
+        """Of most devices: what a model is captured for."""
+        counts: Counter[Kind] = Counter()
+        for name, count in self.device_counts.items():
+            counts[self.device_types[name].kind] += count
+        return counts.most_common(1)[0][0]
+
     def devices(self) -> tuple[Device, ...]:
         """All devices: group by group, node by node, in the order inside the node."""
         return tuple(

@@ -140,15 +140,19 @@ class Predicted(CostSource):
         return calibration, float(np.quantile(left, 0.9))
 
     def _family_corrections(self, learned: Learned, device: DeviceType) -> dict[str, float]:
-        """Measured over learned seconds of each family on this device, held back where few kernels were measured."""
+        """Measured over learned seconds of each family on this device, held back where few kernels were measured.
+
+        Kernels are measured here one behind the other, so that launches are hidden, as in a training.
+        """
         kernels, seconds = _calibrating(self.database, device)
         if not kernels:
             return {}
         prediction = learned.predict(kernels, device)
+        queued_K = prediction.queued_seconds_K
         logs: dict[str, list[float]] = defaultdict(list)
         for k, kernel in enumerate(kernels):
             if prediction.known_K[k] and not _on_matrix_units(kernel, device):
-                logs[kernel.family].append(math.log(seconds[k] / prediction.seconds_K[k]))
+                logs[kernel.family].append(math.log(seconds[k] / queued_K[k]))
         return {
             family: math.exp(float(np.median(found)) * len(found) / (len(found) + FAMILY_PRIOR))
             for family, found in logs.items()

@@ -62,7 +62,7 @@ def measure_layers(
     Raises:
         MeasureError: the measuring process failed.
     """
-    job = {"workload": workload.model_dump(mode="json"), "signatures": list(signatures)}
+    job = {"workload": workload.model_dump(mode="json"), "kind": graph.kind, "signatures": list(signatures)}
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A pipe that nobody reads would stop a process that warns much.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
@@ -118,7 +118,7 @@ def _main(job: dict[str, Any]) -> None:
     die_with_parent(signal.SIGKILL)
     workload = Workload.model_validate(job["workload"])
     device = claim_device(job["core"])
-    graph, builders, model = capture(workload), layers_of(workload), model_of(workload)
+    graph, builders, model = capture(workload, job["kind"]), layers_of(workload), model_of(workload)
     dataset = dataset_of(workload)
     while True:
         wanted = set(job["signatures"])

@@ -12,9 +12,9 @@ OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """A fresh torch optimizer with the workload's settings."""
+    """A fresh torch optimizer with the workload's settings; a stage without weights gets one that has nothing to do."""
     make = OPTIMIZERS[settings.name]
-    return make(list(parameters), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return make([{"params": list(parameters)}], lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int) -> None:
