@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from benchmarks._report import report
+from dejavu.errors import DejavuError
 
 FileOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False)]
 
@@ -50,7 +51,11 @@ def main(
         raise typer.BadParameter(f"{len(chosen)} tables were asked for; wanted one of {wanted}")
     (name,) = chosen
     table = importlib.import_module(f"benchmarks.cost.{name}")
-    title, rows, summary = table.run(**asked[name])
+    try:
+        title, rows, summary = table.run(**asked[name])
+    except DejavuError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
     report(title, rows, summary, json_path)
 
 

@@ -11,6 +11,7 @@ Shape suffixes: K = kernels, F = features, D = devices, B = bins of size.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -20,7 +21,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.ensemble import HistGradientBoostingRegressor
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from dejavu.cluster import DeviceType
 from dejavu.cost._base import CostError
@@ -307,8 +309,8 @@ def _launch_seconds(groups: Sequence[tuple[Bounds, Floats]]) -> float | None:
 
 def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> Model:
     names = sorted({table.device for table in tables})
-    function = _function(name, tables, seed)
-    if intervals and len(names) >= 3:
+    few, function = len(names), _function(name, tables, seed)
+    if intervals and few >= 3:
         held_out = [
             (
                 [table for table in tables if table.device == left_out],
@@ -316,21 +318,24 @@ def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> 
             )
             for left_out in names
         ]
-        widen = 1.0
+        # A device's mean error is one draw of few: Student's 90 % interval for the next draw, over the normal one.
+        scale, widen = 1.0, float(student.ppf(0.95, few - 1) / norm.ppf(0.95)) * math.sqrt(1 + 1 / few)
     else:
-        held_out, widen = [(list(tables), function)], 2.0
-    size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out), strict=True))
-    low, high = _quantiles(size, widen * residual, weight)
+        held_out, scale, widen = [(list(tables), function)], 2.0, 1.0
+    size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out, widen), strict=True))
+    low, high = _quantiles(size, scale * residual, weight)
     return Model(function, low, high, tuple(names))
 
 
 def _residuals(
-    name: str, held_out: Sequence[tuple[list[_Table], Trees | Curve]]
+    name: str, held_out: Sequence[tuple[list[_Table], Trees | Curve]], widen: float
 ) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """Of each device: size, log error with the device's mean error made `widen` times as large, weight."""
     for tables, function in held_out:
         for table in tables:
             size = table.features_KF[:, FEATURES[name].index("size")]
-            yield size, table.target_K - function.predict(table.features_KF), table.weight_K
+            residual = table.target_K - function.predict(table.features_KF)
+            yield size, residual + (widen - 1.0) * residual.mean(), table.weight_K
 
 
 def _quantiles(size_K: Floats, residual_K: Floats, weight_K: Floats) -> tuple[Floats, Floats]:
@@ -357,6 +362,8 @@ def _function(name: str, tables: Sequence[_Table], seed: int) -> Trees | Curve:
     weight_K = np.concatenate([table.weight_K for table in tables])
     if name == "elementwise":
         return Curve.of(features_KF[:, 0], target_K, weight_K)
+    from sklearn.ensemble import HistGradientBoostingRegressor  # a second to import, and predicting does without
+
     monotone = [MONOTONE.get(feature, 0) for feature in FEATURES[name]]
     model = HistGradientBoostingRegressor(**BOOSTING, monotonic_cst=monotone, random_state=seed)
     return Trees.of(model.fit(features_KF, target_K, sample_weight=weight_K))
