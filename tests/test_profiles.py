@@ -549,3 +549,4 @@ def test_shipped_rows_are_read_and_never_written(tmp_path: Path) -> None:
     assert own.read().num_rows == 2 and [found.seconds for found in own.latest()] == [2.0]
     assert sorted((path.name, path.stat().st_mtime_ns) for path in shipped.path.iterdir()) == before
     assert own.check() == []
+    assert replace(own, with_shipped=False).read().num_rows == 1

@@ -72,11 +72,13 @@ class ProfileDatabase:
         path: the folder.
         grace_seconds: how long files that the manifest no longer lists are kept for readers that opened it before.
         lock_timeout_seconds: how long a writer waits for the others.
+        with_shipped: read what was shipped, too: a database of its own in the folder `shipped`, never written.
     """
 
     path: Path
     grace_seconds: float = 3600.0
     lock_timeout_seconds: float = 60.0
+    with_shipped: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
@@ -109,15 +111,16 @@ class ProfileDatabase:
     def read(self, **filters: Any) -> pa.Table:
         """The rows whose columns equal the filters: `read(kind="layer", device_type=["T4", "V100"], direction=None)`.
 
-        Files that are damaged are set aside with a warning, and the rest is used. What was shipped in the folder
-        `shipped`, a database of its own that nothing here writes to, is read as well.
+        Files that are damaged are set aside with a warning, and the rest is used.
 
         Raises:
             ProfileError: no such column, or a file of another schema or a newer version.
         """
         shipped = self.path / SHIPPED
         own = self._read_own(expression_of(filters))
-        return pa.concat_tables([own, ProfileDatabase(shipped).read(**filters)]) if shipped.is_dir() else own
+        if not self.with_shipped or not shipped.is_dir():
+            return own
+        return pa.concat_tables([own, ProfileDatabase(shipped).read(**filters)])
 
     def _read_own(self, expression: ds.Expression | None) -> pa.Table:
         cause: Exception | None = None

@@ -1,14 +1,15 @@
 """Measuring on this machine what the database lacks: layers, transfers, operators, collectives.
 
 Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
-stopped. What another machine of the same kind measured serves predictions, but a device that is here is measured here.
+stopped. What was shipped, or measured on another machine of the same kind, serves predictions, but a device that is
+here is measured here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dejavu.cluster import Cluster, this_machine
 from dejavu.collective import COLLECTIVES
@@ -93,6 +94,10 @@ class Campaign:
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
         return MeasureResult(total, sum(errand.num_known for errand in errands), absent)
 
+    @property
+    def _own(self) -> ProfileDatabase:
+        return replace(self.database, with_shipped=False)
+
     def _keep(self, rows: Iterator[Measurement]) -> None:
         """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
         kept: list[Measurement] = []
@@ -107,7 +112,7 @@ class Campaign:
             self.database.append(kept)
 
     def _layers(self, device_type: str, num_devices: int) -> Errand:
-        known = Measured(self.database, self.workload.optimizer, host=host_fingerprint())
+        known = Measured(self._own, self.workload.optimizer, host=host_fingerprint())
         device = self.cluster.device_types[device_type]
         layers = {layer.signature: layer for layer in self.graph.layers}
         missing = [
@@ -168,7 +173,7 @@ class Campaign:
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
         """What of this kind was measured on this very machine."""
-        rows = self.database.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
+        rows = self._own.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         return set(rows["subject"].to_pylist())
 
 
