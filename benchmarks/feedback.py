@@ -10,6 +10,7 @@ and from these as the trainings before it correct them.
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Any
@@ -63,18 +64,19 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
     seconds = (fresh.forward.seconds_LD + fresh.backward.seconds_LD)[:, 0]
     share = np.cumsum(seconds)[:-1] / seconds.sum()
     cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
+
+    def played(table: CostTable, one: Plan) -> float:
+        problem = pose(table, cluster, workload, transfer_costs(cluster, database))
+        return play(problem, table, one).step_seconds
+
     rows = []
     for cut in np.random.default_rng(seed).permutation(cuts):
         ends = (0, int(cut), len(graph.layers))
         stages = (Stage(ends[0], ends[1], configuration), Stage(ends[1], ends[2], configuration))
         plan = Plan(stages, workload.schedule, workload.num_microbatches)
 
-        def played(table: CostTable, one: Plan) -> float:
-            problem = pose(table, cluster, workload, transfer_costs(cluster, database))
-            return play(problem, table, one).step_seconds
-
         corrected, _ = remember_stages(fresh, graph, database, workload.optimizer)
-        factor = step_factor(graph, plan, database, lambda one: played(corrected, one))  # noqa: B023
+        factor = step_factor(graph, plan, database, partial(played, corrected))
         job = TrainingJob(
             workload=workload.model_copy(update={"num_steps": steps}),
             binding=bind(plan, cluster, fresh.cut_bytes_L1),

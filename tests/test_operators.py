@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dejavu.cluster import this_machine
-from dejavu.cost.calibration import Calibration, calibration_of, elementwise, product, row_wise
+from dejavu.cost.calibration import Calibration, calibrate, elementwise, product, row_wise
 from dejavu.cost.kernel_roofline import KernelRoofline
 from dejavu.graph import _Recorder
 from dejavu.kernel import Kernel, kernel_of
@@ -99,7 +99,8 @@ def test_calibration_on_this_machine_helps_where_the_guess_was_wrong() -> None:
         row.check()
         assert Kernel.from_json(row.extra or "").subject == row.subject
     before = KernelRoofline()
-    found = calibration_of(rows[: len(TO_CALIBRATE)], DEVICE)
+    seconds = [row.seconds for row in rows[: len(TO_CALIBRATE)]]
+    found = calibrate(TO_CALIBRATE, seconds, DEVICE)
     assert found.num_kernels == len(TO_CALIBRATE)
     measured = np.array([row.seconds for row in rows[len(TO_CALIBRATE) :]])
 
@@ -109,5 +110,5 @@ def test_calibration_on_this_machine_helps_where_the_guess_was_wrong() -> None:
     assert error(found.roofline(before)) < error(before) + 0.3  # never clearly worse, whatever the guess was worth
     # a device whose guess is far off: the same kernels bring it back
     wrong = Calibration(compute=0.2, memory=0.2, launch=5.0).roofline(before)
-    corrected = calibration_of(rows[: len(TO_CALIBRATE)], DEVICE, wrong).roofline(wrong)
+    corrected = calibrate(TO_CALIBRATE, seconds, DEVICE, wrong).roofline(wrong)
     assert error(corrected) < 0.6 * error(wrong)

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType, catalogue
+from dejavu.cost.calibration import product
 from dejavu.cost.kernel_roofline import MATRIX_UNITS, KernelRoofline
 from dejavu.cost.roofline_fit import Sample, fit
 from dejavu.errors import InputError
 from dejavu.importers.devices import DeviceNames
 from dejavu.importers.vidur import USUAL_DEVICES
-from dejavu.kernel import Kernel
 
 Floats = NDArray[np.float64]
 Predictor = Callable[[Sample], Floats]
@@ -29,7 +29,7 @@ Predictor = Callable[[Sample], Floats]
 LEAST_M = 16
 COLUMNS = ("device", "M", "N", "K", "median_ms")
 OURS = "waves of tiles"
-DTYPE, ITEM_BYTES = "float16", 2
+DTYPE = "float16"
 ABSURD_FACTOR = 30.0  # a row that far from the shipped roofline is a fault of its measurement
 
 
@@ -104,28 +104,13 @@ def read(path: Path) -> tuple[dict[str, Sample], dict[str, int]]:
 def sample_of(rows: pd.DataFrame, device: DeviceType) -> tuple[Sample, int]:
     """One device's products, and how many of its rows were absurd."""
     sizes = rows[["M", "K", "N"]].to_numpy(dtype=int)
-    kernels = [product(m, n, k) for m, n, k in sizes.tolist()]
+    kernels = [product(m, n, k, DTYPE) for m, n, k in sizes.tolist()]
     seconds_K = rows["median_ms"].to_numpy() / 1e3
     factor_K = seconds_K / KernelRoofline().seconds(kernels, device)
     sound = np.flatnonzero((factor_K < ABSURD_FACTOR) & (factor_K > 1 / ABSURD_FACTOR))
     if not len(sound):
         raise InputError(f"all {len(kernels)} times on {device.name!r} are absurd: is the unit of median_ms right?")
     return Sample.of([kernels[position] for position in sound], seconds_K[sound], device), len(kernels) - len(sound)
-
-
-def product(m: int, n: int, k: int) -> Kernel:
-    """m × k by k × n in half precision."""
-    return Kernel(
-        family="matmul",
-        name="linear",
-        dtype=DTYPE,
-        m=m,
-        n=n,
-        k=k,
-        flops=2.0 * m * n * k,
-        read_bytes=float(ITEM_BYTES * k * (m + n)),
-        written_bytes=float(ITEM_BYTES * m * n),
-    )
 
 
 def at_the_peaks(sample: Sample) -> Floats:

@@ -6,7 +6,6 @@ around 1. With no kernels it is 1; a dozen decide it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from scipy.optimize import least_squares
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernel_roofline import ITEM_BYTES, Floats, KernelLaw, KernelRoofline, has_matrix_units
 from dejavu.kernel import Kernel
-from dejavu.profiles import Measurement
 
 PRIOR_DEVIATION = math.log(2)  # of a logarithm: a device is seldom more than twice off its catalogue
 KERNEL_DEVIATION = 0.2  # of a logarithm: what the law leaves open once it is calibrated; larger errors count softly
@@ -62,11 +60,6 @@ class Calibration:
             cpu_core=self.law(roofline.cpu_core),
         )
 
-    def factors(self, kernels: Sequence[Kernel], device: DeviceType, roofline: KernelRoofline | None = None) -> Floats:
-        """By how much the calibration changes each kernel's seconds: to be put on any other prediction of them."""
-        before = roofline or KernelRoofline()
-        return self.roofline(before).seconds(kernels, device) / before.seconds(kernels, device)
-
 
 def calibrate(
     kernels: Sequence[Kernel],
@@ -94,22 +87,6 @@ def calibrate(
     limit = math.log(MOST_CORRECTION)
     found = least_squares(residuals, np.zeros(3), loss="soft_l1", bounds=(-limit, limit), diff_step=1e-3)
     return calibration_at(found.x)
-
-
-def calibration_of(
-    rows: Sequence[Measurement], device: DeviceType, roofline: KernelRoofline | None = None
-) -> Calibration:
-    """From rows of the database; those that are no kernels, or of another device, do not count."""
-    known = [
-        (kernel, row.seconds) for row in rows if row.device_type == device.name and (kernel := _kernel_of_row(row))
-    ]
-    return calibrate([kernel for kernel, _ in known], [seconds for _, seconds in known], device, roofline)
-
-
-def _kernel_of_row(row: Measurement) -> Kernel | None:
-    if row.kind != "operator" or not row.extra or "family" not in json.loads(row.extra):
-        return None
-    return Kernel.from_json(row.extra)
 
 
 def calibration_kernels(device: DeviceType) -> list[Kernel]:

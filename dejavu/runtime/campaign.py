@@ -135,7 +135,7 @@ class Campaign:
 
         known = bool(self._own_subjects("transfer", device_type))
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
-        if num_devices < 2 or (declared and not known):
+        if num_devices < 2 or declared:  # a measurement would not override what a person wrote
             return Errand(0, 0, measure)
         return Errand(int(self.again or not known), int(known and not self.again), measure)
 
