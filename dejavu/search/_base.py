@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,6 +50,18 @@ class Incumbent:
     @property
     def remaining_seconds(self) -> float:
         return self._budget_seconds - self.elapsed_seconds
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What is done inside takes nothing from the budget: compiling, which a process does once."""
+        before = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - before
+
+    @property
+    def is_late(self) -> bool:
+        """Whether to stop: the budget has ended, and there is a plan to return."""
+        return self.plan is not None and self.remaining_seconds < 0
 
     def offer(self, plan: Plan) -> float:
         """The plan's price; the plan is kept if it is the best so far.

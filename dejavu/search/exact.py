@@ -13,12 +13,13 @@ from dejavu.errors import DejavuError, InputError
 from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage, StageConfiguration
 from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
+from dejavu.search._device_prices import PricedOptions
 from dejavu.search._infeasible import why_infeasible
+from dejavu.search._intervals import ROUNDING, Intervals
 from dejavu.search._options import Options
 from dejavu.stage_costs import DenseCosts, Floats
 
 _STEPS_PER_CALL = 2e8  # inner-loop steps between two looks at the clock: about a tenth of a second
-_ROUNDING = 1e-12  # prices closer than this, relative, are the same
 
 
 class _OutOfTimeError(Exception):
@@ -36,30 +37,34 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Exact(Search):
-    """A dynamic program over (layer, stages behind, devices of each type), for one limit on the bottleneck at a time.
+    """The best plan and its proof: a bisection over the bottleneck, with bounds.
 
     A step costs Σ + bottleneck. With f(b) the least Σ of a plan whose bottleneck is at most b, no plan with a
     bottleneck between lo and hi is cheaper than f(hi) + lo. Intervals of bottleneck values are split, the least bound
     first, until none can hold a better plan; f is a step function, so each answer also says how far to jump. That takes
-    10 to 30 dynamic programs where Alpa's loop over all values takes thousands (Zheng et al., OSDI 2022, section 5.2).
+    10 to 30 values of f where Alpa's loop over all of them takes thousands (Zheng et al., OSDI 2022, section 5.2).
+
+    Where few devices make a small table, f is a dynamic program over (layer, stages behind, link class, devices of each
+    type). Where it would be large, prices on devices take them out of the state: that bounds f, drops most of the
+    options (`_priced`), and labels with the devices that they use settle the rest (`_labels`).
 
     Memory follows the schedule's rule by position; links between neighbouring configurations are in the state where
     they differ, and the number of stages where the problem's `max_stages` is less than the layers and devices allow.
-    The first run in a process loads the compiled loops before the clock starts.
-
-    Choose it whenever it fits: its table grows with layers × the product of device counts by type × stages where memory
-    or `max_stages` binds. Out of budget it returns the best plan so far and the bound proved so far.
+    The first run in a process loads the compiled loops before the clock starts. Out of budget it returns the best plan
+    so far and the bound proved so far; a first plan is looked for even then.
 
     Attributes:
         relative_gap: proved to be as close as this to the best, it stops.
         incumbent: a plan to start from, of another search; it only saves time.
-        max_table_bytes: larger problems are refused.
+        max_table_steps: of one dynamic program over devices; larger problems go the way of prices.
+        max_options_bytes: problems with more stages to list are refused; cluster their layers first.
     """
 
     name: ClassVar[str] = "exact"
     relative_gap: float = 0.0
     incumbent: Plan | None = None
-    max_table_bytes: float = 4 * 2**30
+    max_table_steps: float = 2e8
+    max_options_bytes: float = 4 * 2**30
 
     def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
         """The best plan and its proof; see the class.
@@ -69,36 +74,51 @@ class Exact(Search):
             InputError: the problem is too large, or its schedule's memory rule is not one by position.
             DejavuError: the budget ended before any plan was found.
         """
-        _load_compiled_loops()
         best = Incumbent(problem, self.name, budget_seconds)
         self._refuse_large(problem)
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
+        bound = self._bound(problem, best)
+        if best.plan is None:
+            if bound < np.inf:
+                raise DejavuError(f"exact search found no plan in {budget_seconds:g} s, nor that there is none")
+            raise InfeasibleError(why_infeasible(problem, is_feasible, best.remaining_seconds))
+        return best.result(bound)
+
+    def _bound(self, problem: Problem, best: Incumbent) -> float:
+        """The bound that was proved, plans being offered on the way; inf with none found: there is none."""
+        with best.clock_stopped():
+            _compile_table()
         options = Options.of(problem)
         least_L1, bottleneck_L1 = _suffix.chain_bounds(
             options.first_L1, options.stop_N, options.seconds_N, options.busy_N
         )
-        table = _Table(problem, options, least_L1, best, self.max_table_bytes)
-        if self.incumbent is not None:
-            best.offer(self.incumbent)
-        bound = float(least_L1[-1] + bottleneck_L1[-1])
+        if _table_steps(options) <= self.max_table_steps:
+            return self._by_table(problem, options, best, least_L1, float(bottleneck_L1[-1]))
+        with best.clock_stopped():
+            _compile_prices()
+        values = _bottlenecks(options, float(bottleneck_L1[-1]))
+        return Intervals(PricedOptions(problem, options, best), best, values).bound(self.relative_gap)
+
+    def _by_table(
+        self, problem: Problem, options: Options, best: Incumbent, least_L1: Floats, least_bottleneck: float
+    ) -> float:
+        table = _Table(problem, options, least_L1, best)
         try:
             first = table.solve(np.inf, np.inf)
         except _OutOfTimeError:
-            if best.plan is None:
-                message = f"exact search found no plan in {budget_seconds:g} s, nor that there is none"
-                raise DejavuError(message) from None
-            return best.result(bound)
+            return float(least_L1[-1]) + least_bottleneck
         if first is None:
-            raise InfeasibleError(why_infeasible(problem, is_feasible, best.remaining_seconds))
+            return np.inf
         best.offer(first.plan)
-        return best.result(self._narrow(options, table, best, first, float(bottleneck_L1[-1])))
+        return self._narrow(options, table, best, first, least_bottleneck)
 
     def _narrow(
         self, options: Options, table: _Table, best: Incumbent, first: _Answer, least_bottleneck: float
     ) -> float:
         """Split intervals of the bottleneck until none can hold a better plan; the bound that was proved."""
-        values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
-        below = min(best.step_seconds - first.sum_seconds, first.bottleneck_seconds)
-        values = np.unique(values[(values >= least_bottleneck * (1 - _ROUNDING)) & (values < below)])
+        values = _bottlenecks(options, least_bottleneck)
+        values = values[values < min(best.step_seconds - first.sum_seconds, first.bottleneck_seconds)]
         # (bound, lo, hi, sum): bottlenecks values[lo:hi] are open, and any plan with one of them has at least this sum.
         open_intervals: list[tuple[float, int, int, float]] = []
 
@@ -110,7 +130,7 @@ class Exact(Search):
         keep_open(0, len(values), first.sum_seconds)
         while open_intervals:
             bound, lo, hi, sum_seconds = open_intervals[0]
-            if bound >= best.step_seconds * (1 - max(self.relative_gap, _ROUNDING)):
+            if bound >= best.step_seconds * (1 - max(self.relative_gap, ROUNDING)):
                 break
             heapq.heappop(open_intervals)
             hi = min(hi, int(np.searchsorted(values, best.step_seconds - sum_seconds)))
@@ -127,30 +147,24 @@ class Exact(Search):
                 keep_open(lo, int(np.searchsorted(values, answer.bottleneck_seconds)), answer.sum_seconds)
             keep_open(mid + 1, hi, sum_seconds)
         bound = open_intervals[0][0] if open_intervals else best.step_seconds
-        return best.step_seconds if bound >= best.step_seconds * (1 - _ROUNDING) else bound
+        return best.step_seconds if bound >= best.step_seconds * (1 - ROUNDING) else bound
 
     def _refuse_large(self, problem: Problem) -> None:
         if isinstance(problem.costs, DenseCosts):
             return
         num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
-        if num_bytes > self.max_table_bytes:
+        if num_bytes > self.max_options_bytes:
             raise InputError(
                 f"exact search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} layers × "
-                f"{len(problem.configurations)} configurations; it may take {self.max_table_bytes:.2g}"
+                f"{len(problem.configurations)} configurations; it may take {self.max_options_bytes:.2g}"
             )
 
 
 class _Table:
     """The dynamic program's table, allocated once and filled for one limit after another."""
 
-    def __init__(self, problem: Problem, options: Options, least_L1: Floats, best: Incumbent, max_bytes: float) -> None:
+    def __init__(self, problem: Problem, options: Options, least_L1: Floats, best: Incumbent) -> None:
         L1, J, A, D = options.table_shape
-        num_bytes = 8.0 * L1 * J * A * D
-        if num_bytes > max_bytes:
-            raise InputError(
-                f"exact search needs a table of {num_bytes:.2g} bytes ({L1 - 1} layers × {J} levels of stages behind × "
-                f"{A} link classes × {D} ways to leave devices); it may take {max_bytes:.2g}"
-            )
         self._problem, self._options, self._least_L1, self._best = problem, options, least_L1, best
         self._rest_L1JAD = np.full((L1, J, A, D), np.inf)
         self._alive_L1JA = np.zeros((L1, J, A), dtype=np.bool_)
@@ -165,7 +179,7 @@ class _Table:
         o = self._options
         end = self._problem.num_layers
         while end > 0:
-            if self._best.remaining_seconds < 0:
+            if self._best.is_late:
                 raise _OutOfTimeError
             begin = max(0, end - self._starts_per_call)
             _suffix.fill(
@@ -200,10 +214,21 @@ class _Table:
 
 def is_feasible(problem: Problem) -> bool:
     """Whether any plan of the problem fits."""
-    options = Options.of(problem)
-    no_bound = np.zeros(problem.num_layers + 1)
-    forever = Incumbent(problem, Exact.name, np.inf)
-    return _Table(problem, options, no_bound, forever, np.inf).solve(np.inf, np.inf) is not None
+    best = Incumbent(problem, Exact.name, budget_seconds=0.0)
+    Exact(relative_gap=1.0)._bound(problem, best)
+    return best.plan is not None
+
+
+def _table_steps(options: Options) -> float:
+    """Inner-loop steps of one dynamic program over devices."""
+    L1, J, A, D = options.table_shape
+    return float(D) * J * (len(options.stop_N) + L1 * A * A)
+
+
+def _bottlenecks(options: Options, least: float) -> Floats:
+    """Every bottleneck that a plan can have, sorted."""
+    values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
+    return np.unique(values[values >= least * (1 - ROUNDING)])
 
 
 def _middle(values: Floats, lo: int, hi: int) -> int:
@@ -213,20 +238,34 @@ def _middle(values: Floats, lo: int, hi: int) -> int:
 
 
 @cache
-def _load_compiled_loops() -> None:
-    """Compile, or load from numba's cache, on a problem of one layer."""
+def _compile_table() -> None:
+    """Compile the loops over tables, or load them from numba's cache, on a problem of one layer."""
+    problem = _one_layer()
+    options, best = Options.of(problem), Incumbent(problem, Exact.name, np.inf)
+    least_L1, _ = _suffix.chain_bounds(options.first_L1, options.stop_N, options.seconds_N, options.busy_N)
+    _Table(problem, options, least_L1, best).solve(np.inf, np.inf)
+
+
+@cache
+def _compile_prices() -> None:
+    """The same with the loops over prices and labels."""
+    problem = _one_layer()
+    priced = PricedOptions(problem, Options.of(problem), Incumbent(problem, Exact.name, np.inf))
+    rows, prices_T = priced.rows(None, np.inf), np.zeros(1)
+    priced.bound(rows, np.inf, prices_T)
+    priced.labels(priced.fixed(rows, np.inf, prices_T), np.inf, prices_T, beam=1, work=1.0)
+
+
+def _one_layer() -> Problem:
     one = np.ones((1, 1, 2))
-    is_feasible(
-        Problem(
-            layers=("",),
-            configurations=(StageConfiguration(""),),
-            device_counts={"": 1},
-            costs=DenseCosts(one, one, one.astype(np.int64)),
-            cut_bytes_L1=np.zeros(2),
-            link_latency_seconds_CC=np.zeros((1, 1)),
-            link_seconds_per_byte_CC=np.zeros((1, 1)),
-            schedule="gpipe",
-            num_microbatches=1,
-        )
+    return Problem(
+        layers=("",),
+        configurations=(StageConfiguration(""),),
+        device_counts={"": 1},
+        costs=DenseCosts(one, one, one.astype(np.int64)),
+        cut_bytes_L1=np.zeros(2),
+        link_latency_seconds_CC=np.zeros((1, 1)),
+        link_seconds_per_byte_CC=np.zeros((1, 1)),
+        schedule="gpipe",
+        num_microbatches=1,
     )
-    _suffix.chain_bounds(np.array([0, 1]), np.array([1]), np.ones(1), np.ones(1))
