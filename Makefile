@@ -18,6 +18,11 @@ quick: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.database --rows 1000000
 	test ! -d $(DATA)/dp_cases || $(BIN)/python -m benchmarks.search --cases $(DATA)/dp_cases --microbatches 16,64
+	$(BIN)/python -m benchmarks.search --heterogeneous
+	$(BIN)/python -m benchmarks.search --scale
+	$(BIN)/python -m benchmarks.search --anytime
+	$(BIN)/python -m benchmarks.search --quality
+	$(BIN)/python -m benchmarks.knapsack
 	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.feedback
 	$(BIN)/python -m benchmarks.cost --memory

@@ -20,6 +20,8 @@ from rich.table import Table
 from dejavu.profiles import host_fingerprint
 from dejavu.profiles.host import cpu_name, gpu_names
 
+CHARACTERS_IN_A_FILE = 240  # a row of a table that goes to a file or a pipe: nothing is cut off
+
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on; `load_average` tells whether it was busy with something else."""
@@ -61,7 +63,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path | None) -> None:
     """Prints the rows as a table with the summary below, and writes `{"machine", "rows", "summary"}` if asked to."""
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=CHARACTERS_IN_A_FILE)
     table = Table(title=title)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:

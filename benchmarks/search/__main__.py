@@ -1,0 +1,88 @@
+"""The searches, measured; one table a call.
+
+python -m benchmarks.search --cases ../shared/data/dp_cases --microbatches 16,64 --json cases.json
+python -m benchmarks.search --generate FOLDER       # cases in the same form, up to 96 layers on 8 × 8 devices
+python -m benchmarks.search --heterogeneous --problems 15 --json heterogeneous.json
+python -m benchmarks.search --scale --figures docs/images --json scale.json
+python -m benchmarks.search --anytime --figures docs/images --json anytime.json
+python -m benchmarks.search --quality --json quality.json
+
+Without a table asked for: short runs of --heterogeneous and --anytime.
+CPU seconds are those of all threads of the process. Compiled loops are loaded before anything is timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks._report import report
+from dejavu.errors import DejavuError
+
+# What each table takes; `--quick` gives it its module's QUICK, and what a person gives goes before.
+TABLES = {
+    "cases": ("cases", "microbatches", "searches", "repeats", "budget_seconds", "alpa_up_to_layers", "alpa_most_steps"),
+    "generate": ("folder", "seed"),
+    "heterogeneous": ("searches", "num_problems", "seed", "budget_seconds"),
+    "scale": ("searches", "seed", "budget_seconds", "figures"),
+    "anytime": ("searches", "num_problems", "seed", "budget_seconds", "figures"),
+    "quality": ("searches", "budget_seconds"),
+}
+
+
+def main(
+    cases: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="folder of problems in .npz")] = None,
+    generate: Annotated[Path | None, typer.Option(file_okay=False, help="folder to write such problems to")] = None,
+    heterogeneous: Annotated[bool, typer.Option("--heterogeneous", help="generated mixed clusters")] = False,
+    scale: Annotated[bool, typer.Option("--scale", help="1,000 to 10,000 operators")] = False,
+    anytime: Annotated[bool, typer.Option("--anytime", help="gap against time")] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="the example models on the example clusters")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="few and small problems")] = False,
+    microbatches: Annotated[str | None, typer.Option(help="for --cases; 16,64 if not given")] = None,
+    searches: Annotated[str | None, typer.Option(help="names with commas; the table's own if not given")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="for --cases")] = None,
+    budget_seconds: Annotated[float | None, typer.Option(min=0, help="for each search on each problem")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="how many, for --heterogeneous and --anytime")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of the first generated problem")] = None,
+    alpa_up_to_layers: Annotated[int | None, typer.Option(min=0, help="Alpa's loop beside --cases; 0: never")] = None,
+    alpa_most_steps: Annotated[float | None, typer.Option(help="and where it has no more steps than this")] = None,
+    figures: Annotated[Path | None, typer.Option(file_okay=False, help="folder for the curves")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
+) -> None:
+    """Run one of the tables."""
+    flags = {"heterogeneous": heterogeneous, "scale": scale, "anytime": anytime, "quality": quality}
+    asked = [name for name, value in {"cases": cases, "generate": generate, **flags}.items() if value]
+    if len(asked) > 1 or (json_path is not None and not asked):
+        wanted = ", ".join(f"--{name}" for name in TABLES)
+        raise typer.BadParameter(f"{len(asked)} tables were asked for; wanted one of {wanted}")
+    settings = {
+        "cases": cases,
+        "folder": generate,
+        "microbatches": microbatches,
+        "searches": searches,
+        "repeats": repeats,
+        "budget_seconds": budget_seconds,
+        "num_problems": problems,
+        "seed": seed,
+        "alpa_up_to_layers": alpa_up_to_layers,
+        "alpa_most_steps": alpa_most_steps,
+        "figures": figures,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in asked or ("heterogeneous", "anytime"):
+        module = importlib.import_module(f"benchmarks.search.{name}")
+        options: dict[str, Any] = dict(module.QUICK) if quick or not asked else {}
+        options |= {option: given[option] for option in TABLES[name] if option in given}
+        try:
+            title, rows, summary = module.table(**options)
+        except DejavuError as error:
+            typer.echo(error, err=True)
+            raise typer.Exit(2) from error
+        report(title, rows, summary, json_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,112 @@
+"""What a plan gains over the even split: every model of the zoo and of the examples on every example cluster.
+
+Models are captured without weights and priced as `dejavu plan` does; the plan and the even split have the workload's
+own number of microbatches. `gain` is over `uniform`, which leaves no device idle; `gain_over_any_even` is over the best
+even split of any number of devices. Both are of the search's own plan: nothing falls back to an even split where that
+is better.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.search.runs import chosen, run
+from dejavu.cluster import Cluster
+from dejavu.errors import DejavuError
+from dejavu.models import MODELS
+from dejavu.planning import Question
+from dejavu.search import Uniform
+from dejavu.workload import Workload
+from flows.inputs import read_what_if
+
+WORKLOADS, CLUSTERS = Path("examples/workloads"), Path("examples/clusters")
+QUICK = {"workloads": ("bert48", "t5-11b"), "clusters": ("4x8-v100", "a100-and-t4")}
+CLOSE = 1e-9  # relative: prices this near are the same
+
+
+def table(
+    *,
+    searches: str = "",
+    budget_seconds: float = 8.0,
+    workloads: tuple[str, ...] = (),
+    clusters: tuple[str, ...] = (),
+) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Every model on every cluster; those that cannot be priced, or do not fit, say why."""
+    names = list(chosen(searches, ("auto", "exact")))[: None if searches else 1]
+    models = workloads or tuple(dict.fromkeys([path.stem for path in sorted(WORKLOADS.glob("*.yaml"))] + [*MODELS]))
+    machines = clusters or tuple(path.stem for path in sorted(CLUSTERS.glob("*.yaml")))
+    rows = [row for model in models for machine in machines for row in _rows(model, machine, names, budget_seconds)]
+    return f"Plans against even splits, {budget_seconds:g} s each", rows, _summary(rows)
+
+
+def _rows(model: str, machine: str, searches: list[str], budget_seconds: float) -> list[dict[str, Any]]:
+    about = {"workload": model, "cluster": machine}
+    try:
+        cluster, workload = read_what_if(CLUSTERS / f"{machine}.yaml", model, None, None)
+    except DejavuError as error:
+        return [{**about, "search": None, **_nothing(str(error))}]
+    return [{**about, "search": name, **_answer(cluster, workload, name, budget_seconds)} for name in searches]
+
+
+def _answer(cluster: Cluster, workload: Workload, search: str, budget_seconds: float) -> dict[str, Any]:
+    start = time.perf_counter()
+    question = Question(
+        cluster,
+        workload,
+        microbatches=(workload.num_microbatches,),
+        search=search,
+        budget_seconds=budget_seconds,
+    )
+    try:
+        choice = question.answer()
+    except DejavuError as error:
+        return _nothing(str(error))
+    found, even = choice.best_of(search), choice.uniform_step_seconds
+    if found is None:
+        return _nothing(next(row.failure for row in choice.considered if row.search == search))
+    plan = found.found
+    any_even = run(Uniform(all_devices_first=False), found.posed.problem, budget_seconds).result
+    return {
+        "microbatches": workload.num_microbatches,
+        "layers": found.posed.problem.num_layers,
+        "configurations": len(found.posed.problem.configurations),
+        "step_seconds": plan.step_seconds,
+        "gap_percent": 100.0 * plan.gap,
+        "uniform_step_seconds": even,
+        "gain": None if even is None else even / plan.step_seconds,
+        "gain_over_any_even": any_even and any_even.step_seconds / plan.step_seconds,
+        "stages": len(plan.plan.stages),
+        "devices_used": choice.priced(found).num_devices,
+        "wall_seconds": time.perf_counter() - start,
+        "note": None if even else "no even split fits",
+    }
+
+
+def _nothing(why: str) -> dict[str, Any]:
+    return {"step_seconds": None, "gain": None, "gain_over_any_even": None, "note": why[:90]}
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    planned = [row for row in rows if row["step_seconds"] is not None]
+    summary: dict[str, Any] = {
+        "pairs": len(rows),
+        "planned": len(planned),
+        "planned_where_no_even_split_fits": sum(row["uniform_step_seconds"] is None for row in planned),
+        "not_planned": len(rows) - len(planned),
+    }
+    for column in ("gain", "gain_over_any_even"):
+        gains = sorted(row[column] for row in planned if row[column] is not None)
+        if gains:
+            quarters = statistics.quantiles(gains, n=4, method="inclusive") if len(gains) > 1 else gains * 3
+            summary |= {
+                f"least_{column}": gains[0],
+                f"lower_quartile_{column}": quarters[0],
+                f"median_{column}": quarters[1],
+                f"upper_quartile_{column}": quarters[2],
+                f"largest_{column}": gains[-1],
+                f"{column}_below_1": sum(gain < 1.0 - CLOSE for gain in gains),
+            }
+    return summary
