@@ -25,7 +25,7 @@ from dejavu.cluster.records import Kind
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.liveness import Footprint, footprint
-from dejavu.models import LayerBuilder, layers_of, model_of
+from dejavu.models import LayerBuilder, TensorParallel, layers_of, model_of
 from dejavu.workload import Workload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,6 +69,7 @@ class Layer:
         activation_bytes: kept from forward to backward.
         output_bytes: crosses a cut behind this layer.
         footprint, recompute_footprint: what is alive when, without and with activation checkpointing.
+        tensor_parallel: how the model says that it may be split over devices; None: not at all.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Layer:
     output_shape: tuple[int, ...]
     footprint: Footprint
     recompute_footprint: Footprint
+    tensor_parallel: TensorParallel | None = None
 
     def flops(self, direction: str) -> float:
         return sum(operator.flops for operator in self.operators if operator.direction == direction)
@@ -156,7 +158,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Gr
                 found = _capture_layer(built, inputs, dtype, _loss_of(model.loss, target) if last else None)
                 traced[key] = found
             layer, inputs = traced[key]
-            layers.append(replace(layer, name=builder.name))
+            layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
     return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape), kind)
 
 

@@ -2,54 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, TransferCost
 from dejavu.cost.memory import example_bytes, fixed_bytes, message_bytes, step_bytes
-from dejavu.plan import Problem, StageConfiguration
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.cost.parallel import ParallelPrices
+from dejavu.cost.sharding import most_tensor_parallel
+from dejavu.cost.stage_collectives import stage_transfer
+from dejavu.errors import InputError
+from dejavu.parallelism import Parallelism
+from dejavu.plan import Problem, Stage, StageConfiguration
+from dejavu.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
+Transfers = dict[tuple[str, str], TransferCost]
 
-def pose(
-    table: CostTable, cluster: Cluster, workload: Workload, transfers: dict[tuple[str, str], TransferCost]
-) -> Problem:
-    """The problem of cutting the workload's layers into stages of one device each.
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """A problem, and what playing its plans needs besides.
+
+    Attributes:
+        forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
+    """
+
+    problem: Problem
+    forward_seconds_CL: Floats
+    backward_seconds_CL: Floats
+
+    def passes_seconds(self, stage: Stage) -> tuple[float, float]:
+        """Forward and backward of one microbatch."""
+        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
+        return float(self.forward_seconds_CL[c, span].sum()), float(self.backward_seconds_CL[c, span].sum())
+
+
+def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers) -> Problem:
+    """The problem of cutting the workload's layers into stages of one device each, as `Parallelism.one_device`.
 
     A plan has at most as many stages as microbatches: torch's pipeline schedules refuse fewer microbatches than stages.
 
     Args:
         transfers: (sender's type, receiver's type) -> what a message costs, for every pair of the table's types.
     """
-    configurations = tuple(StageConfiguration(device_type=name) for name in table.device_types)
+    configurations = Parallelism.one_device().configurations(cluster)
     C, L = len(configurations), len(table.layers)
-    devices = [cluster.device_types[name] for name in table.device_types]
+    devices = [cluster.device_types[how.device_type] for how in configurations]
     held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
+    # Every stage holds the step's examples, also while the optimizer steps: half of them at each of its two cuts.
+    messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
+    costs = AdditiveCosts(
+        seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
+        once_seconds_CL=table.optimizer.seconds_LD.T,
+        once_latency_seconds_C=np.zeros(C),
+        fixed_bytes_CL=np.broadcast_to(held, (C, L)),
+        activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
+        temporary_bytes_CL=np.broadcast_to(table.temporary_bytes_L, (C, L)),
+        capacity_bytes_C=np.array([float(device.memory_bytes) for device in devices]),
+        message_bytes_CL1=np.broadcast_to(messages, (C, L + 1)),
+        step_bytes_CL=np.array([step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]),
+    )
+    return _problem(table, cluster, workload, transfers, configurations, costs)
 
-    def link(field: str) -> np.ndarray:
-        return np.array([[getattr(transfers[a, b], field) for b in table.device_types] for a in table.device_types])
 
+def pose_parallel(
+    prices: ParallelPrices, cluster: Cluster, workload: Workload, transfers: Transfers, parallelism: Parallelism
+) -> Posed:
+    """The problem of cutting the layers into stages that may take several devices each.
+
+    Raises:
+        CostError: a number is missing; it names layer and device.
+    """
+    graph, table = prices.at(workload.microbatch_size)
+    configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
+    found = prices.costs(configurations, workload)
+    return Posed(
+        _problem(table, cluster, workload, transfers, configurations, found.costs),
+        found.forward_seconds_CL,
+        found.backward_seconds_CL,
+    )
+
+
+def microbatch_choices(workload: Workload) -> tuple[int, ...]:
+    """Into how many microbatches a step may be split: powers of two that divide the batch, and the workload's own."""
+    powers = {2**k for k in range(workload.batch_size.bit_length()) if workload.batch_size % 2**k == 0}
+    return tuple(sorted(powers | {workload.num_microbatches}))
+
+
+def split_into(workload: Workload, num_microbatches: int) -> Workload:
+    """The same step in so many microbatches.
+
+    Raises:
+        InputError: the batch does not divide into them.
+    """
+    if num_microbatches < 1 or workload.batch_size % num_microbatches:
+        raise InputError(
+            f"batch_size {workload.batch_size} does not divide into {num_microbatches} equal microbatches; wanted one "
+            f"of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
+        )
+    return workload.model_copy(update={"num_microbatches": num_microbatches})
+
+
+def _problem(
+    table: CostTable,
+    cluster: Cluster,
+    workload: Workload,
+    transfers: Transfers,
+    configurations: Sequence[StageConfiguration],
+    costs: AdditiveCosts,
+) -> Problem:
+    links = np.array([[stage_transfer(cluster, transfers, a, b) for b in configurations] for a in configurations])
     return Problem(
         layers=table.layers,
-        configurations=configurations,
+        configurations=tuple(configurations),
         device_counts=cluster.device_counts,
-        costs=AdditiveCosts(
-            seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
-            once_seconds_CL=table.optimizer.seconds_LD.T,
-            once_latency_seconds_C=np.zeros(C),
-            fixed_bytes_CL=np.broadcast_to(held, (C, L)),
-            activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
-            temporary_bytes_CL=np.broadcast_to(table.temporary_bytes_L + example_bytes(workload), (C, L)),
-            capacity_bytes_C=np.array([float(device.memory_bytes) for device in devices]),
-            message_bytes_CL1=np.broadcast_to(message_bytes(table.cut_bytes_L1, workload.num_microbatches), (C, L + 1)),
-            step_bytes_CL=np.array(
-                [step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]
-            ),
-        ),
+        costs=costs,
         cut_bytes_L1=table.cut_bytes_L1,
-        link_latency_seconds_CC=link("latency_seconds"),
-        link_seconds_per_byte_CC=link("seconds_per_byte"),
+        link_latency_seconds_CC=links[:, :, 0].copy(),
+        link_seconds_per_byte_CC=links[:, :, 1].copy(),
         schedule=workload.schedule,
         num_microbatches=workload.num_microbatches,
         max_stages=workload.num_microbatches,

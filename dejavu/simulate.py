@@ -12,6 +12,7 @@ from typing import Any
 
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price, Problem, price
+from dejavu.problem import Posed
 from dejavu.schedule import Action, Pass, actions
 
 
@@ -92,6 +93,14 @@ class Simulation:
 def play(problem: Problem, table: CostTable, plan: Plan) -> Simulation:
     """One step of a plan of the problem, at the table's prices."""
     return simulate(plan, stage_seconds(plan, table, price(problem, plan)))
+
+
+def play_posed(posed: Posed, plan: Plan) -> Simulation:
+    """One step of a plan whose stages may take several devices, at its configurations' own prices."""
+    found = price(posed.problem, plan)
+    halves = [both_ways / 2 for both_ways in found.transfer_seconds]
+    rows = zip(plan.stages, found.once_seconds, (*halves, 0.0), strict=True)
+    return simulate(plan, [StageSeconds(*posed.passes_seconds(stage), once, message) for stage, once, message in rows])
 
 
 def simulate(plan: Plan, stages: Sequence[StageSeconds]) -> Simulation:

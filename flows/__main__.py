@@ -12,6 +12,7 @@ import typer
 from dejavu.errors import DejavuError, InputError
 
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+STDOUT = "-"  # in the place of a file
 
 app = typer.Typer(
     name="dejavu",
@@ -112,6 +113,39 @@ def profile(
 
 
 @app.command(
+    epilog="Examples:  dejavu plan --model t5-11b --cluster examples/clusters/4x8-v100.yaml  |  "
+    "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json"
+)
+def plan(
+    model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
+    workload: WorkloadOption = None,
+    cluster: ClusterOption = Path("cluster.yaml"),
+    search: Annotated[str | None, typer.Option(help="the one search to ask; otherwise all that help")] = None,
+    microbatches: Annotated[str, typer.Option(help="counts to choose from, with commas; otherwise powers of 2")] = "",
+    schedule: Annotated[str | None, typer.Option(help="1f1b or gpipe; otherwise the workload's")] = None,
+    data_parallel: Annotated[int | None, typer.Option(min=1, help="most replicas of a stage")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="most devices that share a layer")] = None,
+    budget_seconds: Annotated[float, typer.Option(min=0.0, help="for all searches together")] = 8.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Annotated[str | None, typer.Option("--json", metavar="[FILE]", help="alone: printed")] = None,
+    database: Annotated[Path, typer.Option(help="of measured costs")] = Path("profiles_db"),
+) -> None:
+    """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
+    from dejavu.parallelism import Parallelism
+    from dejavu.planning import Question, print_choice, write_choice
+    from flows.inputs import read_what_if, whole_numbers
+
+    machines, wanted = read_what_if(cluster, model, workload, schedule)
+    counts = whole_numbers("--microbatches", microbatches)
+    allowed = Parallelism(data_parallel, tensor_parallel)
+    choice = Question(machines, wanted, database, allowed, counts, search, budget_seconds, seed).answer()
+    if json != STDOUT:
+        print_choice(choice)
+    if json is not None:
+        write_choice(choice, None if json == STDOUT else Path(json))
+
+
+@app.command(
     "import",
     epilog="Examples:  dejavu import alpa prof_database.pkl  |  dejavu import metis profiles/ --device "
     "A100=A100-SXM4-40GB --dtype float16  |  dejavu import nccl-tests all_reduce.txt",
@@ -165,11 +199,19 @@ def doctor() -> None:
         raise typer.Exit(FAILURE)
 
 
+def _with_json_target(words: list[str]) -> list[str]:
+    """`--json` alone means `--json -`; the library knows no option whose value may be left out."""
+    alone = [k for k, word in enumerate(words) if word == "--json" and (words[k + 1 :] or ["--"])[0].startswith("--")]
+    for k in reversed(alone):
+        words = [*words[: k + 1], STDOUT, *words[k + 1 :]]
+    return words
+
+
 def main() -> None:
     """Run a command; a mistake in what was typed or written is one sentence and exit code 2."""
     sys.path.insert(0, str(Path.cwd()))  # a model of one's own is found from the folder in which the command is typed
     try:
-        app()
+        app(args=_with_json_target(sys.argv[1:]))
     except InputError as error:
         print(error, file=sys.stderr)
         sys.exit(INPUT_ERROR)

@@ -10,8 +10,21 @@ from dejavu.data import dataset_of
 from dejavu.errors import InputError
 from dejavu.graph import CaptureError, capture
 from dejavu.init import proposer_named
+from dejavu.models import layers_of
 from dejavu.runtime.launcher import refuse_cluster
+from dejavu.schedule import schedule_named
 from dejavu.workload import Workload
+
+EXAMPLES = Path("examples/workloads")
+IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
+ZOO_DATA: dict[str, dict] = {"cnn": {"data": "digits"}, "vgg": IMAGES, "wide_resnet": IMAGES}  # others read text
+
+
+def load_cluster_file(cluster: Path) -> Cluster:
+    """Raises InputError where there is none, or a mistake is in it."""
+    if not cluster.is_file():
+        raise InputError(f"there is no {cluster} in {Path.cwd()}; wanted the project's folder, or --cluster FILE")
+    return load_cluster(cluster)
 
 
 def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[Cluster, Workload]:
@@ -20,9 +33,7 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     Raises:
         InputError: a mistake, with file, line and column.
     """
-    if not cluster.is_file():
-        raise InputError(f"there is no {cluster} in {Path.cwd()}; wanted the project's folder, or --cluster FILE")
-    machines = load_cluster(cluster)
+    machines = load_cluster_file(cluster)
     if train:
         refuse_cluster(machines)
     if workload is None:
@@ -33,6 +44,33 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     except InputError as error:
         raise document.error(error.field, str(error)) from error
     return machines, document.value
+
+
+def read_what_if(
+    cluster: Path, model: str | None, workload: Path | None, schedule: str | None
+) -> tuple[Cluster, Workload]:
+    """The cluster and what is to be planned for it; `model` may be a file, an example's name, or a model's.
+
+    Raises:
+        InputError: a mistake, with file, line and column where it stands in a file.
+    """
+    if model is not None and workload is not None:
+        raise InputError(f"--model {model} and --workload {workload} both say what to plan; wanted one of them")
+    if model is not None:
+        files = [Path(model), EXAMPLES / f"{model}.yaml"]
+        workload = next((file for file in files if file.is_file()), None)
+    machines = load_cluster_file(cluster)
+    if workload is not None:
+        document = strict_yaml.load(workload, Workload)
+        try:
+            layers_of(document.value)
+        except InputError as error:
+            raise document.error(error.field, str(error)) from error
+        wanted = document.value
+    else:
+        wanted = Workload.model_validate({"model": model, **ZOO_DATA.get(model, {})}) if model else Workload()
+        layers_of(wanted)
+    return machines, wanted.model_copy(update={"schedule": schedule_named(schedule or wanted.schedule).name})
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
@@ -48,6 +86,19 @@ def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
         raise InputError(f"--microbatches {sizes}: {wrong[0]!r} is no microbatch size; wanted whole numbers, as 1,4,16")
     batch = {int(size): int(size) * workload.num_microbatches for size in sizes.split(",")}
     return [workload.model_copy(update={"batch_size": examples}) for _, examples in sorted(batch.items())]
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """`8,16` as numbers; empty text: none.
+
+    Raises:
+        InputError: one is no whole number ≥ 1.
+    """
+    words = text.split(",") if text else []
+    wrong = [word for word in words if not word.strip().isdecimal() or int(word) < 1]
+    if wrong:
+        raise InputError(f"{option} {text}: {wrong[0]!r} is none; wanted whole numbers ≥ 1, as 8,16")
+    return tuple(sorted({int(word) for word in words}))
 
 
 def check(workload: Workload) -> None:

@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
     *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
-    *("liveness", "graph", "kernel", "collective", "stage_costs", "plan", "profiles", "importers", "cost"),
-    *("problem", "search", "simulate", "iteration", "bind", "init", "runtime", "trials", "report", "track"),
+    *("liveness", "graph", "kernel", "collective", "stage_costs", "plan", "parallelism", "profiles", "importers"),
+    *("cost", "problem", "search", "simulate", "iteration", "bind", "planning"),
+    *("init", "runtime", "trials", "report", "track"),
 )
 # A library that only some parts may import, by the beginning of the module's name.
 HOMES = {

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.isotonic import IsotonicRegression
 
 from dejavu.cluster import Cluster, Device, Link
 from dejavu.collective import COLLECTIVES, Collective
@@ -176,6 +175,10 @@ class CollectiveModel:
 
     def _curve(self, subject: str, dtype: str) -> tuple[Floats, Floats, float]:
         """Measured sizes of a group, and their log seconds with rises only."""
+        if not len(self.points):
+            return np.array([]), np.array([]), 0.0
+        from sklearn.isotonic import IsotonicRegression  # half a second to import; without measurements not needed
+
         own = [row for row, found in enumerate(self.points.subjects) if found == subject]
         same = [row for row in own if self.points.dtypes[row] == dtype]
         rows = same or own  # another dtype's bytes travel alike

@@ -123,25 +123,29 @@ def stage_memory(
     )
 
 
-def layer_activation_bytes(layer: Layer, *, recompute: bool = False) -> float:
+def layer_activation_bytes(layer: Layer, *, recompute: bool = False, tensor_parallel: int = 1) -> float:
     """What a layer adds to each microbatch in flight, for plans that add layers up.
 
     Its own and its output, which the layer behind it needs or the pipeline holds. Never less than in `stage_memory`.
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    return float(footprint.held_bytes + (0 if footprint.passes_input else footprint.output_bytes))
+    return footprint.held_bytes / tensor_parallel + (0 if footprint.passes_input else footprint.output_bytes)
 
 
-def layer_temporary_bytes(layer: Layer, *, recompute: bool = False) -> float:
+def layer_temporary_bytes(layer: Layer, *, recompute: bool = False, tensor_parallel: int = 1) -> float:
     """What a stage needs while it works on this layer, beside what its layers hold; the largest of them counts."""
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    step = max(_ONE_BY_ONE_TENSORS.values()) * footprint.largest_parameter_bytes
-    forward = (moment.own_bytes + footprint.output_bytes * (OUTPUT in moment.alive) for moment in footprint.forward)
+    step = max(_ONE_BY_ONE_TENSORS.values()) * footprint.largest_parameter_bytes / tensor_parallel
+    forward = (
+        moment.own_bytes / tensor_parallel + footprint.output_bytes * (OUTPUT in moment.alive)
+        for moment in footprint.forward
+    )
     backward = (  # where the layer is the stage's last, the pipeline holds its output
-        moment.own_bytes + footprint.output_bytes * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
+        moment.own_bytes / tensor_parallel + footprint.output_bytes * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
-    return max(max(*forward, *backward, step) - layer_activation_bytes(layer, recompute=recompute), 0.0)
+    held = layer_activation_bytes(layer, recompute=recompute, tensor_parallel=tensor_parallel)
+    return max(max(*forward, *backward, step) - held, 0.0)
 
 
 def step_bytes(parameter_bytes_L: Floats, optimizer: OptimizerSettings, device: DeviceType) -> Floats:

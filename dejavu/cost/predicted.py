@@ -75,16 +75,18 @@ class Predicted(CostSource):
         if peak_flops_per_second(device, graph.dtype) is None:
             return ()
         prices, counts, seconds, total = self._of(graph, device), Counter[str](), defaultdict[str, float](float), 0.0
-        for layer in graph.layers:
+        alike = Counter(layer.signature for layer in graph.layers)
+        for layer in {layer.signature: layer for layer in graph.layers}.values():
+            times = alike[layer.signature]
             for operator in layer.operators:
                 kernel = kernel_of(operator)
                 if kernel is None:
                     continue
-                total += prices[kernel].seconds
+                total += times * prices[kernel].seconds
                 meant = device.kind == "cpu" or _on_matrix_units(kernel, device)
                 if family_of(operator.kind) is None or (prices[kernel].source == ROOFLINE and not meant):
-                    counts[operator.kind] += 1
-                    seconds[operator.kind] += prices[kernel].seconds
+                    counts[operator.kind] += times
+                    seconds[operator.kind] += times * prices[kernel].seconds
         return tuple(
             Fallback(kind, device.name, count, seconds[kind] / total if total else 0.0)
             for kind, count in counts.most_common()

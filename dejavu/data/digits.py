@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from dejavu.data._base import Dataset, ExampleShape
 
@@ -35,5 +34,7 @@ class Digits(Dataset):
 
 @cache
 def _read() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # half a second to import, and only these data need it
+
     images, labels = load_digits(return_X_y=True)
     return (images / _BRIGHTEST).astype(np.float32).reshape(-1, 1, 8, 8), labels.astype(np.int64)

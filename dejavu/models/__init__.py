@@ -6,7 +6,7 @@ import difflib
 
 from dejavu.data import dataset_of
 from dejavu.errors import InputError
-from dejavu.models._base import LayerBuilder, Model, source_hash
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, source_hash
 from dejavu.models.bert import BERT
 from dejavu.models.cnn import CNN
 from dejavu.models.gpt import GPT
@@ -18,7 +18,7 @@ from dejavu.models.vgg import VGG
 from dejavu.models.wide_resnet import WideResNet
 from dejavu.workload import Workload
 
-__all__ = ["MODELS", "LayerBuilder", "Model", "UserModel", "layers_of", "model_of", "source_hash"]
+__all__ = ["MODELS", "LayerBuilder", "Model", "TensorParallel", "UserModel", "layers_of", "model_of", "source_hash"]
 
 MODELS: dict[str, type[Model]] = {
     "gpt": GPT,

@@ -21,14 +21,50 @@ def source_hash(thing: object) -> str:
 
 
 @dataclass(frozen=True)
+class TensorParallel:
+    """How one layer may be split over devices that each hold a part of every weight (Shoeybi et al., 2019).
+
+    Attributes:
+        most: the highest degree; every degree must divide it (attention heads stay whole).
+        forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
+    """
+
+    most: int
+    forward_sums: tuple[float, ...] = ()
+    backward_sums: tuple[float, ...] = ()
+
+    @classmethod
+    def block(cls, num_heads: int) -> TensorParallel:
+        """A transformer block: a sum behind attention, one behind the feed-forward network, and as many backward."""
+        return cls(num_heads, (1.0, 1.0), (1.0, 1.0))
+
+    @classmethod
+    def embedding(cls, num_heads: int) -> TensorParallel:
+        """Words cut into parts, padded to any degree as Megatron does: each device adds the vectors of its own."""
+        return cls(num_heads, (1.0,), ())
+
+    @classmethod
+    def head(cls, num_heads: int, width: int, num_tokens: int) -> TensorParallel:
+        """Words cut into parts: the scores stay cut, and what returns is the sum of the input's gradient.
+
+        The loss needs a maximum and two sums of one number a token besides, which are left out.
+        """
+        return cls(num_heads, (), (width / num_tokens,))
+
+
+@dataclass(frozen=True)
 class LayerBuilder:
     """One layer: its name, unique in the model, and how it is made.
 
     A stage builds its own layers only, so no process ever holds a model that is too large for it.
+
+    Attributes:
+        tensor_parallel: how it may be split; None: not at all.
     """
 
     name: str
     build: Callable[[], nn.Module]
+    tensor_parallel: TensorParallel | None = None
 
 
 class Model(ABC):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.models._base import LayerBuilder, Model, check_divides, check_tokens, check_whole_numbers
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divides, check_tokens, check_whole_numbers
 
 NORM_EPSILON = 1e-12  # as published
 MASK_EVERY, MASK_FROM = 7, 3  # 14.3 % of the positions; the paper draws 15 %
@@ -101,10 +101,15 @@ class BERT(Model):
         check_tokens("bert", shape, MASK_FROM + 1)
         block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
         embedding = partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)
+        heads = self.num_heads
         return (
-            LayerBuilder("embedding", embedding),
-            *(LayerBuilder(f"block{i}", block) for i in range(self.num_blocks)),
-            LayerBuilder("head", partial(TokenHead, self.width, shape.num_classes)),
+            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads)),
+            *(LayerBuilder(f"block{i}", block, TensorParallel.block(heads)) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(TokenHead, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes),
+            ),
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:

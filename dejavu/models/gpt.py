@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.models._base import LayerBuilder, Model, check_divides, check_tokens, check_whole_numbers
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divides, check_tokens, check_whole_numbers
 
 
 class Embedding(nn.Module):
@@ -73,10 +73,19 @@ class GPT(Model):
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_tokens("gpt", shape)
+        heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
         return (
-            LayerBuilder("embedding", partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)),
-            *(LayerBuilder(f"block{i}", partial(Block, self.width, self.num_heads)) for i in range(self.num_blocks)),
-            LayerBuilder("head", partial(Head, self.width, shape.num_classes)),
+            LayerBuilder(
+                "embedding",
+                partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
+                TensorParallel.embedding(heads),
+            ),
+            *(LayerBuilder(f"block{i}", block, TensorParallel.block(heads)) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(Head, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes),
+            ),
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:

@@ -21,7 +21,7 @@ from torch import nn
 
 from dejavu.data import ExampleShape
 from dejavu.errors import InputError
-from dejavu.models._base import LayerBuilder, Model, check_tokens
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_tokens
 
 PREFIX = "hf:"
 # Left out, because a step has to give the same loss under every plan.
@@ -165,10 +165,13 @@ class HuggingFace(Model):
                     f"{self.path}: {name} is {getattr(config, name)}; the data needs at least {needed}",
                     ("model_options",),
                 )
+        # Heads that share keys and values stay together.
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        split, head = TensorParallel.block(heads), TensorParallel.head(heads, config.hidden_size, config.vocab_size)
         return (
-            LayerBuilder("embedding", partial(self._end, "embedding")),
-            *(LayerBuilder(f"block{i}", partial(self._block, i)) for i in range(config.num_hidden_layers)),
-            LayerBuilder("head", partial(self._end, "head")),
+            LayerBuilder("embedding", partial(self._end, "embedding"), TensorParallel.embedding(heads)),
+            *(LayerBuilder(f"block{i}", partial(self._block, i), split) for i in range(config.num_hidden_layers)),
+            LayerBuilder("head", partial(self._end, "head"), head),
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:

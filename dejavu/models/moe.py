@@ -14,7 +14,7 @@ from torch import nn
 
 from dejavu.data import ExampleShape
 from dejavu.errors import InputError
-from dejavu.models._base import LayerBuilder, Model, check_divides, check_tokens, check_whole_numbers
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divides, check_tokens, check_whole_numbers
 
 NUM_CHOICES = 2  # experts that a token is sent to
 
@@ -149,10 +149,21 @@ class MoE(Model):
         inner = self.feedforward_factor * self.width
         dense = partial(Block, self.width, self.num_heads, inner, 0, self.capacity_factor)
         experts = partial(Block, self.width, self.num_heads, inner, self.num_experts, self.capacity_factor)
+        heads = self.num_heads
+        # An expert's inner width is cut like that of a dense network; its part of the sum passes through the combining.
+        split = TensorParallel.block(heads)
         return (
-            LayerBuilder("embedding", partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)),
-            *(LayerBuilder(f"block{i}", experts if i % 2 else dense) for i in range(self.num_blocks)),
-            LayerBuilder("head", partial(Head, self.width, shape.num_classes)),
+            LayerBuilder(
+                "embedding",
+                partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
+                TensorParallel.embedding(heads),
+            ),
+            *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(Head, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes),
+            ),
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.models._base import LayerBuilder, Model, check_tokens, check_whole_numbers
+from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_tokens, check_whole_numbers
 
 NUM_BUCKETS, MAX_DISTANCE = 32, 128  # as published
 NORM_EPSILON = 1e-6
@@ -198,12 +198,25 @@ class T5(Model):
             partial(EncoderBlock, *sizes, gated=self.gated),
             partial(DecoderBlock, *sizes, gated=self.gated),
         )
+        heads = self.num_heads
+        # Sums are over one side's tokens, a part of what the layers hand on; backward also over the encoder's result.
+        encoded = encoder_length / shape.input_shape[0]
+        decoded = 1.0 - encoded
+        split_encoder = TensorParallel(heads, 2 * (encoded,), 2 * (encoded,))
+        split_decoder = TensorParallel(heads, 3 * (decoded,), (*3 * (decoded,), encoded))
         return (
-            LayerBuilder("embedding", partial(nn.Embedding, shape.num_classes, self.width)),
-            *(LayerBuilder(f"encoder{i}", encoder) for i in range(self.num_blocks)),
-            LayerBuilder("encoder_norm", partial(EncoderNorm, encoder_length, self.width)),
-            *(LayerBuilder(f"decoder{i}", decoder) for i in range(self.num_blocks)),
-            LayerBuilder("head", partial(Head, encoder_length, self.width, shape.num_classes)),
+            LayerBuilder(
+                "embedding", partial(nn.Embedding, shape.num_classes, self.width), TensorParallel.embedding(heads)
+            ),
+            *(LayerBuilder(f"encoder{i}", encoder, split_encoder) for i in range(self.num_blocks)),
+            # Each device normalizes its part of the tokens.
+            LayerBuilder("encoder_norm", partial(EncoderNorm, encoder_length, self.width), TensorParallel(heads)),
+            *(LayerBuilder(f"decoder{i}", decoder, split_decoder) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(Head, encoder_length, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes),
+            ),
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:

@@ -1,0 +1,70 @@
+"""What one device holds of a stage under a configuration, as sums over layers: never less than `stage_memory` says.
+
+Shape suffixes: L = layers, L1 = L + 1 cut positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dejavu.cluster import DeviceType
+from dejavu.cost.memory import (
+    MOMENTS,
+    Floats,
+    layer_activation_bytes,
+    layer_temporary_bytes,
+    message_bytes,
+    step_bytes,
+)
+from dejavu.cost.sharding import degree_of
+from dejavu.graph import Layer
+from dejavu.plan import StageConfiguration
+from dejavu.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigurationMemory:
+    """As the fields of `AdditiveCosts`, for one configuration."""
+
+    capacity_bytes: float
+    fixed_bytes_L: Floats
+    activation_bytes_L: Floats
+    temporary_bytes_L: Floats
+    message_bytes_L1: Floats
+    step_bytes_L: Floats
+
+
+def configuration_memory(
+    how: StageConfiguration, layers: Sequence[Layer], workload: Workload, device: DeviceType, example_bytes: float
+) -> ConfigurationMemory:
+    """Of layers that were captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
+
+    ZeRO cuts optimizer state, gradients and weights into one part for each replica from levels 1, 2 and 3 on
+    (Rajbhandari et al., SC 2020, fig. 1). Of cut gradients and weights one layer is whole at a time: a stage is charged
+    for the model's largest. That and the replica's examples are held once a stage, so half of them at each of its two
+    cuts.
+    """
+    r, zero = how.data_parallel, how.zero_level
+    degree_L = [degree_of(layer, how.tensor_parallel) for layer in layers]
+    weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
+    buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in layers])
+    moments = MOMENTS[workload.optimizer.name] / (r if zero >= 1 else 1)
+    gradients, parameters = 1 / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
+    gathered = ((1 - gradients) + (1 - parameters)) * float(weights_L.max())
+    cuts_L1 = np.array([0.0, *(float(layer.output_bytes) for layer in layers[:-1]), 0.0])
+
+    def each(size: Callable[..., float]) -> Floats:
+        pairs = zip(layers, degree_L, strict=True)
+        return np.array([size(layer, recompute=how.recompute, tensor_parallel=degree) for layer, degree in pairs])
+
+    return ConfigurationMemory(
+        capacity_bytes=float(device.memory_bytes),
+        fixed_bytes_L=weights_L * (parameters + gradients + moments) + buffers_L,
+        activation_bytes_L=each(layer_activation_bytes),
+        temporary_bytes_L=each(layer_temporary_bytes),
+        message_bytes_L1=message_bytes(cuts_L1, workload.num_microbatches) + (gathered + example_bytes / r) / 2,
+        step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+    )

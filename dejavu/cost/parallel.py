@@ -1,0 +1,171 @@
+"""What each layer costs under each stage configuration: at a replica's microbatch, on a tensor-parallel part.
+
+All stages see the same B microbatches of m examples; a stage with r replicas splits each over them (Alpa, Zheng et al.,
+OSDI 2022), so its layers are captured and priced at m / r examples. What is measured stays measured: a prediction only
+says by which factor a smaller microbatch or a part of a layer is faster.
+
+Shape suffixes: L = layers, L1 = L + 1 cut positions, C = stage configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dejavu.cluster import Cluster
+from dejavu.cost._base import EstimateGrid, is_prediction
+from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
+from dejavu.cost.memory import example_bytes
+from dejavu.cost.parts import Part, PartPrices, Passes, Priced, work_of
+from dejavu.cost.predicted import Predicted
+from dejavu.cost.sharding import degree_of
+from dejavu.cost.stage_collectives import BACKWARD, FORWARD, StageCollectives
+from dejavu.graph import Layer
+from dejavu.plan import StageConfiguration
+from dejavu.stage_costs import AdditiveCosts, Floats
+from dejavu.workload import Workload
+
+
+class _Column(NamedTuple):
+    """All costs of one configuration."""
+
+    forward_L: Floats
+    backward_L: Floats
+    once_L: Floats
+    once_latency_seconds: float
+    memory: ConfigurationMemory
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigurationCosts:
+    """Additive costs, and their forward and backward parts apart, for playing a schedule."""
+
+    costs: AdditiveCosts
+    forward_seconds_CL: Floats
+    backward_seconds_CL: Floats
+
+
+class ParallelPrices:
+    """Prices a workload's layers under any stage configuration; every number is made once.
+
+    Args:
+        at: a microbatch size -> the model captured and priced at it.
+        predicted: prices parts of layers.
+    """
+
+    def __init__(
+        self, cluster: Cluster, at: Callable[[int], Priced], predicted: Predicted, collectives: StageCollectives
+    ) -> None:
+        self._cluster, self._collectives = cluster, collectives
+        self._at, self._priced = at, dict[int, Priced]()
+        self._parts = PartPrices(cluster, self.at, predicted)
+
+    def at(self, microbatch_size: int) -> Priced:
+        if microbatch_size not in self._priced:
+            self._priced[microbatch_size] = self._at(microbatch_size)
+        return self._priced[microbatch_size]
+
+    def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
+        """Of every layer under every configuration.
+
+        Raises:
+            CostError: a device type for which only measurements of whole layers are known cannot hold parts of them.
+        """
+        examples = float(example_bytes(workload))
+        parts = {Part.of(how, workload.microbatch_size) for how in configurations}
+        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+        columns = [self._column(how, workload, examples) for how in configurations]
+        memories = [column.memory for column in columns]
+        forward, backward = (np.array([getattr(c, name) for c in columns]) for name in ("forward_L", "backward_L"))
+        return ConfigurationCosts(
+            costs=AdditiveCosts(
+                seconds_CL=forward + backward,
+                once_seconds_CL=np.array([column.once_L for column in columns]),
+                once_latency_seconds_C=np.array([column.once_latency_seconds for column in columns]),
+                fixed_bytes_CL=np.array([memory.fixed_bytes_L for memory in memories]),
+                activation_bytes_CL=np.array([memory.activation_bytes_L for memory in memories]),
+                temporary_bytes_CL=np.array([memory.temporary_bytes_L for memory in memories]),
+                capacity_bytes_C=np.array([memory.capacity_bytes for memory in memories]),
+                message_bytes_CL1=np.array([memory.message_bytes_L1 for memory in memories]),
+                step_bytes_CL=np.array([memory.step_bytes_L for memory in memories]),
+            ),
+            forward_seconds_CL=forward,
+            backward_seconds_CL=backward,
+        )
+
+    def _column(self, how: StageConfiguration, workload: Workload, examples: float) -> _Column:
+        m, r = workload.microbatch_size, how.data_parallel
+        layers = self.at(m // r).graph.layers
+        degree_L = np.array([degree_of(layer, how.tensor_parallel) for layer in layers])
+        weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
+        passes = self._passes(how, m)
+        forward, backward = (self._communication(how, layers, weights_L, name) for name in ("forward", "backward"))
+        forward = passes.forward_L + forward
+        backward = passes.backward_L + backward
+        if how.recompute:  # gathered weights and the inputs are still there: the sums inside layers are made again
+            again = self._tensor_sums(how, layers, "forward")
+            backward = backward + passes.forward_L + again
+        latency, per_byte = self._collectives.once_line(how, [float(size) for size in weights_L])
+        device = self._cluster.device_types[how.device_type]
+        memory = configuration_memory(how, layers, workload, device, examples)
+        return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
+
+    def _communication(
+        self, how: StageConfiguration, layers: Sequence[Layer], weights_L: Floats, direction: str
+    ) -> Floats:
+        names = (FORWARD if direction == "forward" else BACKWARD)[how.zero_level] if how.data_parallel > 1 else ()
+        gathers = {size: self._collectives.data_seconds(how, names, size) for size in set(weights_L.tolist())}
+        return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(how, layers, direction)
+
+    def _tensor_sums(self, how: StageConfiguration, layers: Sequence[Layer], direction: str) -> Floats:
+        def seconds(layer: Layer) -> float:
+            split = layer.tensor_parallel
+            if split is None or degree_of(layer, how.tensor_parallel) == 1:
+                return 0.0
+            sums = split.forward_sums if direction == "forward" else split.backward_sums
+            return self._collectives.tensor_seconds(how, [share * layer.output_bytes for share in sums])
+
+        distinct = {work_of(layer): layer for layer in layers}
+        sums = {work: seconds(layer) for work, layer in distinct.items()}
+        return np.array([sums[work_of(layer)] for layer in layers])
+
+    def _passes(self, how: StageConfiguration, microbatch_size: int) -> Passes:
+        """Computing only: the table's number, times what predictions say of a part of the layer or of its batch."""
+        part = Part.of(how, microbatch_size)
+        table = self._column_of(how.device_type, part.microbatch_size)
+        if how.data_parallel > 1:
+            table = self._consistent(how.device_type, microbatch_size, part.microbatch_size, table)
+        if part == part.whole:
+            return table
+        few, all_ = self._parts.prediction(part), self._parts.prediction(part.whole)
+        return Passes(*(known * _ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
+
+    def _consistent(self, device_type: str, microbatch_size: int, own: int, table: Passes) -> Passes:
+        """Where the whole microbatch was measured and a replica's only predicted: measured × the predicted ratio."""
+        large, small = self.at(microbatch_size), self.at(own)
+        column = small.table.device_types.index(device_type)
+        found = []
+        for k, name in enumerate(Passes._fields):
+            grids = [priced.table.grids[name.removesuffix("_L")] for priced in (large, small)]
+            trust = [np.array([not is_prediction(s) for s in grid.source_LD[:, column]]) for grid in grids]
+            scaled = trust[0] & ~trust[1]
+            seconds = table[k]
+            if scaled.any():
+                many, few = (self._parts.prediction(Part(device_type, size))[k] for size in (microbatch_size, own))
+                seconds = np.where(scaled, grids[0].seconds_LD[:, column] * _ratio(few, many), seconds)
+            found.append(seconds)
+        return Passes(*found)
+
+    def _column_of(self, device_type: str, microbatch_size: int) -> Passes:
+        table = self.at(microbatch_size).table
+        column = table.device_types.index(device_type)
+        grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
+        return Passes(*(grid.seconds_LD[:, column] for grid in grids))
+
+
+def _ratio(part_L: Floats, whole_L: Floats) -> Floats:
+    """1 where a layer does nothing in that pass."""
+    return np.where(whole_L > 0, part_L / np.where(whole_L > 0, whole_L, 1.0), 1.0)

@@ -1,0 +1,125 @@
+"""What predictors say of a part of each layer: a tensor-parallel device's, of a replica's microbatch.
+
+Shape suffixes: L = layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from dejavu.cluster import Cluster
+from dejavu.cost._base import CostError, CostTable, Floats
+from dejavu.cost.predicted import Predicted, optimizer_kernels
+from dejavu.cost.sharding import degree_of, layer_kernels
+from dejavu.graph import Graph, Layer
+from dejavu.kernel import Kernel
+from dejavu.plan import StageConfiguration
+
+
+class Priced(NamedTuple):
+    """A model at one microbatch size, captured and priced layer by layer on every device type."""
+
+    graph: Graph
+    table: CostTable
+
+
+class Passes(NamedTuple):
+    """Seconds of each layer, one microbatch of one replica, communication included; the optimizer's once a step."""
+
+    forward_L: Floats
+    backward_L: Floats
+    optimizer_L: Floats
+
+
+class Part(NamedTuple):
+    """What one device of a stage does of each layer.
+
+    Attributes:
+        microbatch_size: the replica's.
+        shards: into how many parts the replicas cut the optimizer's work.
+    """
+
+    device_type: str
+    microbatch_size: int
+    tensor_parallel: int = 1
+    shards: int = 1
+
+    @classmethod
+    def of(cls, how: StageConfiguration, microbatch_size: int) -> Part:
+        r = how.data_parallel
+        return cls(how.device_type, microbatch_size // r, how.tensor_parallel, r if how.zero_level >= 1 else 1)
+
+    @property
+    def whole(self) -> Part:
+        """The same microbatch on one device."""
+        return Part(self.device_type, self.microbatch_size)
+
+
+class PartPrices:
+    """Predicted seconds of parts of layers; every kernel is priced once."""
+
+    def __init__(self, cluster: Cluster, at: Callable[[int], Priced], predicted: Predicted) -> None:
+        self._cluster, self._at, self._predicted = cluster, at, predicted
+        self._predictions: dict[Part, Passes] = {}
+        self._kernels: dict[Part, dict[Hashable, tuple[list[Kernel], ...]]] = {}
+        self._seconds: dict[str, dict[Kernel, float]] = {}
+
+    def prediction(self, part: Part) -> Passes:
+        """The sum of each layer's kernels."""
+        if part not in self._predictions:
+            self.ask([part])
+            seconds, graph = self._seconds[part.device_type], self._at(part.microbatch_size).graph
+            sums = {
+                work: [sum(seconds[kernel] for kernel in kernels) for kernels in passes]
+                for work, passes in self._kernels_of(part).items()
+            }
+            rows = np.array([sums[work_of(layer)] for layer in graph.layers], dtype=float)
+            self._predictions[part] = Passes(*rows.T)
+        return self._predictions[part]
+
+    def ask(self, parts: Iterable[Part]) -> None:
+        """Price all kernels of these parts that were not priced before, at once for each device type.
+
+        Raises:
+            CostError: only measurements of whole layers are known there.
+        """
+        wanted: dict[str, dict[Kernel, None]] = {}
+        for part in parts:
+            kernels = (k for passes in self._kernels_of(part).values() for few in passes for k in few)
+            wanted.setdefault(part.device_type, {}).update(dict.fromkeys(kernels))
+        for name, kernels_of_type in wanted.items():
+            known = self._seconds.setdefault(name, {})
+            asked = [kernel for kernel in kernels_of_type if kernel not in known]
+            if asked:
+                prices = self._predicted.prices(asked, self._cluster.device_types[name])
+                known.update(zip(asked, prices.seconds_K.tolist(), strict=True))
+
+    def _kernels_of(self, part: Part) -> dict[Hashable, tuple[list[Kernel], ...]]:
+        """Forward, backward and the optimizer, for each kind of layer."""
+        if part not in self._kernels:
+            graph, t = self._at(part.microbatch_size).graph, part.tensor_parallel
+            if not self._cluster.device_types[part.device_type].peak_flops_per_second.get(graph.dtype):
+                raise CostError(
+                    f"parts of layers on {part.device_type!r} cannot be priced: its peak FLOP/s in {graph.dtype} is "
+                    "not known; give it under `devices:` in the cluster file, or allow one device a stage only"
+                )
+            optimizer = self._predicted.optimizer
+            self._kernels[part] = {
+                work: (
+                    list(layer_kernels(layer, "forward", t)),
+                    list(layer_kernels(layer, "backward", t)),
+                    optimizer_kernels(
+                        layer.parameter_bytes / degree_of(layer, t) / part.shards, optimizer, graph.dtype
+                    ),
+                )
+                for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
+            }
+        return self._kernels[part]
+
+
+def work_of(layer: Layer) -> tuple[str, int, int, object]:
+    """Equal for layers whose parts cost the same."""
+    return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel

@@ -1,0 +1,117 @@
+"""The ways in which a stage may be spread over devices: meshes that pack, and what their devices do side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import gcd
+
+from dejavu.cluster import Cluster
+from dejavu.errors import InputError
+from dejavu.plan import StageConfiguration
+
+ZERO_LEVELS = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """What stages may do, within what the cluster, the batch and the model allow.
+
+    Attributes:
+        max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow.
+        recompute: which of False and True are considered.
+        zero_levels: which levels are considered where there are replicas.
+    """
+
+    max_data_parallel: int | None = None
+    max_tensor_parallel: int | None = None
+    recompute: tuple[bool, ...] = (False, True)
+    zero_levels: tuple[int, ...] = ZERO_LEVELS
+
+    def __post_init__(self) -> None:
+        for name in ("max_data_parallel", "max_tensor_parallel"):
+            most = getattr(self, name)
+            if most is not None and most < 1:
+                raise InputError(f"{name} is {most}; wanted 1 or more, or nothing for no bound")
+        if not self.recompute or not self.zero_levels or not set(self.zero_levels) <= set(ZERO_LEVELS):
+            raise InputError(
+                f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
+                f"some of {ZERO_LEVELS}"
+            )
+
+    @classmethod
+    def one_device(cls) -> Parallelism:
+        """A stage is one device that keeps its activations: what the runtime launches."""
+        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,))
+
+    def configurations(
+        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1
+    ) -> tuple[StageConfiguration, ...]:
+        """Every way, device type by device type in the cluster's order, small meshes first.
+
+        A replica gets an equal part of each microbatch; tensor-parallel groups stay inside a node.
+
+        Args:
+            most_tensor_parallel: the model's; every degree divides it.
+        """
+        return tuple(
+            how
+            for name in cluster.device_counts
+            for nodes, per_node in meshes(cluster, name)
+            for how in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
+        )
+
+    def _on_mesh(
+        self, name: str, nodes: int, per_node: int, microbatch_size: int, most_tensor_parallel: int
+    ) -> Iterator[StageConfiguration]:
+        for tensor in _divisors(gcd(per_node, most_tensor_parallel)):
+            data = nodes * per_node // tensor
+            if microbatch_size % data or data > (self.max_data_parallel or data):
+                continue
+            if tensor > (self.max_tensor_parallel or tensor):
+                continue
+            for recompute, zero in product(self.recompute, self.zero_levels if data > 1 else (0,)):
+                yield StageConfiguration(name, nodes, per_node, data, tensor, recompute, zero)
+
+
+def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:
+    """The (nodes, devices per node) that a stage on this type may take, small ones first.
+
+    Any stages of these that do not need more devices than there are can be placed with none across a node's border,
+    without looking at the other stages: `bind` gives out devices in the cluster's order, larger stages first. Proof:
+    cut every node into blocks of `block` devices, the greatest common divisor of what nodes hold of the type (one block
+    a node where nodes are alike). Stages of whole blocks come first, so each begins where a block begins; then parts of
+    a block, from a chain in which every size divides the one before, so each begins at a multiple of its own size and
+    ends inside its block. Sizes that are not in one chain (4 and 6 of 12) would leave holes: two nodes of 12 have room
+    for 6, 4, 4, 4, 3, 3, but not in that order.
+
+    Where nodes differ, a stage of several blocks is priced as one of several nodes, though it may get one node.
+    """
+    per_node = [count for group in cluster.groups if (count := dict(group.devices).get(device_type, 0))]
+    block = gcd(*per_node)
+    num_blocks = sum(dict(group.devices).get(device_type, 0) * group.count for group in cluster.groups) // block
+    inside = [(1, size) for size in reversed(_chain(block))]
+    return (*inside, *((blocks, block) for blocks in range(2, num_blocks + 1)))
+
+
+def _chain(size: int) -> list[int]:
+    """From `size` down to 1, each divided by its largest prime: the longest chain, and powers of two stay longest."""
+    chain = [size]
+    while chain[-1] > 1:
+        chain.append(chain[-1] // _largest_prime(chain[-1]))
+    return chain
+
+
+def _largest_prime(number: int) -> int:
+    prime, factor = 1, 2
+    while number > 1:
+        if number % factor:
+            factor += 1
+        else:
+            prime, number = factor, number // factor
+    return prime
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

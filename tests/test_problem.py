@@ -1,0 +1,349 @@
+"""Stage configurations and their costs: against what is known of one device, of memory, and of meshes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dejavu.bind import bind
+from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
+from dejavu.cost import CostTable, cost_table, sources, transfer_costs
+from dejavu.cost._base import MEASURED, EstimateGrid
+from dejavu.cost.memory import example_bytes, stage_memory
+from dejavu.cost.parallel import ParallelPrices
+from dejavu.cost.parts import Priced
+from dejavu.cost.predicted import Predicted
+from dejavu.cost.sharding import layer_kernels, most_tensor_parallel
+from dejavu.cost.stage_collectives import StageCollectives, stage_transfer
+from dejavu.errors import InputError
+from dejavu.graph import Graph, capture
+from dejavu.parallelism import Parallelism, meshes
+from dejavu.plan import Plan, Problem, Stage, StageConfiguration
+from dejavu.problem import Posed, microbatch_choices, pose, pose_parallel, split_into
+from dejavu.profiles import ProfileDatabase
+from dejavu.search import Uniform
+from dejavu.simulate import play, play_posed
+from dejavu.workload import Workload
+
+NAME = "V100-SXM2-16GB"
+TEXT = {"data": "synthetic", "synthetic": {"num_classes": 512}, "sequence_length": 64}
+WORKLOADS = {
+    "gpt": {"model": "gpt", "model_options": {"num_blocks": 3, "width": 128, "num_heads": 8}, **TEXT},
+    "t5": {
+        "model": "t5",
+        "model_options": {"num_blocks": 2, "width": 64, "num_heads": 8, "head_width": 16, "feedforward": 256},
+        **TEXT,
+    },
+    "moe": {"model": "moe", "model_options": {"num_blocks": 2, "width": 64, "num_heads": 4, "num_experts": 4}, **TEXT},
+    "cnn": {"model": "cnn", "model_options": {"num_blocks": 3, "width": 16}, "data": "digits"},
+}
+every_workload = pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
+
+
+def cluster_of(*nodes: tuple[int, int], device_type: str = NAME) -> Cluster:
+    """Groups of (nodes, devices per node) of one type."""
+    groups = tuple(
+        NodeGroup(f"g{i}", count, (), ((device_type, each),), Link(150e9, 5e-6))
+        for i, (count, each) in enumerate(nodes)
+    )
+    between = {(a.name, b.name): Link(3e9, 25e-6) for a in groups for b in groups if a.name <= b.name}
+    return Cluster("test", groups, {device_type: catalogue()[device_type]}, between)
+
+
+CLUSTER = cluster_of((3, 4))
+
+
+@cache
+def workload_of(name: str) -> Workload:
+    return Workload.model_validate({**WORKLOADS[name], "batch_size": 32, "num_microbatches": 4, "trials": {"count": 0}})
+
+
+@cache
+def graph_of(name: str, microbatch_size: int) -> Graph:
+    return capture(split_into(workload_of(name), 32 // microbatch_size), "cuda")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> ProfileDatabase:
+    return ProfileDatabase(tmp_path / "profiles_db")
+
+
+def table_of(name: str, microbatch_size: int, cluster: Cluster, database: ProfileDatabase) -> CostTable:
+    known = sources(database, workload_of(name).optimizer)
+    return cost_table(graph_of(name, microbatch_size), cluster, known)
+
+
+def prices_of(name: str, cluster: Cluster, database: ProfileDatabase) -> ParallelPrices:
+    return ParallelPrices(
+        cluster,
+        lambda size: Priced(graph_of(name, size), table_of(name, size, cluster, database)),
+        Predicted(database, workload_of(name).optimizer),
+        StageCollectives(cluster, database, "float32"),
+    )
+
+
+EVERYTHING = Parallelism()
+
+
+def posed_of(
+    name: str, database: ProfileDatabase, parallelism: Parallelism = EVERYTHING, cluster: Cluster = CLUSTER
+) -> Posed:
+    workload = workload_of(name)
+    return pose_parallel(
+        prices_of(name, cluster, database), cluster, workload, transfer_costs(cluster, database), parallelism
+    )
+
+
+def assert_equal_columns(found: Problem, c: int, wanted: Problem, d: int) -> None:
+    for name, value in vars(wanted.costs).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(getattr(found.costs, name)[c], value[d], rtol=1e-12, err_msg=name)
+
+
+@every_workload
+def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
+    transfers = transfer_costs(CLUSTER, empty)
+    old = pose(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers)
+    one = posed_of(name, empty, Parallelism.one_device()).problem
+    assert one.configurations == old.configurations == (StageConfiguration(NAME),)
+    many = posed_of(name, empty).problem
+    first = many.index(StageConfiguration(NAME))
+    assert_equal_columns(one, 0, old, 0)
+    assert_equal_columns(many, first, old, 0)
+    for links in ("link_latency_seconds_CC", "link_seconds_per_byte_CC"):
+        assert getattr(many, links)[first, first] == getattr(old, links)[0, 0] == getattr(one, links)[0, 0]
+    assert (one.max_stages, one.schedule, one.num_microbatches) == (old.max_stages, old.schedule, old.num_microbatches)
+
+
+def test_one_device_plays_as_it_did(empty: ProfileDatabase) -> None:
+    table = table_of("gpt", 8, CLUSTER, empty)
+    posed = posed_of("gpt", empty, Parallelism.one_device())
+    plan = Uniform().run(posed.problem).plan
+    assert play_posed(posed, plan).step_seconds == pytest.approx(play(posed.problem, table, plan).step_seconds)
+
+
+@every_workload
+def test_parts_add_up(name: str, empty: ProfileDatabase) -> None:
+    posed = posed_of(name, empty)
+    np.testing.assert_allclose(posed.forward_seconds_CL + posed.backward_seconds_CL, posed.problem.costs.seconds_CL)
+    assert (posed.problem.costs.seconds_CL >= 0).all()
+
+
+@every_workload
+def test_what_may_be_done_is_done_and_nothing_else(name: str) -> None:
+    most = most_tensor_parallel(graph_of(name, 8))
+    found = Parallelism().configurations(CLUSTER, 8, most)
+    assert len(set(found)) == len(found)
+    assert {how.tensor_parallel for how in found} == {t for t in (1, 2, 4) if most % t == 0}
+    for how in found:
+        assert 8 % how.data_parallel == 0
+        assert how.devices_per_node % how.tensor_parallel == 0
+        assert how.zero_level == 0 or how.data_parallel > 1
+    capped = Parallelism(max_data_parallel=2, max_tensor_parallel=2, recompute=(False,), zero_levels=(0,))
+    few = capped.configurations(CLUSTER, 8, most)
+    assert set(few) == {
+        h for h in found if max(h.data_parallel, h.tensor_parallel) <= 2 and not h.recompute and not h.zero_level
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
+def test_memory_is_never_less_than_the_stage_s(name: str, empty: ProfileDatabase) -> None:
+    workload, rng = workload_of(name), np.random.default_rng(0)
+    problem = posed_of(name, empty).problem
+    for _ in range(300):
+        c = int(rng.integers(len(problem.configurations)))
+        how = problem.configurations[c]
+        layers = graph_of(name, 8 // how.data_parallel).layers
+        start, stop = sorted(rng.choice(len(layers) + 1, 2, replace=False).tolist())
+        held = int(rng.integers(1, workload.num_microbatches + 1))
+        exact = stage_memory(
+            layers[start:stop],
+            microbatches_in_flight=held,
+            num_microbatches=workload.num_microbatches,
+            optimizer=workload.optimizer,
+            recompute=how.recompute,
+            zero_level=how.zero_level,
+            data_parallel=how.data_parallel,
+            tensor_parallel=how.tensor_parallel,
+            is_first=start == 0,
+            is_last=stop == len(layers),
+            example_bytes=example_bytes(workload) / how.data_parallel,
+            foreach=True,
+        ).peak_bytes
+        assert problem.costs.peak_bytes(start, stop, c, held) >= exact * (1 - 1e-9), (str(how), start, stop, held)
+
+
+@every_workload
+def test_more_replicas_never_hold_more_activations(name: str, empty: ProfileDatabase) -> None:
+    problem = posed_of(name, empty).problem
+    for a, how in enumerate(problem.configurations):
+        for b, other in enumerate(problem.configurations):
+            same = (how.tensor_parallel, how.recompute) == (other.tensor_parallel, other.recompute)
+            if same and how.data_parallel < other.data_parallel:
+                held = problem.costs.activation_bytes_CL
+                assert (held[b] <= held[a]).all()
+
+
+def test_zero_shards_state_and_the_optimizer(empty: ProfileDatabase) -> None:
+    problem = posed_of("gpt", empty).problem
+    levels = [problem.index(StageConfiguration(NAME, 1, 4, 4, 1, False, level)) for level in range(4)]
+    fixed = problem.costs.fixed_bytes_CL[levels].sum(axis=1)
+    assert (np.diff(fixed) < 0).all()
+    weights = float(sum(layer.parameter_bytes for layer in graph_of("gpt", 2).layers))
+    assert fixed.tolist() == pytest.approx([4 * weights, 2.5 * weights, 1.75 * weights, weights])
+    busy = problem.costs.seconds_CL[levels].sum(axis=1)
+    assert busy[0] == busy[1] < busy[2] < busy[3]  # gathers and scatters in every microbatch from level 2 on
+
+
+def test_sums_inside_a_node_make_tensor_parallel_dearer_than_its_computing(empty: ProfileDatabase) -> None:
+    slow = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], link=Link(1e9, 5e-6)),))
+    how = StageConfiguration(NAME, 1, 4, 1, 4)
+    fast, dear = (posed_of("gpt", empty, cluster=cluster).problem for cluster in (CLUSTER, slow))
+    assert fast.costs.stage_seconds(0, 5, fast.index(how)) < dear.costs.stage_seconds(0, 5, dear.index(how))
+
+
+def test_a_line_stands_for_the_replicas_sum() -> None:
+    """Once a step, as layers that add up: near the collective's own price over the range of sizes."""
+    collectives = StageCollectives(CLUSTER, None, "float32")
+    for how in (StageConfiguration(NAME, 1, 4, 4), StageConfiguration(NAME, 3, 4, 3, 4)):
+        layers = [64 * 2**20] * 24
+        latency, per_byte = collectives.once_line(how, layers)
+        for count in (1, 6, 24):
+            size = sum(layers[:count])
+            assert latency + per_byte * size == pytest.approx(
+                collectives.data_seconds(how, ("all_reduce",), size), rel=0.25
+            )
+
+
+def test_measured_microbatches_stay_measured(empty: ProfileDatabase) -> None:
+    """Half of a measured microbatch: measured × what predictions say of the ratio."""
+    plain = prices_of("gpt", CLUSTER, empty)
+
+    def doubled(size: int) -> Priced:
+        graph, table = plain.at(size)
+        if size != 8:
+            return Priced(graph, table)
+        grid = table.forward
+        measured = EstimateGrid(
+            2 * grid.seconds_LD, grid.low_seconds_LD, grid.high_seconds_LD, np.full(grid.source_LD.shape, MEASURED)
+        )
+        return Priced(graph, replace(table, forward=measured))
+
+    seen = ParallelPrices(CLUSTER, doubled, Predicted(empty, workload_of("gpt").optimizer), plain._collectives)
+    hows = [StageConfiguration(NAME, 1, r * t, r, t) for r, t in ((1, 1), (2, 1), (1, 2), (2, 2))]
+    known, guessed = (prices.costs(hows, workload_of("gpt")) for prices in (seen, plain))
+    table = plain.at(8).table
+    computing = table.forward.seconds_LD[:, 0]
+    assert known.forward_seconds_CL[0] == pytest.approx(2 * computing)
+    assert known.forward_seconds_CL[1] == pytest.approx(2 * guessed.forward_seconds_CL[1], rel=1e-6)
+    np.testing.assert_allclose(known.backward_seconds_CL, guessed.backward_seconds_CL)
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("name", ["gpt", "t5", "moe"])
+def test_parts_of_a_layer_make_the_whole(name: str, degree: int) -> None:
+    """All devices together do the layer's work, and no more than padding on top."""
+    for layer in graph_of(name, 8).layers:
+        for direction in ("forward", "backward"):
+            whole = list(layer_kernels(layer, direction))
+            parts = list(layer_kernels(layer, direction, degree))
+            assert [k.name for k in parts] == [k.name for k in whole]
+            for part, kernel in zip(parts, whole, strict=True):
+                assert kernel.flops * (1 - 1e-9) <= degree * part.flops <= kernel.flops * 1.2 + 1
+                assert part.read_bytes <= kernel.read_bytes
+                assert part.written_bytes <= kernel.written_bytes
+
+
+def test_a_layer_that_cannot_be_split_is_whole_on_each() -> None:
+    layer = graph_of("cnn", 8).layers[1]
+    assert list(layer_kernels(layer, "forward", 4)) == list(layer_kernels(layer, "forward"))
+    assert most_tensor_parallel(graph_of("cnn", 8)) == 1
+
+
+CLUSTERS = {
+    "powers": cluster_of((4, 8)),
+    "twelve": cluster_of((3, 12)),
+    "six": cluster_of((2, 6)),
+    "three": cluster_of((5, 3)),
+    "alone": cluster_of((7, 1)),
+    "unequal": cluster_of((2, 8), (3, 4), (1, 12)),
+    "odd": cluster_of((2, 6), (3, 9)),
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
+    """Stages drawn at random until the devices are used up: a stage of one node never gets devices of two."""
+    shapes, rng = meshes(cluster, NAME), np.random.default_rng(1)
+    assert (1, 1) in shapes
+    assert all(nodes * each <= cluster.num_devices for nodes, each in shapes)
+    for _ in range(30):
+        stages: list[Stage] = []
+        left = cluster.num_devices
+        while fitting := [(n, d) for n, d in shapes if n * d <= left]:
+            nodes, each = fitting[rng.integers(len(fitting))]
+            how = StageConfiguration(NAME, nodes, each, nodes * each)
+            stages.append(Stage(len(stages), len(stages) + 1, how))
+            left -= nodes * each
+        binding = bind(Plan(tuple(stages), "gpipe", 64), cluster, np.zeros(len(stages) + 1))
+        for s, stage in enumerate(stages):
+            devices = [row.device for row in binding.placements if row.stage == s]
+            assert len(set(devices)) == stage.configuration.num_devices
+            if stage.configuration.num_nodes == 1:
+                assert len({(device.group, device.node_index) for device in devices}) == 1
+        everything = [row.device for row in binding.placements]
+        assert len(set(everything)) == len(everything)
+
+
+def test_meshes_of_known_clusters() -> None:
+    assert meshes(CLUSTERS["powers"], NAME) == ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (3, 8), (4, 8))
+    assert meshes(CLUSTERS["twelve"], NAME) == ((1, 1), (1, 2), (1, 4), (1, 12), (2, 12), (3, 12))
+    assert meshes(CLUSTERS["six"], NAME) == ((1, 1), (1, 2), (1, 6), (2, 6))
+    assert meshes(CLUSTERS["unequal"], NAME)[:4] == ((1, 1), (1, 2), (1, 4), (2, 4))
+
+
+def test_messages_between_stages_of_several_devices(empty: ProfileDatabase) -> None:
+    transfers = transfer_costs(CLUSTER, empty)
+    inside, between = CLUSTER.groups[0].link, CLUSTER.links_between["g0", "g0"]
+
+    def per_byte(a: StageConfiguration, b: StageConfiguration) -> float:
+        return stage_transfer(CLUSTER, transfers, a, b)[1]
+
+    one, pair, two, three = (
+        StageConfiguration(NAME),
+        StageConfiguration(NAME, 1, 2, 2),
+        StageConfiguration(NAME, 2, 4, 8),
+        StageConfiguration(NAME, 3, 4, 3, 4),
+    )
+    assert per_byte(one, pair) == pytest.approx(0.5 / inside.bytes_per_second)  # two links at once
+    assert per_byte(pair, pair) == pytest.approx(0.5 / inside.bytes_per_second)
+    assert per_byte(two, pair) == per_byte(pair, two) == pytest.approx(1 / between.bytes_per_second)
+    assert per_byte(two, three) == pytest.approx(0.5 / between.bytes_per_second)  # two cards on the side with fewer
+
+
+def test_numbers_of_microbatches() -> None:
+    workload = Workload(batch_size=48, num_microbatches=12)
+    assert microbatch_choices(workload) == (1, 2, 4, 8, 12, 16)
+    assert split_into(workload, 3).microbatch_size == 16
+    with pytest.raises(InputError, match="batch_size 48 does not divide into 5"):
+        split_into(workload, 5)
+
+
+def test_what_parallelism_refuses() -> None:
+    with pytest.raises(InputError, match="max_data_parallel is 0"):
+        Parallelism(max_data_parallel=0)
+    with pytest.raises(InputError, match="zero_levels"):
+        Parallelism(zero_levels=(4,))
+
+
+def test_a_device_without_peaks_cannot_hold_parts(empty: ProfileDatabase) -> None:
+    unknown: DeviceType = replace(catalogue()[NAME], peak_flops_per_second={})
+    cluster = replace(CLUSTER, device_types={NAME: unknown})
+    prices = prices_of("gpt", CLUSTER, empty)
+    blind = ParallelPrices(cluster, prices.at, Predicted(empty, workload_of("gpt").optimizer), prices._collectives)
+    with pytest.raises(Exception, match="parts of layers on 'V100-SXM2-16GB' cannot be priced"):
+        blind.costs([StageConfiguration(NAME, 1, 2, 1, 2)], workload_of("gpt"))
