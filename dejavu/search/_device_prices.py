@@ -9,19 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from dejavu.errors import InputError
 from dejavu.plan import Plan, Problem, Stage
 from dejavu.search import _labels, _priced
 from dejavu.search._base import Incumbent
+from dejavu.search._cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search._options import Options
 from dejavu.stage_costs import Floats
 
 Ints = NDArray[np.int64]
 
-_MOST_ROUNDS = 30  # of prices for one limit
-_MOST_PLANES = 200  # plans of other limits that are remembered as cutting planes
 _PRICE_PRECISION = 2e-4  # of the best price so far: bounds are found to this
 
 
@@ -82,7 +80,7 @@ class PricedOptions:
         self._packed_N = self._use_NT @ (1 << (self._bits * np.arange(len(types), dtype=np.int64)))
         self._start_N = np.repeat(np.arange(problem.num_layers), np.diff(options.first_L1))
         self._class_N = options.class_G[options.group_N]
-        self._plans: list[tuple[float, Floats, float]] = []  # bottleneck, cutting plane, Σ
+        self._planes = CuttingPlanes(self.count_T, problem.use_all_devices)
         stages, links = options.seconds_N.max(initial=0.0), options.transfer_L1AA.max(initial=0.0)
         self.most_sum_seconds = 1.01 * problem.num_layers * float(stages + links) + 1e-9  # no plan has more
 
@@ -107,44 +105,27 @@ class PricedOptions:
         )
 
     def bound(self, rows: Rows, cutoff: float, prices_T: Floats) -> tuple[float, Floats]:
-        """The best bound on Σ that prices prove, up to the cutoff, and the prices; inf: no plan has these options.
+        """The best bound on Σ that prices prove, up to the cutoff, and the prices; inf: no plan has these options."""
 
-        Cutting planes (Kelley, 1960): every plan that is met bounds the bound, and a linear program over those gives
-        the prices to try next.
-        """
-        T = len(self.count_T)
-        best, best_prices = -np.inf, prices_T
-        most = 1e3 * float(rows.seconds_N.max(initial=0.0)) + 1e-12
-        least = -most if self.problem.use_all_devices else 0.0
-        planes, sums = self._planes_within(rows.limit)
-        for _ in range(_MOST_ROUNDS):
+        def cheapest(prices_T: Floats) -> PricedPlan | None:
             tables = self._behind(rows, prices_T)
             chosen = _priced.follow(rows.stop_N, rows.class_N, *tables[1:])
             if not len(chosen):
-                return np.inf, prices_T
+                return None
             use_T = rows.use_NT[chosen].sum(axis=0)
-            sum_seconds = float(tables[1].min() - use_T @ prices_T)
             self.offer(rows.rows[chosen])
-            value = sum_seconds + float((use_T - self.count_T) @ prices_T)
-            if value > best:
-                best, best_prices = value, prices_T
-            if best >= cutoff or self.best.is_late:
-                break
-            planes.append(np.append(self.count_T - use_T, 1.0))
-            sums.append(sum_seconds)
-            self._plans.append((self.bottleneck_seconds(rows.rows[chosen]), planes[-1], sum_seconds))
-            answer = linprog(
-                np.append(np.zeros(T), -1.0),
-                np.array(planes),
-                np.array(sums),
-                bounds=[(least, most)] * T + [(None,) * 2],
-            )
-            if not answer.success:
-                break
-            if -answer.fun - best <= _PRICE_PRECISION * min(self.best.step_seconds, abs(best)):
-                break
-            prices_T = answer.x[:T]
-        return best, best_prices
+            sum_seconds = float(tables[1].min() - use_T @ prices_T)
+            return PricedPlan(sum_seconds, self.bottleneck_seconds(rows.rows[chosen]), use_T)
+
+        return self._planes.bound(
+            cheapest,
+            limit=rows.limit,
+            cutoff=cutoff,
+            most_price=1e3 * float(rows.seconds_N.max(initial=0.0)) + 1e-12,
+            precision_seconds=_PRICE_PRECISION * min(self.best.step_seconds, self.most_sum_seconds),
+            prices_T=prices_T,
+            is_late=lambda: self.best.is_late,
+        )
 
     def fixed(self, rows: Rows, cutoff: float, prices_T: Floats) -> Rows:
         """Without the options that no plan with Σ below the cutoff can have."""
@@ -201,10 +182,6 @@ class PricedOptions:
             rows.limit, rows.start_N, *rows.by_stop, rows.class_N, cost_N, rows.fits_N,
             o.need_J, o.transfer_L1AA, o.link_busy_L1AA,
         )  # fmt: skip
-
-    def _planes_within(self, limit: float) -> tuple[list[Floats], list[float]]:
-        within = [plan for plan in self._plans[-_MOST_PLANES:] if plan[0] <= limit]
-        return [plane for _, plane, _ in within], [sum_seconds for _, _, sum_seconds in within]
 
     def _around(self, prices_T: Floats) -> Floats:
         """[k, t] The best prices, and others beside them: they see sooner that a label leaves too few of some type."""

@@ -14,8 +14,10 @@ from dejavu.stage_costs import Floats
 
 ROUNDING = 1e-12  # prices closer than this, relative, are the same
 _GAPS = (0.02, 0.005, 0.001)  # proved one after the other, before the one that was asked for
-_NARROW = 2e-3  # of the best price: narrower intervals are searched as they are, with more work each time
-_BEAM, _BEAM_WORK = 32, 5e7  # of the first look for a plan: labels at a cut; comparisons and extensions in all
+# Of the best price: intervals narrower than this are searched as they are, with more work each time until it was much;
+# wider ones where the best plan is already as near to the bound as _NEAR.
+_NARROWEST, _NARROW, _NEAR, _MUCH_WORK = 2e-3, 2e-2, 0.05, 6e8
+_BEAMS, _BEAM_WORK = (32, 256), 5e7  # of looks for a plan: labels at a cut; comparisons and extensions in all
 _FIRST_WORK, _WORK_GROWTH = 1e7, 8.0  # of the first attempt at a proof; each next one may take so many times more
 _STEPS_PER_SECOND = 1e8  # of labels' work, cautiously: no attempt is begun that the budget would not see end
 
@@ -102,12 +104,16 @@ class Intervals:
             hi = min(at.hi, int(np.searchsorted(values, self._target - at.sum_seconds)))
             if at.lo >= hi:
                 continue
-            if hi - at.lo == 1 or values[hi - 1] - values[at.lo] <= _NARROW * self._best.step_seconds:
+            width = values[hi - 1] - values[at.lo]
+            near = at.bound >= self._best.step_seconds * (1 - _NEAR)
+            narrow = width <= (_NARROW if near else _NARROWEST) * self._best.step_seconds
+            if hi - at.lo == 1 or (narrow and at.work < _MUCH_WORK):
                 self._search(at, hi, max(_FIRST_WORK, at.work * _WORK_GROWTH))
             else:
                 mid = _middle(values, at.lo, hi)
-                self._keep(mid + 1, hi, at.sum_seconds, at.rows, at.prices_T)
-                self._search(at, mid + 1, _FIRST_WORK)
+                work = at.work / _WORK_GROWTH
+                self._keep(mid + 1, hi, at.sum_seconds, at.rows, at.prices_T, work)
+                self._search(at, mid + 1, max(_FIRST_WORK, work))
 
     def _search(self, at: _Interval, hi: int, work: float) -> None:
         """Bottlenecks of values[at.lo:hi]: a bound by prices, plans by a beam, then every label."""
@@ -121,11 +127,11 @@ class Intervals:
         if self._best.plan is None:
             affordable = max(affordable, _BEAM_WORK)
         attempts = [(2**31, min(work, affordable))]
-        if not at.work and sum_seconds + limit < self._target:  # so good a plan may be there: look for it first
-            attempts.insert(0, (_BEAM, min(_BEAM_WORK, affordable)))
+        if sum_seconds + limit < self._target:  # so good a plan may be there: look for it first
+            attempts = [*((beam, min(_BEAM_WORK, affordable)) for beam in _BEAMS), *attempts]
         for beam, most_work in attempts:
             found = priced.labels(rows, self._cutoff(at.lo), prices_T, beam, most_work)
-            if found.is_proved:
+            if found.is_proved or len(found.rows):
                 break
         if not found.is_proved:
             self._keep(at.lo, hi, max(sum_seconds, at.sum_seconds), rows.rows, prices_T, work)

@@ -68,7 +68,8 @@ class Options:
         counts = problem.device_counts
         fit = (how.num_devices <= counts[how.device_type] for how in problem.configurations)
         usable = np.flatnonzero(np.fromiter(fit, dtype=bool))
-        class_C, transfer_L1AA = _link_classes(problem)
+        class_C, heads_A = link_classes(problem)
+        transfer_L1AA = _transfers(problem, heads_A)
         order_C, first_G1, group_rows = _groups(problem, usable, class_C)
         costs = problem.costs.dense()
         most = _most_stages(problem, usable)
@@ -116,15 +117,20 @@ def _busy(costs: DenseCosts, num_microbatches: int) -> Floats:
     return np.where(possible, (num_microbatches - 1) * seconds + costs.once_seconds_CLL1, np.inf)
 
 
-def _link_classes(problem: Problem) -> tuple[Ints, Floats]:
-    """The class of each configuration, and the transfers between classes across each cut."""
+def link_classes(problem: Problem) -> tuple[Ints, Ints]:
+    """The class of each configuration, those of one class having the same links to all; and one of each class."""
     latency, per_byte = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
     rows = np.concatenate([latency, latency.T, per_byte, per_byte.T], axis=1)
     _, heads, class_C = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return class_C.reshape(-1).astype(np.int64), heads
+
+
+def _transfers(problem: Problem, heads: Ints) -> Floats:
+    """[cut, a, b] seconds between two classes across each cut."""
     among = np.ix_(heads, heads)
+    latency, per_byte = problem.link_latency_seconds_CC[among], problem.link_seconds_per_byte_CC[among]
     # The same operations in the same order as Problem.transfer_seconds, so that the floats agree.
-    transfer = 2.0 * (latency[among] + per_byte[among] * problem.cut_bytes_L1[:, None, None])
-    return class_C.reshape(-1).astype(np.int64), np.ascontiguousarray(transfer)
+    return np.ascontiguousarray(2.0 * (latency + per_byte * problem.cut_bytes_L1[:, None, None]))
 
 
 def _groups(problem: Problem, usable: Ints, class_C: Ints) -> tuple[Ints, Ints, Ints]:

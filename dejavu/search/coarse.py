@@ -1,0 +1,94 @@
+"""Thousands of operators: search over clusters of them, move the cuts one by one, and prove it on the original."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dejavu.errors import InputError
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
+from dejavu.search._base import Incumbent, Search
+from dejavu.search._clusters import Ints, boundaries, clustered, refined, unclustered
+from dejavu.search._windowed import WindowedBound, undominated
+from dejavu.search.exact import Exact
+from dejavu.stage_costs import AdditiveCosts, PlanError
+
+_FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
+_LEAST_CLUSTERS_PER_STAGE = 2.0
+
+
+@dataclass(frozen=True)
+class Coarse(Search):
+    """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
+
+    The bound is one of the original problem, with all of its cuts: prices on devices, and memory by the fewest stages
+    behind (`_windowed`). Choose it for more layers than `exact` can list the stages of, on as many devices as there
+    are; costs have to be sums over layers.
+
+    Attributes:
+        inner: searches the clustered problem.
+        num_clusters: of the first round.
+        max_options: fewer clusters where they and the configurations would make more stages than this.
+        relative_gap: proved to be as close as this to the best, it stops.
+    """
+
+    name: ClassVar[str] = "coarse"
+    inner: Search = field(default_factory=lambda: Exact(relative_gap=0.01))
+    num_clusters: int = 160
+    max_options: float = 4e6
+    relative_gap: float = 0.005
+
+    def run(self, problem: Problem, *, budget_seconds: float = 60.0, seed: int = 0) -> SearchResult:
+        """The plan, and a bound on every plan of the original problem.
+
+        Raises:
+            InputError: the costs are no sums over layers.
+            InfeasibleError: no plan fits that cuts between clusters; another may.
+        """
+        if not isinstance(problem.costs, AdditiveCosts):
+            raise InputError("coarse search clusters layers whose costs add up; these are given stage by stage")
+        best = Incumbent(problem, self.name, budget_seconds)
+        smaller = _with(problem, undominated(problem))
+        cuts = boundaries(smaller, self._affordable(smaller))
+        share = 0.4 * budget_seconds
+        found = self.inner.run(clustered(smaller, cuts), budget_seconds=share, seed=seed)
+        best.offer(unclustered(found.plan, cuts))
+        _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
+        if problem.num_layers == len(cuts) - 1:
+            return best.result(found.lower_bound_seconds)
+        bound = WindowedBound(problem, best)
+        proved = bound.prove(self.relative_gap)
+        return best.result(proved)
+
+    def _affordable(self, problem: Problem) -> int:
+        """So many clusters that the exact search over them can list its stages."""
+        return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
+
+
+def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:
+    """Refine the best plan's cuts until that gains nothing."""
+    while reach >= 1.0 and best.remaining_seconds > 0:
+        assert best.plan is not None
+        before = best.step_seconds
+        for plan in refined(problem, best.plan, int(reach)):
+            try:
+                best.offer(plan)
+            except (PlanError, InfeasibleError):  # sums in another order: it just does not fit
+                continue
+        if best.step_seconds >= before * (1 - 1e-6):
+            reach /= 4.0
+
+
+def _with(problem: Problem, kept: Ints) -> Problem:
+    """The problem with some of its configurations only."""
+    costs = problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    return replace(
+        problem,
+        configurations=tuple(problem.configurations[c] for c in kept),
+        costs=AdditiveCosts(**{name: getattr(costs, name)[kept] for name in AdditiveCosts.__dataclass_fields__}),
+        link_latency_seconds_CC=problem.link_latency_seconds_CC[np.ix_(kept, kept)],
+        link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[np.ix_(kept, kept)],
+    )
