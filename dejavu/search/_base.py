@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dejavu.plan import Plan, Problem, SearchResult, step_seconds
+
+# Set by a search that runs another beside itself (`hybrid`), when it needs it no more: no time remains for that one.
+STOPPED: ContextVar[threading.Event | None] = ContextVar("STOPPED", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Incumbent:
     def __init__(self, problem: Problem, search: str, budget_seconds: float) -> None:
         self._problem = problem
         self._search = search
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
+        self._stopped = STOPPED.get()
         self._began = time.perf_counter()
         self._history: list[tuple[float, float]] = []
         self.plan: Plan | None = None
@@ -49,7 +55,9 @@ class Incumbent:
 
     @property
     def remaining_seconds(self) -> float:
-        return self._budget_seconds - self.elapsed_seconds
+        if self._stopped is not None and self._stopped.is_set():
+            return -1.0
+        return self.budget_seconds - self.elapsed_seconds
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:

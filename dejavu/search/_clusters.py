@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def clustered(problem: Problem, cuts: Ints) -> Problem:
 
     return replace(
         problem,
-        layers=tuple(f"{problem.layers[a]} … {problem.layers[b - 1]}" for a, b in zip(cuts, cuts[1:], strict=False)),
+        layers=tuple(f"{problem.layers[a]} … {problem.layers[b - 1]}" for a, b in pairwise(cuts)),
         costs=AdditiveCosts(
             seconds_CL=summed(costs.seconds_CL),
             once_seconds_CL=summed(costs.once_seconds_CL),
@@ -72,6 +73,13 @@ def clustered(problem: Problem, cuts: Ints) -> Problem:
 def unclustered(plan: Plan, cuts: Ints) -> Plan:
     """A plan of the clustered problem as one of the original."""
     stages = (Stage(int(cuts[stage.start]), int(cuts[stage.stop]), stage.configuration) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
+
+
+def reclustered(plan: Plan, cuts: Ints) -> Plan:
+    """The way there: a plan of the original whose cuts are all among these."""
+    at = {int(cut): k for k, cut in enumerate(cuts)}
+    stages = (Stage(at[stage.start], at[stage.stop], stage.configuration) for stage in plan.stages)
     return replace(plan, stages=tuple(stages))
 
 

@@ -18,7 +18,7 @@ def best_cuts(
     """The cuts, each at most `reach` from where it was, with the least Σ and no bottleneck above the limit.
 
     Args:
-        repeats: B − 1. need_S: microbatches in flight of each stage. link_latency_S, link_per_byte_S: to the next stage.
+        repeats: B − 1. need_S: microbatches in flight of each stage. link_latency_S, link_per_byte_S: to the next one.
 
     Returns:
         Σ, inf if there are none; and the cuts.

@@ -72,10 +72,13 @@ class WindowedBound:
         top = self._sum_seconds(np.inf)
         if top == np.inf:
             return np.inf
-        price = self._best.step_seconds
+        price = self._best.step_seconds  # of a plan that may become better meanwhile
         # (bound, tie, lo, hi, Σ): plans with a bottleneck in (lo, hi] have at least this Σ.
         open_intervals = [(top, next(tie), 0.0, price - top, top)]
-        while open_intervals[0][0] < price * (1 - relative_gap) and self._best.remaining_seconds > 0:
+        while self._best.remaining_seconds > 0:
+            price = self._best.step_seconds
+            if open_intervals[0][0] >= price * (1 - relative_gap):
+                break
             _, _, lo, hi, sum_seconds = open_intervals[0]
             if hi - lo <= _NARROW * price:
                 break
@@ -84,7 +87,7 @@ class WindowedBound:
             lower = max(self._sum_seconds(middle), sum_seconds)
             heapq.heappush(open_intervals, (lower + lo, next(tie), lo, middle, lower))
             heapq.heappush(open_intervals, (sum_seconds + middle, next(tie), middle, hi, sum_seconds))
-        return min(open_intervals[0][0], price)
+        return open_intervals[0][0]
 
     def _sum_seconds(self, limit: float) -> float:
         """A bound on Σ of the plans with no bottleneck above the limit; inf: there is none."""
@@ -141,9 +144,7 @@ def undominated(problem: Problem) -> np.ndarray:
         if how.num_devices > problem.device_counts[how.device_type]:
             continue
         if problem.use_all_devices or not any(_is_as_good(problem, class_C, tables, k, c) for k in kept):
-            kept = [
-                k for k in kept if problem.use_all_devices or not _is_as_good(problem, class_C, tables, c, k)
-            ]
+            kept = [k for k in kept if problem.use_all_devices or not _is_as_good(problem, class_C, tables, c, k)]
             kept.append(c)
     return np.array(sorted(kept), dtype=np.int64)
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from dejavu.errors import InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
+from dejavu.plan import InfeasibleError, Problem, SearchResult
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._clusters import Ints, boundaries, clustered, refined, unclustered
+from dejavu.search._clusters import Ints, boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search._windowed import WindowedBound, undominated
 from dejavu.search.exact import Exact
 from dejavu.stage_costs import AdditiveCosts, PlanError
 
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
-_LEAST_CLUSTERS_PER_STAGE = 2.0
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,19 @@ class Coarse(Search):
 
     Attributes:
         inner: searches the clustered problem.
-        num_clusters: of the first round.
+        num_clusters: so many layers at most.
+        num_rounds: of searching; from the second on the cuts of the best plan are among those between clusters.
+        round_share: of the budget, for each round; the proof runs beside the rounds from the second on.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
     """
 
     name: ClassVar[str] = "coarse"
-    inner: Search = field(default_factory=lambda: Exact(relative_gap=0.01))
-    num_clusters: int = 160
-    max_options: float = 4e6
+    inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
+    num_clusters: int = 192
+    num_rounds: int = 4
+    round_share: float = 0.22
+    max_options: float = 6e6
     relative_gap: float = 0.005
 
     def run(self, problem: Problem, *, budget_seconds: float = 60.0, seed: int = 0) -> SearchResult:
@@ -51,16 +55,29 @@ class Coarse(Search):
             raise InputError("coarse search clusters layers whose costs add up; these are given stage by stage")
         best = Incumbent(problem, self.name, budget_seconds)
         smaller = _with(problem, undominated(problem))
-        cuts = boundaries(smaller, self._affordable(smaller))
-        share = 0.4 * budget_seconds
-        found = self.inner.run(clustered(smaller, cuts), budget_seconds=share, seed=seed)
+        num_clusters = self._affordable(smaller)
+        if problem.num_layers <= num_clusters:
+            return replace(self.inner.run(problem, budget_seconds=budget_seconds, seed=seed), search=self.name)
+        self._round(smaller, best, num_clusters, seed)
+        with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
+            proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
+            for k in range(1, self.num_rounds):
+                if best.remaining_seconds < 0 or proof.done():
+                    break
+                self._round(smaller, best, num_clusters + k, seed)
+            return best.result(proof.result())
+
+    def _round(self, problem: Problem, best: Incumbent, num_clusters: int, seed: int) -> None:
+        """Search over clusters, the cuts of the best plan so far among those between them; then move the cuts."""
+        cuts, inner = boundaries(problem, num_clusters), self.inner
+        if best.plan is not None:
+            own = [0, *best.plan.cuts, problem.num_layers]
+            cuts = np.union1d(boundaries(problem, max(num_clusters - len(own), 1)), own)
+            inner = replace(inner, incumbent=reclustered(best.plan, cuts))
+        share = min(self.round_share * best.budget_seconds, max(best.remaining_seconds, 0.0))
+        found = inner.run(clustered(problem, cuts), budget_seconds=share, seed=seed)
         best.offer(unclustered(found.plan, cuts))
         _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
-        if problem.num_layers == len(cuts) - 1:
-            return best.result(found.lower_bound_seconds)
-        bound = WindowedBound(problem, best)
-        proved = bound.prove(self.relative_gap)
-        return best.result(proved)
 
     def _affordable(self, problem: Problem) -> int:
         """So many clusters that the exact search over them can list its stages."""
