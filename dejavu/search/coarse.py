@@ -49,15 +49,15 @@ class Coarse(Search):
 
         Raises:
             InputError: the costs are no sums over layers.
-            InfeasibleError: no plan fits that cuts between clusters; another may.
+            InfeasibleError: no plan fits that cuts between clusters; one with other cuts may.
         """
+        if problem.num_layers <= self._affordable(problem):
+            return replace(self.inner.run(problem, budget_seconds=budget_seconds, seed=seed), search=self.name)
         if not isinstance(problem.costs, AdditiveCosts):
             raise InputError("coarse search clusters layers whose costs add up; these are given stage by stage")
         best = Incumbent(problem, self.name, budget_seconds)
         smaller = _with(problem, undominated(problem))
         num_clusters = self._affordable(smaller)
-        if problem.num_layers <= num_clusters:
-            return replace(self.inner.run(problem, budget_seconds=budget_seconds, seed=seed), search=self.name)
         self._round(smaller, best, num_clusters, seed)
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)

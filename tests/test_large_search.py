@@ -1,0 +1,194 @@
+"""The ways to large problems: prices on devices, labels, clusters of layers, and bounds over windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.search.generated import heterogeneous, operators
+from dejavu.errors import InputError
+from dejavu.plan import InfeasibleError, Plan, Problem, check, step_seconds
+from dejavu.search import Coarse, Exact, Exhaustive, Uniform
+from dejavu.search._base import Incumbent
+from dejavu.search._clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search._windowed import WindowedBound, undominated
+from dejavu.stage_costs import PlanError
+from tests.test_search import answer, random_problem, small
+
+BY_PRICES = Exact(max_table_steps=0)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sums", "dense"])
+def test_prices_and_labels_are_as_good_as_trying_every_plan(dense: bool) -> None:
+    feasible = 0
+    for seed in range(200):
+        problem = small(seed)
+        best = answer(Exhaustive(), problem)
+        result = answer(BY_PRICES, replace(problem, costs=problem.costs.dense()) if dense else problem)
+        assert (result is None) == (best is None), seed
+        if result is not None and best is not None:
+            feasible += 1
+            assert result.step_seconds == pytest.approx(best.step_seconds, rel=1e-9), seed
+            assert result.lower_bound_seconds == result.step_seconds
+    assert feasible > 50
+
+
+def test_prices_and_labels_agree_with_the_table_over_devices() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, max_layers=14, max_devices=6)
+        by_table, by_prices = answer(Exact(max_table_steps=np.inf), problem), answer(BY_PRICES, problem)
+        assert (by_table is None) == (by_prices is None), seed
+        if by_table is not None and by_prices is not None:
+            assert by_prices.step_seconds == pytest.approx(by_table.step_seconds, rel=1e-9), seed
+            assert by_prices.lower_bound_seconds == by_prices.step_seconds
+
+
+@pytest.mark.parametrize("num_types", [2, 3, 4])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_both_ways_agree_on_mixed_clusters(num_types: int, schedule: str) -> None:
+    for seed in range(2):
+        problem = heterogeneous(seed, num_types=num_types, num_devices=12, num_layers=18, schedule=schedule)
+        by_table, by_prices = answer(Exact(max_table_steps=np.inf), problem), answer(BY_PRICES, problem)
+        assert (by_table is None) == (by_prices is None)
+        if by_table is not None and by_prices is not None:
+            assert by_prices.step_seconds == pytest.approx(by_table.step_seconds, rel=1e-9)
+
+
+def test_a_budget_of_nothing_still_gives_a_plan_and_an_honest_bound() -> None:
+    problem = heterogeneous(9, num_types=3, num_devices=24, num_layers=48)
+    best = BY_PRICES.run(problem)
+    assert best.gap == 0.0
+    hurried = BY_PRICES.run(problem, budget_seconds=0.0)
+    check(problem, hurried.plan)
+    assert 0 < hurried.lower_bound_seconds <= best.step_seconds <= hurried.step_seconds
+
+
+def test_an_allowed_gap_is_kept_by_prices() -> None:
+    problem = heterogeneous(4, num_types=3, num_devices=24, num_layers=48)
+    best = BY_PRICES.run(problem)
+    near = replace(BY_PRICES, relative_gap=0.05).run(problem)
+    assert near.gap <= 0.05 + 1e-9
+    assert near.lower_bound_seconds <= best.step_seconds <= near.step_seconds
+
+
+def test_renamed_types_and_types_in_another_order_change_nothing() -> None:
+    problem = heterogeneous(2, num_types=3, num_devices=16, num_layers=24)
+    names = {name: f"z-{len(problem.device_counts) - k}" for k, name in enumerate(problem.device_counts)}
+    renamed = replace(
+        problem,
+        device_counts={names[name]: problem.device_counts[name] for name in reversed(problem.device_counts)},
+        configurations=tuple(replace(how, device_type=names[how.device_type]) for how in problem.configurations),
+    )
+    for search in (Exact(), BY_PRICES):
+        assert search.run(renamed).step_seconds == pytest.approx(search.run(problem).step_seconds, rel=1e-12)
+
+
+def test_a_start_from_a_plan_by_hand_is_no_worse() -> None:
+    problem = heterogeneous(1, num_types=2, num_devices=16, num_layers=24)
+    by_hand = Uniform().run(problem)
+    result = replace(BY_PRICES, incumbent=by_hand.plan).run(problem)
+    assert result.history[0][1] == by_hand.step_seconds
+    assert result.step_seconds == pytest.approx(Exact().run(problem).step_seconds, rel=1e-9)
+
+
+def test_clusters_cover_the_layers_and_keep_the_price() -> None:
+    problem = operators(3, num_operators=120, num_devices=12, num_types=2)
+    for num_clusters in (1, 7, 40, 120, 500):
+        cuts = boundaries(problem, num_clusters)
+        assert cuts[0] == 0
+        assert cuts[-1] == 120
+        assert (np.diff(cuts) > 0).all()
+        assert len(cuts) <= min(num_clusters, 120) + 1
+        few = clustered(problem, cuts)
+        result = answer(Exact(relative_gap=0.05), few)
+        if result is not None:
+            plan = unclustered(result.plan, cuts)
+            assert step_seconds(problem, plan) == pytest.approx(result.step_seconds, rel=1e-9)
+            assert reclustered(plan, cuts) == result.plan
+
+
+def test_cuts_move_to_the_best_place() -> None:
+    problem = operators(1, num_operators=60, num_devices=8, num_types=2)
+    cuts = boundaries(problem, 10)
+    coarse = unclustered(Exact().run(clustered(problem, cuts)).plan, cuts)
+    best = min(_prices(problem, refined(problem, coarse, reach=60)))
+    kept = [stage.configuration for stage in coarse.stages]
+    assert best <= step_seconds(problem, coarse) * (1 + 1e-9)
+    assert best <= min(_prices(problem, _random_cuts(problem, coarse, 500))) * (1 + 1e-3)
+    for plan in refined(problem, coarse, reach=3):
+        assert [stage.configuration for stage in plan.stages] == kept
+        assert all(abs(a - b) <= 3 for a, b in zip(plan.cuts, coarse.cuts, strict=True))
+
+
+def test_the_bound_over_windows_is_one() -> None:
+    near = []
+    for seed in range(40):
+        problem = random_problem(seed, max_layers=10, max_devices=6)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        best = Incumbent(problem, "test", 20.0)
+        best.offer(result.plan)
+        bound = WindowedBound(problem, best).prove(1e-3)
+        assert bound <= result.step_seconds * (1 + 1e-9), seed
+        near.append(bound / result.step_seconds)
+    assert np.median(near) > 0.7
+
+
+def test_what_is_left_out_as_dominated_changes_nothing() -> None:
+    for seed in range(40):
+        problem = random_problem(seed, max_layers=8, max_devices=5)
+        kept = {problem.configurations[c] for c in undominated(problem)}
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        costs = problem.costs
+        c = np.array([problem.index(how) for how in problem.configurations if how in kept])
+        fewer = replace(
+            problem,
+            configurations=tuple(problem.configurations[i] for i in c),
+            costs=type(costs)(**{name: getattr(costs, name)[c] for name in type(costs).__dataclass_fields__}),
+            link_latency_seconds_CC=problem.link_latency_seconds_CC[np.ix_(c, c)],
+            link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[np.ix_(c, c)],
+        )
+        assert Exact().run(fewer).step_seconds == pytest.approx(result.step_seconds, rel=1e-9), seed
+
+
+def test_coarse_finds_a_plan_near_the_exact_one_and_never_proves_too_much() -> None:
+    problem = operators(5, num_operators=150, num_devices=12, num_types=2)
+    exact = Exact(relative_gap=0.002).run(problem)
+    result = Coarse(num_clusters=40).run(problem, budget_seconds=10.0)
+    check(problem, result.plan)
+    assert result.step_seconds == step_seconds(problem, result.plan)
+    assert result.lower_bound_seconds <= exact.step_seconds
+    assert result.step_seconds <= 1.05 * exact.step_seconds
+    assert result.lower_bound_seconds >= 0.7 * exact.step_seconds
+
+
+def test_coarse_refuses_stage_by_stage_costs_of_many_layers() -> None:
+    problem = operators(5, num_operators=60, num_devices=8, num_types=2)
+    with pytest.raises(InputError, match="stage by stage"):
+        Coarse(num_clusters=20).run(replace(problem, costs=problem.costs.dense()))
+
+
+def _prices(problem: Problem, plans: object) -> list[float]:
+    found = []
+    for plan in plans:  # type: ignore[attr-defined]
+        try:
+            found.append(step_seconds(problem, plan))
+        except (PlanError, InfeasibleError):
+            continue
+    return found
+
+
+def _random_cuts(problem: Problem, plan: Plan, count: int) -> list[Plan]:
+    rng = np.random.default_rng(0)
+    plans = [plan]
+    for _ in range(count):
+        inner = np.sort(rng.choice(np.arange(1, problem.num_layers), len(plan.stages) - 1, replace=False))
+        cuts = [0, *(int(cut) for cut in inner), problem.num_layers]
+        stages = (replace(s, start=a, stop=b) for s, a, b in zip(plan.stages, cuts, cuts[1:], strict=False))
+        plans.append(replace(plan, stages=tuple(stages)))
+    return plans
