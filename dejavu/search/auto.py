@@ -1,0 +1,62 @@
+"""Which search, by the size of the problem and the budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from dejavu.plan import Problem, SearchResult
+from dejavu.search._base import Search
+from dejavu.search.coarse import Coarse
+from dejavu.search.exact import Exact
+from dejavu.search.hybrid import Hybrid
+from dejavu.stage_costs import AdditiveCosts
+
+
+@dataclass(frozen=True)
+class Auto(Search):
+    """Picks a search and runs it; the result names the one picked.
+
+    Few steps of the exact dynamic program: `small`, alone. More layers than can be listed as stages: `long`, where
+    costs are sums. Everything else: `mixed`. Choose it when in doubt; it proves what the one picked proves.
+
+    Attributes:
+        small, mixed, long: the searches to pick from.
+        steps_per_second: of the dynamic program, by which `small` must be able to end in half of the budget.
+        most_small_steps: more than this is not small, whatever the budget.
+        long_layers: from so many layers on a problem is long.
+    """
+
+    name: ClassVar[str] = "auto"
+    small: Search = field(default_factory=Exact)
+    mixed: Search = field(default_factory=Hybrid)
+    long: Search = field(default_factory=lambda: Hybrid(proving=Coarse()))
+    steps_per_second: float = 2e8
+    most_small_steps: float = 1e8
+    long_layers: int = 257
+
+    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
+        """The answer of the search picked, which `SearchResult.search` names behind a colon.
+
+        Raises:
+            InfeasibleError, InputError: as the one picked does.
+        """
+        picked = self.pick(problem, budget_seconds)
+        result = picked.run(problem, budget_seconds=budget_seconds, seed=seed)
+        return replace(result, search=f"{self.name}: {result.search}")
+
+    def pick(self, problem: Problem, budget_seconds: float) -> Search:
+        """The search for a problem."""
+        if problem.num_layers >= self.long_layers and isinstance(problem.costs, AdditiveCosts):
+            return self.long
+        affordable = min(self.most_small_steps, 0.5 * budget_seconds * self.steps_per_second)
+        return self.small if exact_steps(problem) <= affordable else self.mixed
+
+
+def exact_steps(problem: Problem) -> float:
+    """Steps of one dynamic program of the exact search, at most: stages × stages behind × vectors of devices."""
+    counts = problem.device_counts
+    stages = len(problem.configurations) * problem.num_layers * (problem.num_layers + 1) / 2
+    behind = min(problem.most_stages, problem.num_microbatches, max(1, sum(counts.values())))
+    return stages * behind * math.prod(count + 1 for count in counts.values())

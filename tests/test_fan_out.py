@@ -1,0 +1,92 @@
+"""Searches as tasks: the same answer in this process, on one worker process and on two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import distributed
+import numpy as np
+import pytest
+
+from benchmarks.search.generated import heterogeneous
+from dejavu.errors import DejavuError, InputError
+from dejavu.plan import InfeasibleError, Problem, check
+from dejavu.search import MCMC, Exact, Exhaustive, Uniform
+from dejavu.search.fan_out import restarts, variants
+
+QUICK = MCMC(num_steps=2000)  # ends by steps, not by the clock, so that it repeats
+
+
+def mixed(seed: int) -> Problem:
+    return heterogeneous(seed, num_types=2, num_devices=8, num_layers=10)
+
+
+def too_tight() -> Problem:
+    problem = mixed(1)
+    return replace(problem, costs=replace(problem.costs, capacity_bytes_C=np.ones(len(problem.configurations))))
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Client]:
+    folder = str(tmp_path_factory.mktemp("dask"))
+    with (
+        distributed.LocalCluster(
+            n_workers=request.param,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            local_directory=folder,
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_restarts_take_the_cheapest_plan_and_the_first_of_equal_ones() -> None:
+    problem = mixed(0)
+    alone = [QUICK.run(problem, seed=seed) for seed in range(4)]
+    together = restarts(QUICK, problem, range(4), budget_seconds=60.0)
+    cheapest = min(alone, key=lambda result: result.step_seconds)
+    assert together.plan == cheapest.plan and together.step_seconds == cheapest.step_seconds
+    check(problem, together.plan)
+
+
+def test_restarts_keep_the_highest_bound() -> None:
+    problem = mixed(0)
+    proved = restarts(Exact(), problem, [1, 2], budget_seconds=60.0)
+    assert proved.lower_bound_seconds == proved.step_seconds
+
+
+def test_refusals_are_outcomes() -> None:
+    fits, tight = variants(Exact(), [mixed(0), too_tight()], budget_seconds=60.0)
+    assert fits.result is not None and not fits.refusal
+    assert tight.result is None and tight.infeasible and "fit" in tight.refusal
+    (large,) = variants(Exhaustive(max_plans=1), [mixed(0)], budget_seconds=60.0)
+    assert large.result is None and not large.infeasible and "at most 1 plans" in large.refusal
+    assert variants(Exact(), [], budget_seconds=1.0) == []
+    with pytest.raises(InfeasibleError, match="none of 2 restarts found a plan; the first: "):
+        restarts(Uniform(), too_tight(), [0, 1], budget_seconds=60.0)
+    with pytest.raises(DejavuError, match="at most 1 plans"):
+        restarts(Exhaustive(max_plans=1), mixed(0), [0], budget_seconds=60.0)
+    with pytest.raises(InputError, match="at least one seed"):
+        restarts(QUICK, mixed(0), [], budget_seconds=1.0)
+
+
+@pytest.mark.integration
+def test_workers_change_nothing(client: distributed.Client) -> None:
+    problem = mixed(0)
+    here = restarts(QUICK, problem, range(4), budget_seconds=60.0)
+    for _ in range(2):  # the second call's tasks are its own
+        there = restarts(QUICK, problem, range(4), budget_seconds=60.0, client=client)
+        assert there.plan == here.plan and there.step_seconds == here.step_seconds
+    problems = [mixed(0), too_tight(), mixed(2)]
+    pairs = zip(
+        variants(Exact(), problems, budget_seconds=60.0),
+        variants(Exact(), problems, budget_seconds=60.0, client=client),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert (one.refusal, one.infeasible) == (other.refusal, other.infeasible)
+        if one.result is not None:
+            assert other.result is not None and one.result.plan == other.result.plan
