@@ -6,13 +6,39 @@ import difflib
 
 from dejavu.errors import InputError
 from dejavu.search._base import Search
+from dejavu.search.auto import Auto
+from dejavu.search.coarse import Coarse
 from dejavu.search.exact import Exact
 from dejavu.search.exhaustive import Exhaustive
+from dejavu.search.hybrid import Hybrid
+from dejavu.search.mcmc import MCMC
+from dejavu.search.pipedream import PipeDream
 from dejavu.search.uniform import Uniform
 
-__all__ = ["SEARCHES", "Exact", "Exhaustive", "Search", "Uniform", "search_named"]
+__all__ = [
+    "MCMC",
+    "SEARCHES",
+    "Auto",
+    "Coarse",
+    "Exact",
+    "Exhaustive",
+    "Hybrid",
+    "PipeDream",
+    "Search",
+    "Uniform",
+    "search_named",
+]
 
-SEARCHES: dict[str, type[Search]] = {"exact": Exact, "uniform": Uniform, "exhaustive": Exhaustive}
+SEARCHES: dict[str, type[Search]] = {
+    "auto": Auto,
+    "exact": Exact,
+    "hybrid": Hybrid,
+    "coarse": Coarse,
+    "mcmc": MCMC,
+    "pipedream": PipeDream,
+    "uniform": Uniform,
+    "exhaustive": Exhaustive,
+}
 
 
 def search_named(name: str) -> type[Search]:
