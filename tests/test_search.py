@@ -357,9 +357,9 @@ def test_the_referee_counts_what_it_enumerates_and_refuses_the_rest() -> None:
         Exhaustive(max_plans=1).run(next(p for p in map(small, SEEDS) if count_plans(p) > 1))
 
 
-def test_exact_refuses_what_its_table_cannot_hold() -> None:
+def test_exact_refuses_more_stages_than_it_may_list() -> None:
     with pytest.raises(InputError, match=r"it may take 1e\+02"):
-        Exact(max_table_bytes=100).run(random_problem(3, max_layers=12))
+        Exact(max_options_bytes=100).run(random_problem(3, max_layers=12))
 
 
 def test_a_wrong_name_gets_a_suggestion() -> None:
