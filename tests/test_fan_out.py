@@ -13,7 +13,7 @@ from benchmarks.search.generated import heterogeneous
 from dejavu.errors import DejavuError, InputError
 from dejavu.plan import InfeasibleError, Problem, check
 from dejavu.search import MCMC, Exact, Exhaustive, Uniform
-from dejavu.search.fan_out import restarts, variants
+from dejavu.search.fan_out import ranges, restarts, variants
 
 QUICK = MCMC(num_steps=2000)  # ends by steps, not by the clock, so that it repeats
 
@@ -52,6 +52,26 @@ def test_restarts_take_the_cheapest_plan_and_the_first_of_equal_ones() -> None:
     check(problem, together.plan)
 
 
+@pytest.mark.parametrize("max_table_steps", [np.inf, 0.0], ids=["table", "prices"])
+def test_parts_of_an_exact_search_prove_what_the_whole_does(max_table_steps: float) -> None:
+    search = Exact(max_table_steps=max_table_steps)
+    for seed in range(4):
+        problem = mixed(seed)
+        whole = search.run(problem)
+        for num_ranges in (1, 2, 5):
+            together = ranges(search, problem, num_ranges, budget_seconds=60.0)
+            assert together.step_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+            assert together.lower_bound_seconds == pytest.approx(whole.step_seconds, rel=1e-9)
+            check(problem, together.plan)
+
+
+def test_parts_say_when_nothing_fits() -> None:
+    with pytest.raises(InfeasibleError):
+        ranges(Exact(), too_tight(), 2, budget_seconds=10.0)
+    with pytest.raises(InputError, match="num_ranges is 0"):
+        ranges(Exact(), mixed(0), 0, budget_seconds=10.0)
+
+
 def test_restarts_keep_the_highest_bound() -> None:
     problem = mixed(0)
     proved = restarts(Exact(), problem, [1, 2], budget_seconds=60.0)
@@ -80,6 +100,8 @@ def test_workers_change_nothing(client: distributed.Client) -> None:
     for _ in range(2):  # the second call's tasks are its own
         there = restarts(QUICK, problem, range(4), budget_seconds=60.0, client=client)
         assert there.plan == here.plan and there.step_seconds == here.step_seconds
+    whole = ranges(Exact(), problem, 3, budget_seconds=60.0, client=client)
+    assert whole.step_seconds == whole.lower_bound_seconds == Exact().run(problem).step_seconds
     problems = [mixed(0), too_tight(), mixed(2)]
     pairs = zip(
         variants(Exact(), problems, budget_seconds=60.0),

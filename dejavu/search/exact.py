@@ -58,6 +58,8 @@ class Exact(Search):
         incumbent: a plan to start from, of another search; it only saves time.
         max_table_steps: of one dynamic program over devices; larger problems go the way of prices.
         max_options_bytes: problems with more stages to list are refused; cluster their layers first.
+        bottleneck_range_seconds: from and to, not included: the bound is one of the plans with such bottlenecks, if
+            they are better than the plan found; parts of one search, for several machines.
     """
 
     name: ClassVar[str] = "exact"
@@ -65,6 +67,7 @@ class Exact(Search):
     incumbent: Plan | None = None
     max_table_steps: float = 2e8
     max_options_bytes: float = 4 * 2**30
+    bottleneck_range_seconds: tuple[float, float] = (0.0, np.inf)
 
     def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
         """The best plan and its proof; see the class.
@@ -97,7 +100,7 @@ class Exact(Search):
             return self._by_table(problem, options, best, least_L1, float(bottleneck_L1[-1]))
         with best.clock_stopped():
             _compile_prices()
-        values = _bottlenecks(options, float(bottleneck_L1[-1]))
+        values = self._bottlenecks(options, float(bottleneck_L1[-1]))
         return Intervals(PricedOptions(problem, options, best), best, values).bound(self.relative_gap)
 
     def _by_table(
@@ -117,7 +120,7 @@ class Exact(Search):
         self, options: Options, table: _Table, best: Incumbent, first: _Answer, least_bottleneck: float
     ) -> float:
         """Split intervals of the bottleneck until none can hold a better plan; the bound that was proved."""
-        values = _bottlenecks(options, least_bottleneck)
+        values = self._bottlenecks(options, least_bottleneck)
         values = values[values < min(best.step_seconds - first.sum_seconds, first.bottleneck_seconds)]
         # (bound, lo, hi, sum): bottlenecks values[lo:hi] are open, and any plan with one of them has at least this sum.
         open_intervals: list[tuple[float, int, int, float]] = []
@@ -148,6 +151,12 @@ class Exact(Search):
             keep_open(mid + 1, hi, sum_seconds)
         bound = open_intervals[0][0] if open_intervals else best.step_seconds
         return best.step_seconds if bound >= best.step_seconds * (1 - ROUNDING) else bound
+
+    def _bottlenecks(self, options: Options, least: float) -> Floats:
+        """Every bottleneck that a plan in the range can have, sorted."""
+        low, high = self.bottleneck_range_seconds
+        values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
+        return np.unique(values[(values >= max(low, least * (1 - ROUNDING))) & (values < high)])
 
     def _refuse_large(self, problem: Problem) -> None:
         if isinstance(problem.costs, DenseCosts):
@@ -223,12 +232,6 @@ def _table_steps(options: Options) -> float:
     """Inner-loop steps of one dynamic program over devices."""
     L1, J, A, D = options.table_shape
     return float(D) * J * (len(options.stop_N) + L1 * A * A)
-
-
-def _bottlenecks(options: Options, least: float) -> Floats:
-    """Every bottleneck that a plan can have, sorted."""
-    values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
-    return np.unique(values[values >= least * (1 - ROUNDING)])
 
 
 def _middle(values: Floats, lo: int, hi: int) -> int:

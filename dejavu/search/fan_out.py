@@ -1,4 +1,4 @@
-"""Searches as tasks on a Dask client that is passed in, or in this process: restarts and what-if variants.
+"""Searches as tasks on a Dask client that is passed in, or in this process: restarts, parts of a search, variants.
 
 A task is one `run`, so that its budget is its own. The answer does not depend on how many workers there are or which
 is first: results are taken in the order in which they were asked for. How good a plan a task finds within its budget
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
+
+import numpy as np
 
 from dejavu.errors import DejavuError, InputError
 from dejavu.plan import InfeasibleError, Problem, SearchResult
 from dejavu.search._base import Search
+from dejavu.search.exact import Exact
 
 
 class Client(Protocol):
@@ -73,6 +77,42 @@ def restarts(
         raise kind(f"none of {len(seeds)} restarts found a plan; the first: {ended[0].refusal}")
     best = min(results, key=lambda result: result.step_seconds)
     bound = max(result.lower_bound_seconds for result in results)
+    return replace(best, lower_bound_seconds=min(bound, best.step_seconds))
+
+
+def ranges(
+    search: Exact,
+    problem: Problem,
+    num_ranges: int,
+    *,
+    budget_seconds: float,
+    seed: int = 0,
+    client: Client | None = None,
+) -> SearchResult:
+    """One exact search in parts, by ranges of the bottleneck: the cheapest plan, and the least of the parts' bounds.
+
+    A first plan is looked for here, alone: it is every part's incumbent, and no better plan has a bottleneck above its
+    price. On one worker this takes longer than the search alone, because the parts do not know of each other's plans.
+
+    Raises:
+        InputError: there are no ranges.
+        InfeasibleError, DejavuError: as the search does where it finds no first plan.
+    """
+    if num_ranges < 1:
+        raise InputError(f"num_ranges is {num_ranges}; wanted 1 or more")
+    first = replace(search, relative_gap=1.0).run(problem, budget_seconds=budget_seconds, seed=seed)
+    edges = np.linspace(0.0, first.step_seconds, num_ranges + 1)
+    edges[-1] = np.inf  # a bottleneck that is the price itself: all the rest of the step takes nothing
+    parts = [
+        replace(search, incumbent=first.plan, bottleneck_range_seconds=(float(low), float(high)))
+        for low, high in pairwise(edges)
+    ]
+    ended = outcomes([(part, problem, seed) for part in parts], budget_seconds, client)
+    results = [outcome.result for outcome in ended if outcome.result is not None]
+    if len(results) < num_ranges:
+        raise DejavuError(next(outcome.refusal for outcome in ended if outcome.result is None))
+    best = min(results, key=lambda result: result.step_seconds)
+    bound = min(result.lower_bound_seconds for result in results)
     return replace(best, lower_bound_seconds=min(bound, best.step_seconds))
 
 
