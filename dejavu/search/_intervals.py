@@ -19,7 +19,7 @@ _GAPS = (0.02, 0.005, 0.001)  # proved one after the other, before the one that 
 _NARROWEST, _NARROW, _NEAR, _MUCH_WORK = 2e-3, 2e-2, 0.05, 6e8
 _BEAMS, _BEAM_WORK = (32, 256), 5e7  # of looks for a plan: labels at a cut; comparisons and extensions in all
 _FIRST_WORK, _WORK_GROWTH = 1e7, 8.0  # of the first attempt at a proof; each next one may take so many times more
-_STEPS_PER_SECOND = 1e8  # of labels' work, cautiously: no attempt is begun that the budget would not see end
+_STEPS_PER_SECOND = 4e7  # of labels' work, cautiously: no attempt is begun that the budget would not see end
 
 
 @dataclass(order=True)

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.errors import InputError
-from dejavu.plan import InfeasibleError, Problem, SearchResult
+from dejavu.errors import DejavuError, InputError
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._clusters import Ints, boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search._windowed import WindowedBound, undominated
 from dejavu.search.exact import Exact
+from dejavu.search.pipedream import PipeDream
 from dejavu.stage_costs import AdditiveCosts, PlanError
 
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
@@ -28,16 +29,20 @@ class Coarse(Search):
     are; costs have to be sums over layers.
 
     Attributes:
+        quick: gives the first plan, in seconds.
         inner: searches the clustered problem.
+        incumbent: a plan to start from in place of the quick one.
         num_clusters: so many layers at most.
-        num_rounds: of searching; from the second on the cuts of the best plan are among those between clusters.
+        num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
         round_share: of the budget, for each round; the proof runs beside the rounds from the second on.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
     """
 
     name: ClassVar[str] = "coarse"
+    quick: Search = field(default_factory=PipeDream)
     inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
+    incumbent: Plan | None = None
     num_clusters: int = 192
     num_rounds: int = 4
     round_share: float = 0.22
@@ -58,24 +63,41 @@ class Coarse(Search):
         best = Incumbent(problem, self.name, budget_seconds)
         smaller = _with(problem, undominated(problem))
         num_clusters = self._affordable(smaller)
-        self._round(smaller, best, num_clusters, seed)
+        self._start(problem, best, seed)
+        self._round(smaller, best, num_clusters, seed, around=None)
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
             for k in range(1, self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
-                self._round(smaller, best, num_clusters + k, seed)
+                self._round(smaller, best, num_clusters + k, seed, best.plan)
             return best.result(proof.result())
 
-    def _round(self, problem: Problem, best: Incumbent, num_clusters: int, seed: int) -> None:
-        """Search over clusters, the cuts of the best plan so far among those between them; then move the cuts."""
+    def _start(self, problem: Problem, best: Incumbent, seed: int) -> None:
+        """A first plan, if the quick search finds one."""
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
+        else:
+            try:
+                best.offer(self.quick.run(problem, budget_seconds=best.remaining_seconds, seed=seed).plan)
+            except DejavuError:
+                return
+        _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
+
+    def _round(self, problem: Problem, best: Incumbent, num_clusters: int, seed: int, around: Plan | None) -> None:
+        """Search over clusters, the cuts of a plan among those between them; then move the cuts of the best."""
         cuts, inner = boundaries(problem, num_clusters), self.inner
-        if best.plan is not None:
-            own = [0, *best.plan.cuts, problem.num_layers]
+        if around is not None:
+            own = [0, *around.cuts, problem.num_layers]
             cuts = np.union1d(boundaries(problem, max(num_clusters - len(own), 1)), own)
-            inner = replace(inner, incumbent=reclustered(best.plan, cuts))
+            inner = replace(inner, incumbent=reclustered(around, cuts))
         share = min(self.round_share * best.budget_seconds, max(best.remaining_seconds, 0.0))
-        found = inner.run(clustered(problem, cuts), budget_seconds=share, seed=seed)
+        try:
+            found = inner.run(clustered(problem, cuts), budget_seconds=share, seed=seed)
+        except DejavuError:
+            if best.plan is None:
+                raise
+            return
         best.offer(unclustered(found.plan, cuts))
         _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
 
