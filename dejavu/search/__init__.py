@@ -7,7 +7,9 @@ import difflib
 from dejavu.errors import InputError
 from dejavu.search._base import Search
 from dejavu.search.auto import Auto
+from dejavu.search.bilevel import Bilevel
 from dejavu.search.coarse import Coarse
+from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
 from dejavu.search.exhaustive import Exhaustive
 from dejavu.search.hybrid import Hybrid
@@ -19,7 +21,9 @@ __all__ = [
     "MCMC",
     "SEARCHES",
     "Auto",
+    "Bilevel",
     "Coarse",
+    "Differentiable",
     "Exact",
     "Exhaustive",
     "Hybrid",
@@ -33,6 +37,8 @@ SEARCHES: dict[str, type[Search]] = {
     "auto": Auto,
     "exact": Exact,
     "hybrid": Hybrid,
+    "differentiable": Differentiable,
+    "bilevel": Bilevel,
     "coarse": Coarse,
     "mcmc": MCMC,
     "pipedream": PipeDream,
