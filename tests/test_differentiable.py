@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,15 @@ from tests.test_search import answer, random_problem, small
 
 QUICK = Differentiable(num_restarts=16, num_steps=10, num_decoded=6, num_rounds=1)
 STEP, TEMPERATURE = 1e3, 0.3  # seconds: more than any plan takes; of the same size as differences between plans
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch's threads wait by spinning: beside other work on the machine that takes minutes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def mixed(seed: int, num_layers: int = 20, num_devices: int = 14, num_types: int = 3) -> Problem:

@@ -14,6 +14,7 @@ from dejavu.errors import DejavuError, InputError
 from dejavu.plan import InfeasibleError, Problem, check
 from dejavu.search import MCMC, Exact, Exhaustive, Uniform
 from dejavu.search.fan_out import ranges, restarts, variants
+from dejavu.trials import local_client
 
 QUICK = MCMC(num_steps=2000)  # ends by steps, not by the clock, so that it repeats
 
@@ -29,17 +30,7 @@ def too_tight() -> Problem:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Client]:
-    folder = str(tmp_path_factory.mktemp("dask"))
-    with (
-        distributed.LocalCluster(
-            n_workers=request.param,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=None,
-            local_directory=folder,
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with local_client(request.param, tmp_path_factory.mktemp("dask")) as client:
         yield client
 
 

@@ -1,7 +1,8 @@
 """The relaxed problem: architecture parameters, a smoothed dynamic program over cuts, and its gradient.
 
 Letters as in `_rounding`; besides, R = restarts, K = blocks of layers between the K1 = K + 1 cut positions that the
-relaxation knows (all, or some with equal work between), M = pairs of a stage between two of those cuts and a group, T = device types,
+relaxation knows (all, or some with equal work between), M = pairs of a stage between two of those cuts and a group, T =
+device types,
 F = expectations, see the columns below.
 All costs are divided by the step time of a known plan, so that one set of constants does for seconds and microseconds.
 """
@@ -119,7 +120,7 @@ def _even_cuts(options: Options, max_blocks: int) -> Ints:
     # A little for each layer, so that free ones do not all fall into one block.
     upto_L1 += np.linspace(0.0, _EVEN_SHARE * upto_L1[-1] + _TINY, L + 1)
     near = np.searchsorted(upto_L1, np.linspace(0.0, upto_L1[-1], min(L, max_blocks) + 1)[1:-1])
-    return np.arange(L + 1) if L <= max_blocks else np.unique([0, *near, L]).astype(np.int64)
+    return np.arange(L + 1) if max_blocks >= L else np.unique([0, *near, L]).astype(np.int64)
 
 
 class Relaxation:
