@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from dejavu.errors import DejavuError
 from dejavu.profiles import host_fingerprint
 from dejavu.profiles.host import cpu_name, gpu_names
 
@@ -87,3 +89,15 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def report_table(
+    work: Callable[[], tuple[str, Sequence[Mapping[str, Any]], Mapping[str, Any]]], json_path: Path | None
+) -> None:
+    """Reports what a benchmark's title, rows and summary come to; a mistake in what was asked is a sentence, exit 2."""
+    try:
+        title, rows, summary = work()
+    except DejavuError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
+    report(title, rows, summary, json_path)

@@ -12,13 +12,13 @@ python -m benchmarks.cost --profiling-time --json profiling.json
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks._report import report
-from dejavu.errors import DejavuError
+from benchmarks._report import report_table
 
 FileOption = Annotated[Path | None, typer.Option(exists=True, dir_okay=False)]
 
@@ -51,12 +51,7 @@ def main(
         raise typer.BadParameter(f"{len(chosen)} tables were asked for; wanted one of {wanted}")
     (name,) = chosen
     table = importlib.import_module(f"benchmarks.cost.{name}")
-    try:
-        title, rows, summary = table.run(**asked[name])
-    except DejavuError as error:
-        typer.echo(error, err=True)
-        raise typer.Exit(2) from error
-    report(title, rows, summary, json_path)
+    report_table(partial(table.run, **asked[name]), json_path)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ CPU seconds are those of all threads of the process. Compiled loops are loaded b
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks._report import report
-from dejavu.errors import DejavuError
+from benchmarks._report import report_table
 
 # What each table takes; `--quick` gives it its module's QUICK, and what a person gives goes before.
 TABLES = {
@@ -76,12 +76,7 @@ def main(
         module = importlib.import_module(f"benchmarks.search.{name}")
         options: dict[str, Any] = dict(module.QUICK) if quick or not asked else {}
         options |= {option: given[option] for option in TABLES[name] if option in given}
-        try:
-            title, rows, summary = module.table(**options)
-        except DejavuError as error:
-            typer.echo(error, err=True)
-            raise typer.Exit(2) from error
-        report(title, rows, summary, json_path)
+        report_table(partial(module.table, **options), json_path)
 
 
 if __name__ == "__main__":

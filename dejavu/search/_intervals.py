@@ -110,7 +110,7 @@ class Intervals:
             if hi - at.lo == 1 or (narrow and at.work < _MUCH_WORK):
                 self._search(at, hi, max(_FIRST_WORK, at.work * _WORK_GROWTH))
             else:
-                mid = _middle(values, at.lo, hi)
+                mid = middle(values, at.lo, hi)
                 work = at.work / _WORK_GROWTH
                 self._keep(mid + 1, hi, at.sum_seconds, at.rows, at.prices_T, work)
                 self._search(at, mid + 1, max(_FIRST_WORK, work))
@@ -140,7 +140,7 @@ class Intervals:
             self._keep(at.lo, min(below, hi), max(found.sum_seconds, at.sum_seconds), rows.rows, prices_T)
 
 
-def _middle(values: Floats, lo: int, hi: int) -> int:
-    """The index in lo to hi − 2 whose value is nearest below the middle of the interval; hi − lo is at least 2."""
-    middle = 0.5 * (values[lo] + values[hi - 1])
-    return min(max(lo, int(np.searchsorted(values, middle, side="right")) - 1), hi - 2)
+def middle(values: Floats, lo: int, hi: int) -> int:
+    """The index in lo to hi − 1 whose value is nearest below the middle; the last only where it is the only one."""
+    half = 0.5 * (values[lo] + values[hi - 1])
+    return max(lo, min(int(np.searchsorted(values, half, side="right")) - 1, hi - 2))

@@ -117,6 +117,23 @@ def _busy(costs: DenseCosts, num_microbatches: int) -> Floats:
     return np.where(possible, (num_microbatches - 1) * seconds + costs.once_seconds_CLL1, np.inf)
 
 
+def refuse_more_options(problem: Problem, search: str, max_bytes: float) -> None:
+    """That the stages of a problem can be listed in so much memory; those of costs given one by one are.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if isinstance(problem.costs, DenseCosts):
+        return
+    num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
+    if num_bytes > max_bytes:
+        raise InputError(
+            f"{search} search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} layers × "
+            f"{len(problem.configurations)} configurations; it may take {max_bytes:.2g}; "
+            "the coarse search takes so many layers"
+        )
+
+
 def link_classes(problem: Problem) -> tuple[Ints, Ints]:
     """The class of each configuration, those of one class having the same links to all; and one of each class."""
     latency, per_byte = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.errors import InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, StageConfiguration, price
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, price
 from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
+from dejavu.search._compiling import tiny_problem
 from dejavu.search._decode import Decoder
-from dejavu.search._options import Ints, Options
-from dejavu.stage_costs import DenseCosts, Floats
+from dejavu.search._options import Ints, Options, refuse_more_options
+from dejavu.stage_costs import Floats
 
 _HIGHEST_LIMIT = 1.03  # of the best plan's bottleneck: the first limit that prices are decoded for
 _LIMIT_STEP = 0.03  # from limit to limit; restarts are apart by fractions of it
@@ -78,7 +78,7 @@ class Differentiable(Search):
             InputError: the problem is too large, or its schedule's memory rule is not one by position.
         """
         best = Incumbent(problem, self.name, budget_seconds)
-        self._refuse_large(problem)
+        refuse_more_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
         with best.clock_stopped():
@@ -119,17 +119,6 @@ class Differentiable(Search):
                 prior_LG = relaxed.prior_RLG[r] if (k + place) % _WITH_PRIOR == 0 else None
                 rounding.decode(relaxed.price_RT[r], limit, floor, width, prior_LG)
         rounding.improve(width)
-
-    def _refuse_large(self, problem: Problem) -> None:
-        if isinstance(problem.costs, DenseCosts):
-            return
-        num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
-        if num_bytes > self.max_options_bytes:
-            raise InputError(
-                f"differentiable search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} "
-                f"layers × {len(problem.configurations)} configurations; it may take {self.max_options_bytes:.2g}; "
-                "the coarse search takes so many layers"
-            )
 
 
 class _Rounding:
@@ -248,16 +237,5 @@ def _no_plan(proof: str) -> str:
 @cache
 def _load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of two layers."""
-    one = np.ones((1, 2, 3))
-    problem = Problem(
-        layers=("", ""),
-        configurations=(StageConfiguration(""),),
-        device_counts={"": 2},
-        costs=DenseCosts(one, one, one.astype(np.int64)),
-        cut_bytes_L1=np.zeros(3),
-        link_latency_seconds_CC=np.zeros((1, 1)),
-        link_seconds_per_byte_CC=np.zeros((1, 1)),
-        schedule="gpipe",
-        num_microbatches=1,
-    )
+    problem = tiny_problem(num_layers=2)
     _Rounding(problem, Decoder(problem, Options.of(problem)), Incumbent(problem, "", np.inf)).try_everything()

@@ -9,15 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.errors import DejavuError, InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage, StageConfiguration
+from dejavu.errors import DejavuError
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage
 from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
+from dejavu.search._compiling import tiny_problem
 from dejavu.search._device_prices import PricedOptions
 from dejavu.search._infeasible import why_infeasible
-from dejavu.search._intervals import ROUNDING, Intervals
-from dejavu.search._options import Options
-from dejavu.stage_costs import DenseCosts, Floats
+from dejavu.search._intervals import ROUNDING, Intervals, middle
+from dejavu.search._options import Options, refuse_more_options
+from dejavu.stage_costs import Floats
 
 _STEPS_PER_CALL = 2e8  # inner-loop steps between two looks at the clock: about a tenth of a second
 
@@ -78,7 +79,7 @@ class Exact(Search):
             DejavuError: the budget ended before any plan was found.
         """
         best = Incumbent(problem, self.name, budget_seconds)
-        self._refuse_large(problem)
+        refuse_more_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
         bound = self._bound(problem, best)
@@ -139,7 +140,7 @@ class Exact(Search):
             hi = min(hi, int(np.searchsorted(values, best.step_seconds - sum_seconds)))
             if lo >= hi:
                 continue
-            mid = _middle(values, lo, hi)
+            mid = middle(values, lo, hi)
             try:
                 answer = table.solve(float(values[mid]), best.step_seconds - float(values[lo]))
             except _OutOfTimeError:
@@ -157,16 +158,6 @@ class Exact(Search):
         low, high = self.bottleneck_range_seconds
         values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
         return np.unique(values[(values >= max(low, least * (1 - ROUNDING))) & (values < high)])
-
-    def _refuse_large(self, problem: Problem) -> None:
-        if isinstance(problem.costs, DenseCosts):
-            return
-        num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
-        if num_bytes > self.max_options_bytes:
-            raise InputError(
-                f"exact search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} layers × "
-                f"{len(problem.configurations)} configurations; it may take {self.max_options_bytes:.2g}"
-            )
 
 
 class _Table:
@@ -234,16 +225,10 @@ def _table_steps(options: Options) -> float:
     return float(D) * J * (len(options.stop_N) + L1 * A * A)
 
 
-def _middle(values: Floats, lo: int, hi: int) -> int:
-    """The index in lo to hi − 1 whose value is nearest below the middle of the interval."""
-    middle = 0.5 * (values[lo] + values[hi - 1])
-    return max(lo, int(np.searchsorted(values, middle, side="right")) - 1)
-
-
 @cache
 def _compile_table() -> None:
     """Compile the loops over tables, or load them from numba's cache, on a problem of one layer."""
-    problem = _one_layer()
+    problem = tiny_problem()
     options, best = Options.of(problem), Incumbent(problem, Exact.name, np.inf)
     least_L1, _ = _suffix.chain_bounds(options.first_L1, options.stop_N, options.seconds_N, options.busy_N)
     _Table(problem, options, least_L1, best).solve(np.inf, np.inf)
@@ -252,23 +237,8 @@ def _compile_table() -> None:
 @cache
 def _compile_prices() -> None:
     """The same with the loops over prices and labels."""
-    problem = _one_layer()
+    problem = tiny_problem()
     priced = PricedOptions(problem, Options.of(problem), Incumbent(problem, Exact.name, np.inf))
     rows, prices_T = priced.rows(None, np.inf), np.zeros(1)
     priced.bound(rows, np.inf, prices_T)
     priced.labels(priced.fixed(rows, np.inf, prices_T), np.inf, prices_T, beam=1, work=1.0)
-
-
-def _one_layer() -> Problem:
-    one = np.ones((1, 1, 2))
-    return Problem(
-        layers=("",),
-        configurations=(StageConfiguration(""),),
-        device_counts={"": 1},
-        costs=DenseCosts(one, one, one.astype(np.int64)),
-        cut_bytes_L1=np.zeros(2),
-        link_latency_seconds_CC=np.zeros((1, 1)),
-        link_seconds_per_byte_CC=np.zeros((1, 1)),
-        schedule="gpipe",
-        num_microbatches=1,
-    )

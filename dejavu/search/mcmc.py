@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, StageConfiguration
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
 from dejavu.search._base import Incumbent, Search
+from dejavu.search._compiling import tiny_problem
 from dejavu.search._moves import HOW, STOP, random_state
 from dejavu.search._stage_table import StageTable, plan_of
 from dejavu.search._walk import Rows, random_plans, rows_for, value, walk
-from dejavu.stage_costs import DenseCosts
 
 _SECONDS_PER_CALL = 0.004  # between two looks at the clock, about
 _STEPS_PER_SECOND = 2e6  # of a plan of few stages; each stage more takes _STAGE_SHARE of a step more
@@ -136,19 +136,4 @@ def _offer(best: Incumbent, problem: Problem, rows: Rows, value_4: np.ndarray) -
 @cache
 def _load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of one layer."""
-    one = np.ones((1, 1, 2))
-    MCMC(num_chains=1)._search(
-        Problem(
-            layers=("",),
-            configurations=(StageConfiguration(""),),
-            device_counts={"": 1},
-            costs=DenseCosts(one, one, one.astype(np.int64)),
-            cut_bytes_L1=np.zeros(2),
-            link_latency_seconds_CC=np.zeros((1, 1)),
-            link_seconds_per_byte_CC=np.zeros((1, 1)),
-            schedule="gpipe",
-            num_microbatches=1,
-        ),
-        budget_seconds=np.inf,
-        seed=0,
-    )
+    MCMC(num_chains=1)._search(tiny_problem(), budget_seconds=np.inf, seed=0)

@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage, StageConfiguration
+from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage
 from dejavu.search import _line
 from dejavu.search._base import Incumbent, Search
+from dejavu.search._compiling import tiny_problem
 from dejavu.search._stage_table import StageTable
-from dejavu.stage_costs import AdditiveCosts, DenseCosts, Floats
+from dejavu.stage_costs import AdditiveCosts, Floats
 
 _PRECISION = 1e-6  # of the least bottleneck, relative
 
@@ -224,19 +225,4 @@ def _cuts(problem: Problem, most: int) -> np.ndarray:
 @cache
 def _load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of one layer."""
-    one = np.ones((1, 1, 2))
-    PipeDream()._search(
-        Problem(
-            layers=("",),
-            configurations=(StageConfiguration(""),),
-            device_counts={"": 1},
-            costs=DenseCosts(one, one, one.astype(np.int64)),
-            cut_bytes_L1=np.zeros(2),
-            link_latency_seconds_CC=np.zeros((1, 1)),
-            link_seconds_per_byte_CC=np.zeros((1, 1)),
-            schedule="gpipe",
-            num_microbatches=1,
-        ),
-        budget_seconds=np.inf,
-        seed=0,
-    )
+    PipeDream()._search(tiny_problem(), budget_seconds=np.inf, seed=0)
