@@ -73,13 +73,13 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
     for cut in np.random.default_rng(seed).permutation(cuts):
         ends = (0, int(cut), len(graph.layers))
         stages = (Stage(ends[0], ends[1], configuration), Stage(ends[1], ends[2], configuration))
-        plan = Plan(stages, workload.schedule, workload.num_microbatches)
+        plan = Plan(stages, workload.searched_schedule, workload.num_microbatches)
 
         corrected, _ = remember_stages(fresh, graph, database, workload.optimizer)
         factor = step_factor(graph, plan, database, partial(played, corrected))
         job = TrainingJob(
             workload=workload.model_copy(update={"num_steps": steps}),
-            binding=bind(plan, cluster, fresh.cut_bytes_L1),
+            binding=bind(pose(fresh, cluster, workload, transfer_costs(cluster, database)), plan, cluster),
             draw=Draw(),
             start_from=None,
             first_step=0,

@@ -42,8 +42,17 @@ class Parallelism:
 
     @classmethod
     def one_device(cls) -> Parallelism:
-        """A stage is one device that keeps its activations: what the runtime launches."""
+        """A stage is one device that keeps its activations."""
         return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,))
+
+    @classmethod
+    def usual(cls, cluster: Cluster) -> Parallelism:
+        """What is considered where nobody says otherwise: everything, but on CPUs one core for a stage.
+
+        Cores share one memory, and torch's tensor parallelism takes longer there to hand out an operator than small
+        layers take to compute.
+        """
+        return cls.one_device() if cluster.kind == "cpu" else cls()
 
     def configurations(
         self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1

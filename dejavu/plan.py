@@ -92,6 +92,27 @@ class Plan:
         """The inner cut positions."""
         return tuple(stage.start for stage in self.stages[1:])
 
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Which stages each pipeline rank runs; one each under most schedules."""
+        schedule, S = schedule_named(self.schedule), len(self.stages)
+        return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
+
+    def rank_configuration(self, rank: int) -> StageConfiguration:
+        """How a pipeline rank is spread over devices: as its stages are.
+
+        Raises:
+            PlanError: its stages differ in that.
+        """
+        stages = schedule_named(self.schedule).stages_of(rank, len(self.stages))
+        found = {self.stages[s].configuration for s in stages}
+        if len(found) != 1:
+            raise PlanError(
+                f"stages {list(stages)} share the devices of pipeline rank {rank} under {self.schedule}; "
+                f"wanted one configuration, found {'; '.join(sorted(map(str, found)))}"
+            )
+        return found.pop()
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -145,7 +166,11 @@ class Problem:
             raise PlanError(f"num_microbatches is {self.num_microbatches}; wanted ≥ 1")
         if self.max_stages is not None and self.max_stages < 1:
             raise PlanError(f"max_stages is {self.max_stages}; wanted ≥ 1, or None for no bound")
-        schedule_named(self.schedule)
+        if schedule_named(self.schedule).stages_per_rank > 1:
+            raise PlanError(
+                f"a search prices one stage on each pipeline rank; {self.schedule} runs several: "
+                f"wanted {schedule_named(self.schedule).searched_as}"
+            )
         for name, shape in (
             ("cut_bytes_L1", (L + 1,)),
             ("link_latency_seconds_CC", (C, C)),

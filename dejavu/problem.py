@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, TransferCost
 from dejavu.cost.memory import example_bytes, fixed_bytes, message_bytes, step_bytes
 from dejavu.cost.parallel import ParallelPrices
+from dejavu.cost.passes import PassCost
 from dejavu.cost.sharding import most_tensor_parallel
 from dejavu.cost.stage_collectives import stage_transfer
 from dejavu.errors import InputError
@@ -28,11 +29,13 @@ class Posed:
 
     Attributes:
         forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
+        pass_costs: what the runtime takes besides, by device type; nothing where a type is absent.
     """
 
     problem: Problem
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
+    pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
         """Forward and backward of one microbatch."""
@@ -69,7 +72,12 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
 
 
 def pose_parallel(
-    prices: ParallelPrices, cluster: Cluster, workload: Workload, transfers: Transfers, parallelism: Parallelism
+    prices: ParallelPrices,
+    cluster: Cluster,
+    workload: Workload,
+    transfers: Transfers,
+    parallelism: Parallelism,
+    pass_costs: Mapping[str, PassCost] | None = None,
 ) -> Posed:
     """The problem of cutting the layers into stages that may take several devices each.
 
@@ -83,6 +91,7 @@ def pose_parallel(
         _problem(table, cluster, workload, transfers, configurations, found.costs),
         found.forward_seconds_CL,
         found.backward_seconds_CL,
+        dict(pass_costs or {}),
     )
 
 
@@ -123,7 +132,7 @@ def _problem(
         cut_bytes_L1=table.cut_bytes_L1,
         link_latency_seconds_CC=links[:, :, 0].copy(),
         link_seconds_per_byte_CC=links[:, :, 1].copy(),
-        schedule=workload.schedule,
+        schedule=workload.searched_schedule,
         num_microbatches=workload.num_microbatches,
         max_stages=workload.num_microbatches,
     )

@@ -1,12 +1,16 @@
-"""Pipeline schedules by torch's names: which class runs them, in what order, and how many microbatches they hold."""
+"""Pipeline schedules by torch's names: which class runs them, in what order, and how many microbatches they hold.
+
+A *pipeline rank* is a place in the pipeline: the group of devices that runs the same stages. Under most schedules it
+runs one stage; under the others several, which split the model finer and shorten the bubble.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from dejavu.errors import InputError
 
@@ -16,10 +20,12 @@ class Pass(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward_input"  # the gradient of the stage's input, which the stage before waits for
+    BACKWARD_WEIGHT = "backward_weight"  # the gradients of the weights, which nobody waits for
 
 
 class Action(NamedTuple):
-    """One compute action of one rank: this pass of this microbatch through this stage."""
+    """One compute action of one pipeline rank: this pass of this microbatch through this stage."""
 
     stage: int
     direction: Pass
@@ -33,12 +39,43 @@ class Schedule:
     Attributes:
         name: what a person writes, in a workload and in a plan.
         torch_name: what `torch.distributed.pipelining.schedules.get_schedule_class` calls it.
-        in_flight: (stage, num_stages, num_microbatches) -> microbatches whose activations the stage holds at once.
+        in_flight: (stage, num_stages, num_microbatches) -> microbatches whose activations the stage holds at once;
+            for schedules of several stages a rank, at most so many.
+        stages_per_rank: how many stages a pipeline rank runs.
+        placement: `loop`: rank r of w runs stages r, r + w, …; `v`: stages r and 2w − 1 − r.
+        searched_as: the schedule of one stage a rank whose price and memory rule the searches use in its stead.
+        splits_backward: the backward pass is played in two parts.
     """
 
     name: str
     torch_name: str
     in_flight: Callable[[int, int, int], int]
+    stages_per_rank: int = 1
+    placement: Literal["loop", "v"] = "loop"
+    searched_as: str = "1f1b"
+    splits_backward: bool = False
+
+    def num_ranks(self, num_stages: int) -> int:
+        """Pipeline ranks for so many stages.
+
+        Raises:
+            InputError: the stages do not divide into ranks.
+        """
+        if num_stages % self.stages_per_rank:
+            raise InputError(
+                f"schedule {self.name} runs {self.stages_per_rank} stages on each pipeline rank; "
+                f"{num_stages} stages do not divide so"
+            )
+        return num_stages // self.stages_per_rank
+
+    def rank_of(self, stage: int, num_stages: int) -> int:
+        """The pipeline rank that runs the stage."""
+        ranks = self.num_ranks(num_stages)
+        return num_stages - 1 - stage if self.placement == "v" and stage >= ranks else stage % ranks
+
+    def stages_of(self, rank: int, num_stages: int) -> tuple[int, ...]:
+        """The stages of a pipeline rank, in the model's order."""
+        return tuple(stage for stage in range(num_stages) if self.rank_of(stage, num_stages) == rank)
 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int) -> int:
@@ -49,9 +86,21 @@ def _all(stage: int, num_stages: int, num_microbatches: int) -> int:
     return num_microbatches
 
 
+def _both_ways(stage: int, num_stages: int, num_microbatches: int) -> int:
+    return min(num_microbatches, num_stages)
+
+
 SCHEDULES: dict[str, Schedule] = {
-    "1f1b": Schedule("1f1b", "1F1B", _one_forward_one_backward),
-    "gpipe": Schedule("gpipe", "GPipe", _all),
+    schedule.name: schedule
+    for schedule in (
+        Schedule("1f1b", "1F1B", _one_forward_one_backward),
+        Schedule("gpipe", "GPipe", _all, searched_as="gpipe"),
+        Schedule("interleaved_1f1b", "Interleaved1F1B", _all, stages_per_rank=2),
+        Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
+        Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
+        Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+        Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+    )
 }
 
 
@@ -66,30 +115,70 @@ def schedule_named(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-def actions(name: str, num_stages: int, num_microbatches: int) -> list[list[Action]]:
-    """Torch's own order of compute actions, a list for each rank; no process group is needed.
+def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
+    """Torch's own compute actions (`_Action`) by pipeline rank, without its bubbles; no process group is needed.
 
-    The only place that touches torch's private visualizer. Torch 2.13 lists 1F1B's forwards of the last rank as
-    microbatches 1 to B instead of 0 to B − 1; its runtime takes them in order, as is done here.
+    The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
+    microbatch, backward of another) is listed as its two parts, which torch's runtime takes in turn.
 
     Raises:
-        InputError: fewer microbatches than stages, which torch's schedules refuse.
+        InputError: the schedule does not run so few or so many microbatches or stages.
     """
-    if num_microbatches < num_stages:
-        raise InputError(f"{num_microbatches} microbatches for {num_stages} stages; wanted at least one for each stage")
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-    from torch.distributed.pipelining.schedules import _ComputationType
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-    kinds = {_ComputationType.FORWARD: Pass.FORWARD, _ComputationType.FULL_BACKWARD: Pass.BACKWARD}
-    ranks: list[list[Action]] = []
-    for order in get_schedule_ops(schedule_named(name).torch_name, num_stages, num_microbatches):
-        done: Counter[tuple[int, Pass]] = Counter()
-        rank: list[Action] = []
-        for step in order:
-            if step is None or step.computation_type not in kinds:
-                continue
-            key = (step.stage_index, kinds[step.computation_type])
-            rank.append(Action(*key, done[key]))
-            done[key] += 1
-        ranks.append(rank)
-    return ranks
+    schedule = schedule_named(name)
+    ranks = schedule.num_ranks(num_stages)
+    kind: Any = get_schedule_class(schedule.torch_name)
+    if issubclass(kind, PipelineScheduleMulti):  # adding the messages takes torch minutes where there are many
+        kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
+    if num_microbatches < ranks:
+        raise InputError(
+            f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {ranks} or more"
+        )
+    try:
+        orders = get_schedule_ops(kind, ranks, num_microbatches, num_stages_per_rank=schedule.stages_per_rank)
+    except ValueError as error:
+        raise InputError(f"{num_microbatches} microbatches for {num_stages} stages under {name}: {error}") from None
+    found = {rank: _parts(order) for rank, order in enumerate(orders)}
+    return found if schedule.stages_per_rank > 1 else {rank: _numbered(order) for rank, order in found.items()}
+
+
+def _parts(order: list[Any]) -> list[Any]:
+    listed = [action for action in order if action is not None and action.computation_type.name != "REDUCE_GRAD"]
+    return [part for action in listed for part in (action.sub_actions or (action,))]
+
+
+def _numbered(order: list[Any]) -> list[Any]:
+    """Microbatches in turn: torch 2.13 lists 1F1B's forwards of the last rank as 1 to B, though it runs 0 to B − 1."""
+    done: dict[tuple[int, Any], int] = {}
+    numbered = []
+    for action in order:
+        key = (action.stage_index, action.computation_type)
+        numbered.append(action._replace(microbatch_index=done.setdefault(key, 0)))
+        done[key] += 1
+    return numbered
+
+
+@lru_cache(maxsize=64)
+def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """Torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
+    passes = {
+        "FORWARD": Pass.FORWARD,
+        "FULL_BACKWARD": Pass.BACKWARD,
+        "BACKWARD_INPUT": Pass.BACKWARD_INPUT,
+        "BACKWARD_WEIGHT": Pass.BACKWARD_WEIGHT,
+    }
+    return tuple(
+        tuple(Action(a.stage_index, passes[a.computation_type.name], a.microbatch_index) for a in order)
+        for order in torch_actions(name, num_stages, num_microbatches).values()
+    )
+
+
+def allowed_microbatches(name: str, num_stages: int, num_microbatches: int) -> bool:
+    """Whether the schedule runs so many microbatches through so many stages."""
+    try:
+        actions(name, num_stages, num_microbatches)
+    except InputError:
+        return False
+    return True

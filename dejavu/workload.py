@@ -9,18 +9,30 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, 
 
 from dejavu.schedule import SCHEDULES
 
+AUTO = "auto"
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class OptimizerSettings(_Record):
-    """A torch optimizer by name; `warmup_steps` raises the learning rate linearly from zero."""
+    """A torch optimizer by name.
+
+    Attributes:
+        warmup_steps: the learning rate rises linearly from zero.
+        decay: what it does afterwards, to the end of the training.
+        momentum: of sgd.
+        clip_norm: the most that the norm of all gradients may be; None: no bound.
+    """
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0, lt=float("inf"))
     weight_decay: float = Field(0.01, ge=0, lt=float("inf"))
     warmup_steps: int = Field(0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
 
 
 class TrialSettings(_Record):
@@ -54,7 +66,10 @@ class Workload(_Record):
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
         synthetic: the shape of random examples.
         sequence_length: characters or tokens in one example, where the data is no images.
+        mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
+            crosses a cut stay float32.
         batch_size: examples in one step, over all devices.
+        schedule: which pipeline schedule; `auto`: the one whose played step is shortest.
         num_microbatches: into how many equal parts a step is split.
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints.
@@ -68,8 +83,9 @@ class Workload(_Record):
     sequence_length: int = Field(128, ge=2)
     batch_size: int = Field(32, ge=1)
     num_microbatches: int = Field(8, ge=1)
-    schedule: str = "1f1b"
+    schedule: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
+    mixed_precision: bool = False
     optimizer: OptimizerSettings = OptimizerSettings()
     num_steps: int = Field(40, ge=1)
     checkpoint_every: int = Field(10, ge=1)
@@ -103,8 +119,8 @@ class Workload(_Record):
     @field_validator("schedule")
     @classmethod
     def _schedule_is_known(cls, schedule: str) -> str:
-        if schedule not in SCHEDULES:
-            raise ValueError(f"unknown schedule {schedule!r}; wanted one of {', '.join(SCHEDULES)}")
+        if schedule not in (AUTO, *SCHEDULES):
+            raise ValueError(f"unknown schedule {schedule!r}; wanted one of {', '.join((AUTO, *SCHEDULES))}")
         return schedule
 
     @field_validator("trials")
@@ -114,6 +130,11 @@ class Workload(_Record):
         if trials.count and trials.steps >= num_steps:
             raise ValueError(f"{trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline")
         return trials
+
+    @property
+    def searched_schedule(self) -> str:
+        """The schedule of one stage a rank by which searches price plans for this workload."""
+        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
 
     @property
     def microbatch_size(self) -> int:

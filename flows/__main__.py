@@ -82,8 +82,8 @@ def profile(
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
     measure: Annotated[
-        str, typer.Option(help="which of layers, transfers, operators, collectives; several with commas")
-    ] = "layers,transfers",
+        str, typer.Option(help="which of layers, transfers, passes, operators, collectives; several with commas")
+    ] = "layers,transfers,passes",
     microbatches: Annotated[
         str,
         typer.Option(help="sizes, with commas; otherwise the workload's; those between are interpolated"),

@@ -9,11 +9,13 @@ from typing import NamedTuple
 from prefect import flow
 from prefect.runtime import flow_run
 
+from dejavu.parallelism import Parallelism
 from dejavu.report import ReportData
 from dejavu.runtime.launcher import torchrun_line
+from dejavu.simulate import stages_of
 from dejavu.track import Tracker
 from dejavu.workload import Workload
-from tasks.planning import bind_stages, play_candidates, play_without_memory, search_plan, split_evenly
+from tasks.planning import bind_stages, play_candidates, play_plan, play_without_memory, search_plan, split_evenly
 from tasks.pricing import (
     capture_model,
     follow_trainings,
@@ -41,13 +43,19 @@ class Outcome(NamedTuple):
 
 
 @flow(name="dejavu", flow_run_name="{workload.model} on {cluster}", validate_parameters=True)
-def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train: bool = True) -> Outcome:  # noqa: B008
+def dejavu(
+    workload: Workload = Workload(),  # noqa: B008
+    cluster: str = "cluster.yaml",
+    train: bool = True,
+    parallelism: Parallelism | None = None,
+) -> Outcome:
     """Predict, search, bind, try initializations, train, remember.
 
     Args:
         workload: what is to be trained.
         cluster: the cluster file, relative to the project folder.
         train: False stops behind the plan.
+        parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
     """
     project = Path.cwd()
     database, work = project / "profiles_db", project / ".dejavu"
@@ -60,13 +68,17 @@ def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train
         table = follow_trainings(fresh, graph, workload, database)
         record_costs(run, graph, measured, table)
 
-        problem = pose_problem(table, machines, workload, database)
+        spread = parallelism or Parallelism.usual(machines)
+        posed = pose_problem(graph, table, machines, workload, database, spread)
+        problem = posed.problem
         best = search_plan(problem, "exact", workload.seed, run)
         even = split_evenly(problem, workload.seed, run)
         searches = {"exact": best} | ({"uniform": even} if even else {})
-        played = play_candidates(problem, table, searches, graph, database)
+        played = play_candidates(posed, searches, workload, graph, database)
         chosen, uniform = next(iter(played.values())), played.get("uniform")
-        binding = bind_stages(chosen.plan, machines, table)
+        binding = bind_stages(problem, chosen.plan, machines)
+        if binding.plan != chosen.plan:
+            chosen = play_plan(posed, binding.plan, graph, database)
         found = ReportData(
             workload=workload,
             cluster=machines,
@@ -79,7 +91,10 @@ def dejavu(workload: Workload = Workload(), cluster: str = "cluster.yaml", train
             uniform_simulation=uniform and uniform.simulation,
             step_factor=chosen.step_factor,
             uniform_step_factor=uniform.step_factor if uniform else 1.0,
-            unremembered_step_seconds=play_without_memory(chosen.plan, fresh, machines, workload, database),
+            unremembered_step_seconds=play_without_memory(
+                chosen.plan, graph, fresh, machines, workload, database, spread
+            ),
+            predicted_stages=tuple(stages_of(posed, chosen.plan)),
         )
         if train:
             tried = try_initializations(workload, machines, work / "trials", run)

@@ -11,7 +11,7 @@ from dejavu.errors import InputError
 from dejavu.graph import CaptureError, capture
 from dejavu.init import proposer_named
 from dejavu.models import layers_of
-from dejavu.runtime.launcher import refuse_cluster
+from dejavu.runtime.refusals import refuse_cluster
 from dejavu.schedule import schedule_named
 from dejavu.workload import Workload
 
@@ -70,7 +70,8 @@ def read_what_if(
     else:
         wanted = Workload.model_validate({"model": model, **ZOO_DATA.get(model, {})}) if model else Workload()
         layers_of(wanted)
-    return machines, wanted.model_copy(update={"schedule": schedule_named(schedule or wanted.schedule).name})
+    name = schedule_named(schedule).name if schedule else wanted.schedule
+    return machines, wanted.model_copy(update={"schedule": name})
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

@@ -11,16 +11,20 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.bind import Binding, bind
 from dejavu.cluster import Cluster
-from dejavu.cost import CostTable, transfer_costs
+from dejavu.cost import CostTable
+from dejavu.cost.parts import Priced
 from dejavu.graph import Graph
-from dejavu.plan import InfeasibleError, Plan, Price, Problem, SearchResult, price
-from dejavu.problem import pose
+from dejavu.parallelism import Parallelism
+from dejavu.plan import InfeasibleError, Plan, Price, Problem, SearchResult
+from dejavu.planning.prices import pose_workload
+from dejavu.planning.schedules import fits, under_schedules
+from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import step_factor
 from dejavu.search import search_named
-from dejavu.simulate import Simulation, play
+from dejavu.simulate import Simulation, play_posed, price_played
 from dejavu.track import Run
-from dejavu.workload import Workload
+from dejavu.workload import AUTO, Workload
 from tasks.recording import record_search
 
 SEARCH_BUDGET_SECONDS = 60.0  # Prefect cannot interrupt a computing thread, so a search has a budget of its own
@@ -56,9 +60,11 @@ def split_evenly(problem: Problem, seed: int, record: Run) -> SearchResult | Non
 
 
 @task(name="bind", cache_policy=NO_CACHE)
-def bind_stages(plan: Plan, cluster: Cluster, table: CostTable) -> Binding:
-    """Stages to actual devices."""
-    return bind(plan, cluster, table.cut_bytes_L1)
+def bind_stages(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
+    """Stages to actual devices; the log says why each is where it is."""
+    binding = bind(problem, plan, cluster)
+    get_run_logger().info("bound to devices: %s", "; ".join(binding.reasons))
+    return binding
 
 
 class Played(NamedTuple):
@@ -80,20 +86,44 @@ class Played(NamedTuple):
 
 @task(name="simulate", cache_policy=NO_CACHE)
 def play_candidates(
-    problem: Problem, table: CostTable, found: Mapping[str, SearchResult], graph: Graph, database: Path
+    posed: Posed, found: Mapping[str, SearchResult], workload: Workload, graph: Graph, database: Path
 ) -> dict[str, Played]:
-    """What each search found, played, the fastest first: the searches' formula decides less than what will run."""
-    rows = ProfileDatabase(database)
+    """What each search found, played, the fastest first: the searches' formula decides less than what will run.
+
+    Under the schedule that the workload names, or each under the one that makes it fastest; the even split stays under
+    the one that a person would take.
+    """
     played = {}
     for name, result in found.items():
-        simulation = play(problem, table, result.plan)
-        factor = step_factor(graph, result.plan, rows, lambda plan: play(problem, table, plan).step_seconds)
-        played[name] = Played(result.plan, price(problem, result.plan), simulation, factor)
+        wanted = result.plan.schedule if (name, workload.schedule) == ("uniform", AUTO) else workload.schedule
+        plans = under_schedules(posed, result.plan, wanted)
+        candidates = [play_plan.fn(posed, plan, graph, database) for plan in plans]
+        holding = [one for one in candidates if fits(posed, one.plan, one.simulation)] or candidates[:1]
+        played[name] = min(holding, key=lambda one: one.step_seconds)
+        times = ", ".join(f"{one.plan.schedule} {one.step_seconds * 1e3:.1f} ms" for one in candidates)
+        get_run_logger().info("%s, played: %s", name, times)
     return dict(sorted(played.items(), key=lambda item: item[1].step_seconds))
 
 
+@task(name="simulate", cache_policy=NO_CACHE)
+def play_plan(posed: Posed, plan: Plan, graph: Graph, database: Path) -> Played:
+    """One plan, played; binding may have moved stages to other kinds of devices than a search named."""
+    simulation = play_posed(posed, plan)
+    rows = ProfileDatabase(database)
+    factor = step_factor(graph, plan, rows, lambda other: play_posed(posed, other).step_seconds)
+    return Played(plan, price_played(posed, plan, simulation), simulation, factor)
+
+
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
-def play_without_memory(plan: Plan, table: CostTable, cluster: Cluster, workload: Workload, database: Path) -> float:
+def play_without_memory(
+    plan: Plan,
+    graph: Graph,
+    table: CostTable,
+    cluster: Cluster,
+    workload: Workload,
+    database: Path,
+    parallelism: Parallelism,
+) -> float:
     """The step that would be predicted if no training had ever been remembered, in seconds."""
-    problem = pose(table, cluster, workload, transfer_costs(cluster, ProfileDatabase(database)))
-    return play(problem, table, plan).step_seconds
+    known = {workload.microbatch_size: Priced(graph, table)}
+    return play_posed(pose_workload(workload, cluster, database, parallelism, known), plan).step_seconds

@@ -8,13 +8,15 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
+from dejavu.cost import CostTable, cost_table, remember_stages, sources
+from dejavu.cost.parts import Priced
 from dejavu.graph import Graph, capture
-from dejavu.plan import Problem
-from dejavu.problem import pose
+from dejavu.parallelism import Parallelism
+from dejavu.planning.prices import pose_workload
+from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign, MeasureResult
-from dejavu.runtime.launcher import refuse_cluster
+from dejavu.runtime.refusals import refuse_cluster
 from dejavu.workload import Workload
 
 
@@ -82,6 +84,9 @@ def follow_trainings(table: CostTable, graph: Graph, workload: Workload, databas
 
 
 @task(name="pose", cache_policy=NO_CACHE)
-def pose_problem(table: CostTable, cluster: Cluster, workload: Workload, database: Path) -> Problem:
-    """The question for the searches: stages, devices, links and memory."""
-    return pose(table, cluster, workload, transfer_costs(cluster, ProfileDatabase(database)))
+def pose_problem(
+    graph: Graph, table: CostTable, cluster: Cluster, workload: Workload, database: Path, parallelism: Parallelism
+) -> Posed:
+    """The question for the searches: stages and how they may be spread, devices, links and memory."""
+    known = {workload.microbatch_size: Priced(graph, table)}
+    return pose_workload(workload, cluster, database, parallelism, known)

@@ -54,9 +54,9 @@ def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) ->
     bounds = (0, *cuts, num_layers)
     core = StageConfiguration("core")
     stages = tuple(Stage(a, b, core) for a, b in itertools.pairwise(bounds))
-    plan = Plan(stages, workload.schedule, workload.num_microbatches)
+    plan = Plan(stages, workload.searched_schedule, workload.num_microbatches)
     placements = tuple(
-        Placement(s, 0, Device(type_name="core", group="here", host="localhost", node_index=0, index=s))
+        Placement(s, 0, 0, Device(type_name="core", group="here", host="localhost", node_index=0, index=s))
         for s in range(len(stages))
     )
     return Binding(plan, placements, 0.0, 0.0)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import permutations
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dejavu.bind import BindError, Binding, bind
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
 from dejavu.cost.communication import fit
@@ -22,7 +19,7 @@ from dejavu.cost.memory import (
     message_bytes,
 )
 from dejavu.graph import Graph, capture
-from dejavu.plan import Plan, Stage, StageConfiguration, price
+from dejavu.plan import Plan, Stage, price
 from dejavu.problem import pose
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings, Workload
@@ -231,41 +228,6 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
     cuts = (graph.layers[0].output_bytes, graph.layers[2].output_bytes)
     messages = sum(message_bytes(cut, tiny.num_microbatches) for cut in cuts)
     assert problem.costs.peak_bytes(1, 3, 0, 2) == pytest.approx(held + largest + messages)
-
-
-def random_cluster(tmp_path: Path, rng: np.random.Generator) -> Cluster:
-    groups = "".join(f"- {{name: g{i}, count: 1, devices: {{type: T4, count: 1}}}}\n" for i in range(5))
-    pairs = "".join(
-        f"  - {{between: [g{i}, g{j}], bandwidth: {rng.integers(1, 100)} Gbit/s, latency: {rng.integers(1, 50)} us}}\n"
-        for i in range(5)
-        for j in range(i)
-    )
-    return cluster_from(tmp_path, f"nodes:\n{groups}links:\n  pairs:\n{pairs}")
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_binding_finds_the_best_order_of_neighbours(seed: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(seed)
-    cluster = random_cluster(tmp_path, rng)
-    stages = tuple(Stage(s, s + 1, StageConfiguration("T4")) for s in range(4))
-    cut_bytes = rng.integers(1, 10**6, size=5).astype(float)
-    binding = bind(Plan(stages, "1f1b", 8), cluster, cut_bytes)
-    costs = [
-        sum(2 * cluster.link(a, b).transfer_seconds(cut_bytes[s + 1]) for s, (a, b) in enumerate(zip(order, order[1:])))  # noqa: B905, RUF007
-        for order in permutations(cluster.devices(), 4)
-    ]
-    assert binding.transfer_seconds == pytest.approx(min(costs))
-    assert binding.transfer_seconds <= binding.order_transfer_seconds
-    used = [placement.device for placement in binding.placements]
-    assert len(set(used)) == len(used)
-    assert Binding.from_dict(binding.to_dict()) == binding
-
-
-def test_binding_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    cluster = random_cluster(tmp_path, np.random.default_rng(0))
-    stages = tuple(Stage(s, s + 1, StageConfiguration("T4")) for s in range(6))
-    with pytest.raises(BindError, match="1 more × T4; 0 are left"):
-        bind(Plan(stages, "1f1b", 8), cluster, np.ones(7))
 
 
 def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:

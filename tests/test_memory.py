@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -28,7 +27,7 @@ from dejavu.init import Draw
 from dejavu.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.models import model_of
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.training import Recomputed, build_layers
+from dejavu.runtime.training import build_layers
 from dejavu.schedule import schedule_named
 from dejavu.stage_costs import AdditiveCosts
 from dejavu.workload import OptimizerSettings, Workload
@@ -98,9 +97,7 @@ def test_prediction_equals_the_real_allocator(workload: Workload, recompute: boo
     torch.set_num_threads(1)  # some kernels keep a copy for each thread
 
     def work() -> None:
-        module = build_layers(workload, Draw(), torch.device("cpu"))
-        if recompute:
-            module = Recomputed(OrderedDict(module.named_children()))
+        module = build_layers(workload, Draw(), torch.device("cpu"), recompute=recompute)
         optimizer, loss = make_optimizer(workload.optimizer, module.parameters()), model_of(workload).loss
         for _ in range(2):
             optimizer.zero_grad(set_to_none=False)

@@ -27,6 +27,7 @@ from dejavu.problem import Posed, microbatch_choices, pose, pose_parallel, split
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
 from dejavu.simulate import play, play_posed
+from dejavu.stage_costs import AdditiveCosts
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"
@@ -275,6 +276,21 @@ CLUSTERS = {
 }
 
 
+def free_problem(stages: list[Stage], cluster: Cluster) -> Problem:
+    """Nothing costs anything, so that only room decides."""
+    hows = tuple(dict.fromkeys(stage.configuration for stage in stages))
+    C, L = len(hows), len(stages)
+    free = {name: np.zeros((C, L)) for name in ("seconds", "once_seconds", "fixed_bytes", "activation_bytes")}
+    costs = AdditiveCosts(
+        **{f"{name}_CL": table for name, table in free.items()},
+        once_latency_seconds_C=np.zeros(C),
+        temporary_bytes_CL=np.zeros((C, L)),
+        capacity_bytes_C=np.ones(C),
+    )
+    names, links = tuple(map(str, range(L))), np.zeros((C, C))
+    return Problem(names, hows, cluster.device_counts, costs, np.zeros(L + 1), links, links, "gpipe", 64)
+
+
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
     """Stages drawn at random until the devices are used up: a stage of one node never gets devices of two."""
@@ -289,9 +305,9 @@ def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
             how = StageConfiguration(NAME, nodes, each, nodes * each)
             stages.append(Stage(len(stages), len(stages) + 1, how))
             left -= nodes * each
-        binding = bind(Plan(tuple(stages), "gpipe", 64), cluster, np.zeros(len(stages) + 1))
+        binding = bind(free_problem(stages, cluster), Plan(tuple(stages), "gpipe", 64), cluster)
         for s, stage in enumerate(stages):
-            devices = [row.device for row in binding.placements if row.stage == s]
+            devices = [row.device for row in binding.placements if row.pipeline_rank == s]
             assert len(set(devices)) == stage.configuration.num_devices
             if stage.configuration.num_nodes == 1:
                 assert len({(device.group, device.node_index) for device in devices}) == 1

@@ -92,7 +92,7 @@ def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -
         ends = [0, *map(int, cuts), num_layers]
         configuration = StageConfiguration("core")
         stages = tuple(Stage(a, b, configuration) for a, b in pairwise(ends))
-        return Plan(stages, workload.schedule, workload.num_microbatches)
+        return Plan(stages, workload.searched_schedule, workload.num_microbatches)
 
     total = np.cumsum(table.forward.seconds_LD[:, 0])
     shares = np.arange(1, num_stages) / num_stages
@@ -119,8 +119,9 @@ def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -
         },
         price=parts,
         uniform_price=uniform_parts,
-        binding=bind(plan, cluster, table.cut_bytes_L1),
+        binding=bind(problem, plan, cluster),
         simulation=simulate(plan, stages),
+        predicted_stages=tuple(stages),
         uniform_simulation=simulate(uniform, stage_seconds(uniform, table, uniform_parts)),
         trials=trials,
         winner=trials[0] if trials else None,
@@ -201,6 +202,10 @@ def test_the_numbers_of_the_page_are_the_records(run, html):
         run.torchrun_line,
         "Between <devices>: 1 GB/s, nominal.",
         run.cluster.fingerprint,
+        f"in the order of the cluster file {format_seconds(run.binding.order_step_seconds)}",
+        f"the mean of 1,000 random ones {format_seconds(run.binding.random_mean_step_seconds)}",
+        "All bindings were compared: none takes less.",
+        *run.binding.reasons,
         "the loss was nan",
         f"{run.training.losses[-1]:.4f}",
     ):
@@ -239,10 +244,12 @@ def test_what_is_unknown_is_not_made_up():
         searches=searches,
         uniform_price=None,
         uniform_simulation=None,
+        binding=replace(run.binding, random_best_step_seconds=None, random_refused=1000),
         price=replace(run.price, peak_bytes=unknown),
     )
     text = Page(page(run)).text
     assert "nan" not in text
+    assert "the best of 1,000 random ones – –" in text and "1000 of 1000 random bindings do not fit" in text
     assert "no search proved a bound" in text and "the even split does not fit" in text
     assert "even split" not in printed(run)
 

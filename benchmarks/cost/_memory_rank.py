@@ -1,6 +1,6 @@
 """One rank of a pipeline whose allocator is watched: `torchrun … -m benchmarks.cost._memory_rank job.json`.
 
-The job: `{"workload": …, "plan": …, "recompute": …, "num_steps": …, "folder": …}`; a rank writes `peak-<stage>.json`.
+Rank r writes `peak-<r>.json` in the job's folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from dejavu.init import Draw
-from dejavu.plan import Plan
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device
-from dejavu.runtime.stage import PipelinedStage
-from dejavu.runtime.training import Recomputed, build_layers, train
+from dejavu.runtime.training import train
 from dejavu.runtime.worker import join_group
-from dejavu.workload import Workload
 
 
 def allocator_peak_bytes(work: Callable[[], Any]) -> int:
@@ -41,24 +39,20 @@ def allocator_peak_bytes(work: Callable[[], Any]) -> int:
 
 
 def main(path: Path) -> None:
-    """Train the stage of this rank as the runtime does."""
-    job = json.loads(path.read_text())
-    workload, plan = Workload.model_validate(job["workload"]), Plan.from_dict(job["plan"])
-    stage = int(os.environ["RANK"])
-    device = claim_device(stage)
-    join_group(device)
-    span = plan.stages[stage]
+    """Train as the runtime does."""
+    job, rank = TrainingJob.read(path), int(os.environ["RANK"])
+    device = claim_device(rank)
+    join_group(rank, device)
+    workload = job.workload
 
     def work() -> None:
-        module = build_layers(workload, Draw(), device, span.start, span.stop)
-        if job["recompute"]:
-            module = Recomputed(OrderedDict(module.named_children()))
-        optimizer = make_optimizer(workload.optimizer, module.parameters())
-        executor = PipelinedStage(module, workload, plan, stage, device)
-        train(executor, optimizer, workload, range(job["num_steps"]), device=device, on_step=lambda *times: None)
+        layout = Layout(job.binding, workload.microbatch_size)
+        executor = Pipeline(workload, job.draw, layout, job.binding.placements[rank], device)
+        optimizer = make_optimizer(workload.optimizer, executor.parameters())
+        train(executor, optimizer, workload, range(job.last_step), device=device, on_step=lambda *times: None)
 
     peak = allocator_peak_bytes(work)
-    (Path(job["folder"]) / f"peak-{stage}.json").write_text(json.dumps({"peak_bytes": peak}))
+    (Path(job.folder) / f"peak-{rank}.json").write_text(json.dumps({"peak_bytes": peak}))
     dist.barrier()
     dist.destroy_process_group()
 

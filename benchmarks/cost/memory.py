@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cost.memory import (
     example_bytes,
     fixed_bytes,
@@ -122,7 +123,7 @@ def even_plan(num_layers: int, workload: Workload) -> Plan:
     cuts = [round(s * num_layers / NUM_STAGES) for s in range(NUM_STAGES + 1)]
     configuration = StageConfiguration("cpu")
     stages = tuple(Stage(start, stop, configuration) for start, stop in pairwise(cuts))
-    return Plan(stages, workload.schedule, workload.num_microbatches)
+    return Plan(stages, workload.searched_schedule, workload.num_microbatches)
 
 
 def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, float | None]:
@@ -185,15 +186,10 @@ def megatron_bytes(case: Case, layers: Sequence[Layer], fixed: float, depth: int
 def real_peaks(case: Case, plan: Plan) -> list[int]:
     """Train the pipeline; the allocator's peak of every rank."""
     with tempfile.TemporaryDirectory(prefix="dejavu-memory-") as folder:
-        path = Path(folder) / "job.json"
-        job = {
-            "workload": case.workload.model_dump(mode="json"),
-            "plan": plan.to_dict(),
-            "recompute": case.recompute,
-            "num_steps": NUM_STEPS,
-            "folder": folder,
-        }
-        path.write_text(json.dumps(job))
+        bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
+        ranks = [one_device(recompute=case.recompute)] * len(plan.stages)
+        binding = by_hand(plan.schedule, bounds, ranks, plan.num_microbatches)
+        path = replace(job_of(case.workload, binding, NUM_STEPS), folder=folder).write()
         words = [word for word in torchrun_words(len(plan.stages), path) if not word.startswith("--max-restarts")]
         words[words.index("dejavu.runtime.worker")] = "benchmarks.cost._memory_rank"
         done = subprocess.run(

@@ -12,11 +12,11 @@ import numpy as np
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.memory import (
-    MOMENTS,
     Floats,
     layer_activation_bytes,
     layer_temporary_bytes,
     message_bytes,
+    moments,
     step_bytes,
 )
 from dejavu.cost.sharding import degree_of
@@ -51,7 +51,7 @@ def configuration_memory(
     degree_L = [degree_of(layer, how.tensor_parallel) for layer in layers]
     weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in layers])
-    moments = MOMENTS[workload.optimizer.name] / (r if zero >= 1 else 1)
+    kept = moments(workload.optimizer) / (r if zero >= 1 else 1)
     gradients, parameters = 1 / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((1 - gradients) + (1 - parameters)) * float(weights_L.max())
     cuts_L1 = np.array([0.0, *(float(layer.output_bytes) for layer in layers[:-1]), 0.0])
@@ -62,7 +62,7 @@ def configuration_memory(
 
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (parameters + gradients + moments) + buffers_L,
+        fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
         activation_bytes_L=each(layer_activation_bytes),
         temporary_bytes_L=each(layer_temporary_bytes),
         message_bytes_L1=message_bytes(cuts_L1, workload.num_microbatches) + (gathered + example_bytes / r) / 2,

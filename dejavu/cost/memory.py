@@ -24,7 +24,6 @@ Floats = NDArray[np.float64]
 T = TypeVar("T", float, Floats)
 
 TARGET_BYTES = 8  # int64
-MOMENTS = {"adamw": 2, "sgd": 0}  # tensors as large as the weights that the optimizer keeps
 
 # What torch's optimizers hold besides while they step, in tensors as large as one weight. One weight after another on
 # CPUs (torch/optim/adam.py, `_single_tensor_adam`: a root and its quotient; sgd.py: the gradient with weight decay),
@@ -33,9 +32,14 @@ _ONE_BY_ONE_TENSORS = {"adamw": 2, "sgd": 1}
 _ALL_AT_ONCE_TENSORS = {"adamw": 1, "sgd": 1}
 
 
+def moments(optimizer: OptimizerSettings) -> int:
+    """Tensors as large as the weights that the optimizer keeps."""
+    return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
+
+
 def fixed_bytes(parameter_bytes: float, optimizer: OptimizerSettings) -> float:
     """Weights, one gradient of the same size, and the optimizer's moments."""
-    return parameter_bytes * (2 + MOMENTS[optimizer.name])
+    return parameter_bytes * (2 + moments(optimizer))
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def stage_memory(
         parameter_bytes=_sharded(weights, data_parallel if zero_level >= 3 else 1)
         + sum(footprint.buffer_bytes for footprint in footprints),
         gradient_bytes=_sharded(weights, data_parallel if zero_level >= 2 else 1),
-        optimizer_bytes=MOMENTS[optimizer.name] * sum(weights) / (data_parallel if zero_level >= 1 else 1),
+        optimizer_bytes=moments(optimizer) * sum(weights) / (data_parallel if zero_level >= 1 else 1),
         activation_bytes=activations,
         message_bytes=messages,
         temporary_bytes=max(chain.worst_bytes() - waiting, step - activations),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,6 +21,9 @@ def source_hash(thing: object) -> str:
     return hashlib.sha256(inspect.getsource(inspect.getmodule(thing) or type(thing)).encode()).hexdigest()[:16]
 
 
+Split = Literal["columns", "rows", "gathered"]
+
+
 @dataclass(frozen=True)
 class TensorParallel:
     """How one layer may be split over devices that each hold a part of every weight (Shoeybi et al., 2019).
@@ -27,29 +31,39 @@ class TensorParallel:
     Attributes:
         most: the highest degree; every degree must divide it (attention heads stay whole).
         forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
+        weights: which modules inside the layer are cut, by name: `columns` of a linear map (its outputs stay cut), its
+            `rows` (its outputs are summed; of an embedding its words), or columns `gathered` behind it. All others are
+            whole on every device. None: priced, but not trained so.
     """
 
     most: int
     forward_sums: tuple[float, ...] = ()
     backward_sums: tuple[float, ...] = ()
+    weights: tuple[tuple[str, Split], ...] | None = None
 
     @classmethod
-    def block(cls, num_heads: int) -> TensorParallel:
+    def block(cls, num_heads: int, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> TensorParallel:
         """A transformer block: a sum behind attention, one behind the feed-forward network, and as many backward."""
-        return cls(num_heads, (1.0, 1.0), (1.0, 1.0))
+        weights: list[tuple[str, Split]] = [
+            *((name, "columns") for name in columns),
+            *((name, "rows") for name in rows),
+        ]
+        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None)
 
     @classmethod
-    def embedding(cls, num_heads: int) -> TensorParallel:
+    def embedding(cls, num_heads: int, words: str | None = None) -> TensorParallel:
         """Words cut into parts, padded to any degree as Megatron does: each device adds the vectors of its own."""
-        return cls(num_heads, (1.0,), ())
+        return cls(num_heads, (1.0,), (), None if words is None else ((words, "rows"),))
 
     @classmethod
-    def head(cls, num_heads: int, width: int, num_tokens: int) -> TensorParallel:
+    def head(cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None) -> TensorParallel:
         """Words cut into parts: the scores stay cut, and what returns is the sum of the input's gradient.
 
-        The loss needs a maximum and two sums of one number a token besides, which are left out.
+        The loss needs a maximum and two sums of one number a token besides, which are left out. (A training gathers
+        the scores.)
         """
-        return cls(num_heads, (), (width / num_tokens,))
+        weights: tuple[tuple[str, Split], ...] | None = None if scores is None else ((scores, "gathered"),)
+        return cls(num_heads, (), (width / num_tokens,), weights)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int, feedforward: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.head_width = width // num_heads  # columns of a head stay together: query, key, value
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, NORM_EPSILON)
@@ -56,11 +56,11 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width, NORM_EPSILON)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value)
-        x = self.attention_norm(x + self.projection(attended.transpose(1, 2).reshape(batch, length, width)))
+        x = self.attention_norm(x + self.projection(attended.transpose(1, 2).flatten(2)))
         return self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
 
 
@@ -102,13 +102,14 @@ class BERT(Model):
         block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
         embedding = partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)
         heads = self.num_heads
+        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
         return (
-            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads)),
-            *(LayerBuilder(f"block{i}", block, TensorParallel.block(heads)) for i in range(self.num_blocks)),
+            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads, "token")),
+            *(LayerBuilder(f"block{i}", block, split) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(TokenHead, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
             ),
         )
 

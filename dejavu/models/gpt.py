@@ -30,7 +30,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.head_width = width // num_heads  # columns of a head stay together: query, key, value
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
@@ -39,11 +39,11 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, width // self.num_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        batch, length, _ = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
         return x + self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
 
 
@@ -74,17 +74,18 @@ class GPT(Model):
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_tokens("gpt", shape)
         heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
+        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
         return (
             LayerBuilder(
                 "embedding",
                 partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
-                TensorParallel.embedding(heads),
+                TensorParallel.embedding(heads, "token"),
             ),
-            *(LayerBuilder(f"block{i}", block, TensorParallel.block(heads)) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"block{i}", block, split) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
             ),
         )
 

@@ -82,7 +82,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, num_heads: int, inner: int, num_experts: int, capacity_factor: float) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.head_width = width // num_heads  # columns of a head stay together: query, key, value
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
@@ -92,11 +92,11 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, width // self.num_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        batch, length, _ = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
         return x + self.feedforward(self.feedforward_norm(x))
 
 
@@ -151,18 +151,19 @@ class MoE(Model):
         experts = partial(Block, self.width, self.num_heads, inner, self.num_experts, self.capacity_factor)
         heads = self.num_heads
         # An expert's inner width is cut like that of a dense network; its part of the sum passes through the combining.
+        # Such blocks are priced so, not trained so: their experts' weights are views of one matrix.
         split = TensorParallel.block(heads)
         return (
             LayerBuilder(
                 "embedding",
                 partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
-                TensorParallel.embedding(heads),
+                TensorParallel.embedding(heads, "token"),
             ),
             *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
             ),
         )
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dejavu.data import ExampleShape
-from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_tokens, check_whole_numbers
+from dejavu.models._base import LayerBuilder, Model, Split, TensorParallel, check_tokens, check_whole_numbers
 
 NUM_BUCKETS, MAX_DISTANCE = 32, 128  # as published
 NORM_EPSILON = 1e-6
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, num_heads: int, head_width: int, *, causal: bool, relative: bool) -> None:
         super().__init__()
-        self.num_heads, self.causal = num_heads, causal
+        self.head_width, self.causal = head_width, causal
         inner = num_heads * head_width
         self.query, self.key, self.value = (nn.Linear(width, inner, bias=False) for _ in range(3))
         self.projection = nn.Linear(inner, width, bias=False)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return self.projection(attended.transpose(1, 2).flatten(2))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -162,6 +162,18 @@ class Head(nn.Module):
         return self.logits(self.norm(packed[:, self.encoder_length :]))
 
 
+def _split(
+    attention: str, feedforward: str = "", *, relative: bool = False, gated: bool = False
+) -> tuple[tuple[str, Split], ...]:
+    """Which weights of a block are cut, and how: heads, and the inner width of the feed-forward network."""
+    columns = [f"{attention}.{name}" for name in ("query", "key", "value", *(("bias.table",) if relative else ()))]
+    rows = [f"{attention}.projection"]
+    if feedforward:
+        columns += [f"{feedforward}.{name}" for name in ("expand", *(("gate",) if gated else ()))]
+        rows.append(f"{feedforward}.contract")
+    return (*((name, "columns") for name in columns), *((name, "rows") for name in rows))
+
+
 @dataclass(frozen=True)
 class T5(Model):
     """The encoder reads the first part of a text, the decoder continues it (the paper's language-model objective).
@@ -202,20 +214,25 @@ class T5(Model):
         # Sums are over one side's tokens, a part of what the layers hand on; backward also over the encoder's result.
         encoded = encoder_length / shape.input_shape[0]
         decoded = 1.0 - encoded
-        split_encoder = TensorParallel(heads, 2 * (encoded,), 2 * (encoded,))
-        split_decoder = TensorParallel(heads, 3 * (decoded,), (*3 * (decoded,), encoded))
+        own = _split("attention", "feedforward", relative=True, gated=self.gated)
+        split_encoder = TensorParallel(heads, 2 * (encoded,), 2 * (encoded,), own)
+        split_decoder = TensorParallel(
+            heads, 3 * (decoded,), (*3 * (decoded,), encoded), (*own, *_split("cross_attention"))
+        )
         return (
             LayerBuilder(
-                "embedding", partial(nn.Embedding, shape.num_classes, self.width), TensorParallel.embedding(heads)
+                "embedding", partial(nn.Embedding, shape.num_classes, self.width), TensorParallel.embedding(heads, "")
             ),
             *(LayerBuilder(f"encoder{i}", encoder, split_encoder) for i in range(self.num_blocks)),
             # Each device normalizes its part of the tokens.
-            LayerBuilder("encoder_norm", partial(EncoderNorm, encoder_length, self.width), TensorParallel(heads)),
+            LayerBuilder(
+                "encoder_norm", partial(EncoderNorm, encoder_length, self.width), TensorParallel(heads, weights=())
+            ),
             *(LayerBuilder(f"decoder{i}", decoder, split_decoder) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, encoder_length, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
             ),
         )
 

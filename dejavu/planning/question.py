@@ -12,16 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dejavu.cluster import Cluster
-from dejavu.cost import cost_table, remember_stages, sources, transfer_costs
-from dejavu.cost.parallel import ParallelPrices
-from dejavu.cost.parts import Priced
-from dejavu.cost.predicted import Predicted
-from dejavu.cost.stage_collectives import StageCollectives
-from dejavu.errors import DejavuError, InputError
-from dejavu.graph import CaptureError, capture
+from dejavu.cost import transfer_costs
+from dejavu.errors import DejavuError
 from dejavu.parallelism import Parallelism
 from dejavu.plan import InfeasibleError
 from dejavu.planning.choice import CLOSE, EVEN, Choice, Considered
+from dejavu.planning.prices import parallel_prices
 from dejavu.problem import Posed, microbatch_choices, pose_parallel, split_into
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import SEARCHES, search_named
@@ -62,7 +58,8 @@ class Question:
         """
         splits = [split_into(self.workload, count) for count in self.microbatches or microbatch_choices(self.workload)]
         prover = search_named(self.search or next(name for name in PROVERS if name in SEARCHES)).name
-        prices, transfers = self._prices(), transfer_costs(self.cluster, ProfileDatabase(self.database))
+        prices = parallel_prices(self.workload, self.cluster, self.database)
+        transfers = transfer_costs(self.cluster, ProfileDatabase(self.database))
         clock, asked = _Clock(self.budget_seconds), list[Considered]()
         for place, workload in enumerate(splits):
             posed = pose_parallel(prices, self.cluster, workload, transfers, self.parallelism)
@@ -87,22 +84,6 @@ class Question:
                     asked.append(self._ask(name, posed, seconds))
                 choice = Choice.of(self.workload.model, self.cluster, asked)
         return choice
-
-    def _prices(self) -> ParallelPrices:
-        database, workload = ProfileDatabase(self.database), self.workload
-        known = sources(database, workload.optimizer)
-
-        def at(microbatch_size: int) -> Priced:
-            split = split_into(workload, workload.batch_size // microbatch_size)
-            try:
-                graph = capture(split, self.cluster.kind)
-            except CaptureError as error:
-                raise InputError(str(error), ("model",)) from error
-            table, _ = remember_stages(cost_table(graph, self.cluster, known), graph, database, workload.optimizer)
-            return Priced(graph, table)
-
-        collectives = StageCollectives(self.cluster, database, workload.dtype)
-        return ParallelPrices(self.cluster, at, Predicted(database, workload.optimizer), collectives)
 
     def _ask(self, name: str, posed: Posed, budget_seconds: float) -> Considered:
         count = posed.problem.num_microbatches

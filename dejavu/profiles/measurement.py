@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from dejavu.errors import DejavuError
 
 SCHEMA_VERSION = 1
-KINDS = ("layer", "operator", "transfer", "collective", "stage", "step")
+KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step")
 DIRECTIONS = ("forward", "backward", "optimizer", "both")
 SAME_MEASUREMENT = (
     *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),

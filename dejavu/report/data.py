@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dejavu.bind import Binding
+from dejavu.bind import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price, SearchResult
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation, StageSeconds, stage_seconds
+from dejavu.simulate import Simulation, StageSeconds
 from dejavu.trials import TrialResult
 from dejavu.workload import Workload
 
@@ -54,6 +54,7 @@ class ReportData:
     Attributes:
         searches: by name; the one called `uniform`, if any, is the even split.
         price, uniform_price: of the binding's plan and of the even split (None where that does not fit).
+        predicted_stages: as they were played.
         step_factor, uniform_step_factor: what remembered steps of such plans took, over what was played of them.
         unremembered_step_seconds: the prediction if no training had been remembered.
         trials, winner, training: None where nothing was trained.
@@ -68,6 +69,7 @@ class ReportData:
     uniform_price: Price | None
     binding: Binding
     simulation: Simulation
+    predicted_stages: tuple[StageSeconds, ...]
     uniform_simulation: Simulation | None = None
     step_factor: float = 1.0
     uniform_step_factor: float = 1.0
@@ -81,6 +83,20 @@ class ReportData:
     @property
     def plan(self) -> Plan:
         return self.binding.plan
+
+    @property
+    def other_bindings(self) -> dict[str, float | None]:
+        """Their step times in seconds, by the formula of the binding's own; None where no random one fits."""
+        found = self.binding
+        return {
+            "in the order of the cluster file": found.order_step_seconds,
+            f"the best of {RANDOM_BINDINGS:,} random ones": found.random_best_step_seconds,
+            f"the mean of {RANDOM_BINDINGS:,} random ones": found.random_mean_step_seconds,
+        }
+
+    @property
+    def num_random_bindings(self) -> int:
+        return RANDOM_BINDINGS
 
     @property
     def uniform(self) -> Plan | None:
@@ -130,10 +146,11 @@ class ReportData:
 
     @property
     def gap(self) -> float | None:
-        """How much of the plan's price the best plan could save at most; None where nothing was proved."""
+        """How much of the found plan's price the best plan could save at most; None where nothing was proved."""
         if self.lower_bound_seconds <= 0:
             return None
-        return max(0.0, 1.0 - self.lower_bound_seconds / self.price.step_seconds)
+        searched = min(result.step_seconds for result in self.searches.values())
+        return max(0.0, 1.0 - self.lower_bound_seconds / searched)
 
     @property
     def num_predicted(self) -> int:
@@ -152,16 +169,13 @@ class ReportData:
         return before[: self.training.first_step] + self.training.losses
 
     @property
-    def predicted_stages(self) -> tuple[StageSeconds, ...]:
-        return stage_seconds(self.plan, self.table, self.price)
-
-    @property
     def stages(self) -> tuple[StageReport, ...]:
         return tuple(self._stage(s) for s in range(len(self.plan.stages)))
 
     def _stage(self, s: int) -> StageReport:
         stage, names = self.plan.stages[s], self.table.layers
-        devices = [placement.device for placement in self.binding.placements if placement.stage == s]
+        ranks = self.plan.ranks
+        devices = [row.device for row in self.binding.placements if s in ranks[row.pipeline_rank]]
         times = [row for row in self.training.stages if row.stage == s] if self.training else []
         return StageReport(
             stage=s,

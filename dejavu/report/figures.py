@@ -27,7 +27,7 @@ BAR_WIDTH = 0.19  # four bars to a stage
 MOST_STAGES_WITH_ERRORS = 16
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-FORWARD, BACKWARD, OTHER = "#56B4E9", "#0072B2", "#009E73"
+FORWARD, BACKWARD, WEIGHTS, OTHER = "#56B4E9", "#0072B2", "#CC79A7", "#009E73"
 CHOSEN, EVEN, GREY, INK = "#D55E00", "#666666", "#B8B8B8", "#222222"
 
 
@@ -145,10 +145,14 @@ def timeline_figure(simulation: Simulation) -> Figure:
     looks = {
         "F": ("forward", FORWARD, "black"),
         "B": ("backward", BACKWARD, "white"),
+        "I": ("backward: input", BACKWARD, "white"),
+        "W": ("backward: weights", WEIGHTS, "black"),
         "o": ("optimizer", OTHER, "black"),
     }
     for first, (label, color, _) in looks.items():
         events = [event for event in simulation.events if event.name[0] == first]
+        if not events:  # the schedule has no such part
+            continue
         axes.barh(
             [event.stage for event in events],
             [(event.stop_seconds - event.start_seconds) * scale for event in events],
@@ -170,7 +174,7 @@ def timeline_figure(simulation: Simulation) -> Figure:
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _title(
         axes,
-        f"One step as simulated: {format_seconds(simulation.step_seconds)}, of which stages wait "
+        f"One step as simulated: {format_seconds(simulation.step_seconds)}, of which ranks wait "
         f"{simulation.bubble_fraction:.1%} (bubble)",
     )
     return figure

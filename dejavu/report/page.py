@@ -47,6 +47,7 @@ def _template() -> Template:
         "bytes": lambda value: _or_absent(value, format_bytes),
         "percent": lambda value: _or_absent(value, "{:.1%}".format),
         "signed_percent": lambda value: _or_absent(value, "{:+.1%}".format),
+        "times": lambda value: _or_absent(value, "{:.2f} ×".format),
         "loss": lambda value: _or_absent(value, "{:.4f}".format),
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Measuring on this machine what the database lacks: layers, transfers, operators, collectives.
+"""Measuring on this machine what the database lacks: layers, transfers, passes, operators, collectives.
 
 Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
 stopped. What was shipped, or measured on another machine of the same kind, serves predictions, but a device that is
@@ -24,6 +24,7 @@ from dejavu.runtime.collectives import SIZES_BYTES, collective_of, measure_colle
 from dejavu.runtime.links import measure_link
 from dejavu.runtime.measure import DIRECTIONS, measure_layers
 from dejavu.runtime.operators import can_measure, measure_kernels
+from dejavu.runtime.passes import measure_passes
 from dejavu.workload import Workload
 
 KEPT_EVERY_SECONDS = 10.0
@@ -63,7 +64,9 @@ class Campaign:
     again: bool = False
 
     def run(
-        self, kinds: Collection[str] = ("layers", "transfers"), progress: Progress = lambda name, done, total: None
+        self,
+        kinds: Collection[str] = ("layers", "transfers", "passes"),
+        progress: Progress = lambda name, done, total: None,
     ) -> MeasureResult:
         """Measure what is missing of these `KINDS`.
 
@@ -139,6 +142,18 @@ class Campaign:
             return Errand(0, 0, measure)
         return Errand(int(self.again or not known), int(known and not self.again), measure)
 
+    def _passes(self, device_type: str, num_devices: int) -> Errand:
+        """What the runtime itself takes: of CPUs only, whose cores compute and communicate."""
+
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            step(f"passes and messages on {device_type}")
+            yield from measure_passes(device_type)
+
+        if num_devices < 2 or self.cluster.kind != "cpu":
+            return Errand(0, 0, measure)
+        known = bool(self._own_subjects("pass", device_type))
+        return Errand(int(self.again or not known), int(known and not self.again), measure)
+
     def _operators(self, device_type: str, num_devices: int) -> Errand:
         kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
         for layer in self.graph.layers:
@@ -189,6 +204,7 @@ class Errand:
 KINDS: dict[str, Callable[[Campaign, str, int], Errand]] = {
     "layers": Campaign._layers,
     "transfers": Campaign._transfers,
+    "passes": Campaign._passes,
     "operators": Campaign._operators,
     "collectives": Campaign._collectives,
 }

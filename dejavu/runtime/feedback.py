@@ -48,6 +48,10 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
     ]
     for times in result.stages:
         stage = plan.stages[times.stage]
+        how = stage.configuration
+        if times.replica or how.tensor_parallel > 1 or job.workload.microbatch_size % how.data_parallel:
+            continue  # one replica speaks for all; parts of layers are no layers
+        shared["microbatch_size"] = job.workload.microbatch_size // how.data_parallel
         record = StageRecord.of(graph, stage, job.workload.optimizer)
         for direction, seconds, repeats, what in (
             ("forward", times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
@@ -61,8 +65,7 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
                     kind="stage",
                     subject=record.subject,
                     name=f"{job.workload.model} {stage}",
-                    device_type=stage.configuration.device_type,
-                    tensor_parallel=stage.configuration.tensor_parallel,
+                    device_type=how.device_type,
                     direction=direction,
                     seconds=seconds,
                     repeats=repeats,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dejavu.bind import Binding
 from dejavu.init import Draw
+from dejavu.runtime.clock import Timed
+from dejavu.schedule import Pass
+from dejavu.simulate import StageSeconds
 from dejavu.workload import Workload
 
 
@@ -56,30 +59,16 @@ class TrainingJob:
     def checkpoints(self) -> Path:
         return Path(self.folder) / "checkpoints"
 
-    def write(self) -> Path:
-        """The job as a file in its folder."""
-        path = Path(self.folder) / "job.json"
-        write_json(
-            path,
-            {
-                "workload": self.workload.model_dump(mode="json"),
-                "binding": self.binding.to_dict(),
-                "draw": asdict(self.draw),
-                "start_from": self.start_from,
-                "first_step": self.first_step,
-                "last_step": self.last_step,
-                "folder": self.folder,
-            },
-        )
-        return path
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "workload": self.workload.model_dump(mode="json"),
+            "binding": self.binding.to_dict(),
+            "draw": asdict(self.draw),
+        }
 
     @classmethod
-    def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
-        """The job of a file, to be done in its own folder or another."""
-        data = json.loads(path.read_text())
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            data["folder"] = str(folder.resolve())
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingJob:
         return cls(
             **{
                 **data,
@@ -89,12 +78,29 @@ class TrainingJob:
             }
         )
 
+    def write(self) -> Path:
+        """The job as a file in its folder."""
+        path = Path(self.folder) / "job.json"
+        write_json(path, self.to_dict())
+        return path
+
+    @classmethod
+    def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
+        """The job of a file, to be done in its own folder or another."""
+        data = json.loads(path.read_text())
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            data["folder"] = str(folder.resolve())
+        return cls.from_dict(data)
+
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one rank measured: median seconds of a microbatch, and of the optimizer once a step.
+    """What one rank measured of one stage: median seconds of a microbatch, and of the optimizer once a step.
 
     Attributes:
+        backward_seconds: of the whole pass; 0.0 where the schedule splits every one.
+        backward_input_seconds, backward_weight_seconds: its two parts; 0.0 where the schedule never splits it.
         peak_bytes: the process's largest resident memory (CPU) or the allocator's (GPU).
     """
 
@@ -103,6 +109,23 @@ class StageTimes:
     backward_seconds: float
     optimizer_seconds: float
     peak_bytes: int
+    backward_input_seconds: float = 0.0
+    backward_weight_seconds: float = 0.0
+    replica: int = 0
+
+    @property
+    def played(self) -> StageSeconds:
+        """For the simulator: the step as these passes alone would make it."""
+        whole = self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
+        parts = (self.backward_input_seconds, self.backward_weight_seconds)
+        known = any(parts)
+        return StageSeconds(
+            self.forward_seconds,
+            whole,
+            self.optimizer_seconds,
+            backward_input_seconds=parts[0] if known else None,
+            backward_weight_seconds=parts[1] if known else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -117,6 +140,9 @@ class TrainingResult:
         restarts: how often the ranks were started again.
         resumed_from_step: the checkpoint that the last attempt went on from; None: none.
         final_checkpoint: the folder of the last complete checkpoint.
+        failures: a sentence for each rank that made all start again: attempt, rank, stages, host, and how it ended.
+        last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
+            that rank's own beginning of the step.
     """
 
     first_step: int
@@ -126,6 +152,8 @@ class TrainingResult:
     restarts: int
     resumed_from_step: int | None
     final_checkpoint: str
+    failures: tuple[str, ...] = ()
+    last_step_passes: tuple[tuple[Timed, ...], ...] = ()
 
     @property
     def origin(self) -> str:
@@ -138,7 +166,12 @@ class TrainingResult:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingResult:
         stages = tuple(StageTimes(**row) for row in data["stages"])
-        return cls(**{**data, "losses": tuple(data["losses"]), "stages": stages})
+        passes = tuple(
+            tuple(Timed(stage, Pass(direction), *rest) for stage, direction, *rest in rank)
+            for rank in data["last_step_passes"]
+        )
+        losses, failures = tuple(data["losses"]), tuple(data["failures"])
+        return cls(**{**data, "losses": losses, "failures": failures, "stages": stages, "last_step_passes": passes})
 
 
 def parse_progress(line: bytes) -> tuple[int, float] | None:

@@ -3,158 +3,178 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from dejavu.cluster import Cluster, this_machine
-from dejavu.errors import DejavuError, InputError
-from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress
-from dejavu.runtime.process import named_parent
+from dejavu.runtime.failures import LaunchError, RankError, failures_path, read_failures
+from dejavu.runtime.hosts import (
+    HOST,
+    Host,
+    HostAgents,
+    Pulse,
+    is_here,
+    look_at_hosts,
+    look_here,
+    ranks_on,
+)
+from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
+from dejavu.runtime.process import end_agent, named_parent, rank_environment
+from dejavu.runtime.refusals import refuse_devices, refuse_hosts, refuse_plan
+from dejavu.runtime.torchrun import torchrun_words, words_by_host
+from dejavu.runtime.watchdog import STALL_SECONDS, Watch, heartbeats
 
-MOST_RESTARTS = 3
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 15.0
-_NOT_FOR_RANKS = ("MLFLOW_RUN_ID", "PREFECT__FLOW_RUN_ID")
 
 
-class LaunchError(DejavuError):
-    """The ranks did not finish; the message has the end of their log."""
-
-
-class RankError(LaunchError):
-    """A rank failed by itself, not by a signal: trying again would fail again."""
-
-
-def launch(job: TrainingJob, *, on_step: Callable[[int, float], None] = lambda step, loss: None) -> TrainingResult:
-    """Train the job's steps on this machine's devices; a rank that is killed costs a restart from the last checkpoint.
+def launch(
+    job: TrainingJob,
+    client: Any = None,
+    *,
+    stall_seconds: float = STALL_SECONDS,
+    needed_bytes: Sequence[float] | None = None,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> TrainingResult:
+    """Train the job's steps on its devices; a rank that is killed or stuck costs a restart from the last checkpoint.
 
     Args:
+        client: a `distributed.Client` with a worker on every host of the plan; not needed where all is on this machine.
+        stall_seconds: without progress for so long, a rank is taken for stuck and ended.
+        needed_bytes: what each rank will take, as predicted; refused where it is more than is free.
         on_step: (step, loss), as ranks report them.
 
     Raises:
-        LaunchError: the plan cannot run here, or the ranks failed more than `MOST_RESTARTS` times.
+        InputError: a host that cannot be reached.
+        LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
     """
-    refuse(job)
-    path = job.write()
-    for stale in (job.result_path, *Path(job.folder).glob("error-*-*.txt")):
-        stale.unlink(missing_ok=True)
-    log = Path(job.folder) / "ranks.log"
-    with log.open("ab") as file:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "dejavu.runtime.agent", *torchrun_words(len(job.binding.placements), path)],
-            stdout=file,
-            stderr=file,
-            env=rank_environment() | named_parent(),
-            start_new_session=True,
-        )
+    refuse_plan(job)
+    names = _hosts(job)
+    if client is None or all(map(is_here, names)):
+        refuse_hosts(names)
+        client = None
+    pulse = Pulse(Path(job.folder))
+    agents: _LocalAgent | HostAgents | None = None
     try:
+        ask = {"gpu_memory": needed_bytes is not None}
+        hosts = look_at_hosts(client, names, pulse.folder, **ask) if client else look_here(names, pulse.folder, **ask)
+        refuse_devices(job, hosts, needed_bytes)
+        path = job.write()
+        for stale in (job.result_path, failures_path(job.folder), *Path(job.folder).glob("error-*-*.txt")):
+            stale.unlink(missing_ok=True)
+        shutil.rmtree(heartbeats(job.folder), ignore_errors=True)
         read_bytes = job.progress_path.stat().st_size if job.progress_path.exists() else 0
-        while agent.poll() is None:
+        agents = _start(job, path, hosts, HostAgents(client, pulse) if client else None, stall_seconds)
+        while (code := agents.poll()) is None:
             time.sleep(POLL_SECONDS)
             read_bytes = _report(job.progress_path, read_bytes, on_step)
         _report(job.progress_path, read_bytes, on_step)
     finally:
-        end_agent(agent)
-    if agent.returncode or not job.result_path.exists():
-        what = f"the training did not finish (exit code {agent.returncode}; all that the ranks said is in {log})"
-        if (errors := job.errors()) and agent.returncode > 0:  # a killed agent says nothing against the ranks
-            raise RankError(f"{what}; {errors[0].read_text()}")
-        raise LaunchError(f"{what}; the end of it:\n{_tail(log)}")
-    return TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+        if agents:
+            agents.end()
+        pulse.end()
+    if code or not job.result_path.exists():
+        raise _failed(job, code)
+    result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+    result = replace(result, failures=tuple(map(str, read_failures(job.folder))))
+    write_json(job.result_path, result.to_dict())
+    return result
 
 
-def refuse(job: TrainingJob) -> None:
-    """Say before any rank starts what this launcher cannot run.
+def _hosts(job: TrainingJob) -> list[str]:
+    """The hosts of the plan, in the order of its ranks."""
+    return list(dict.fromkeys(placement.device.host for placement in job.binding.placements))
 
-    Raises:
-        InputError: a device on another host.
-        LaunchError: a stage of more than one device, or more stages than microbatches.
+
+class _LocalAgent:
+    """The one agent of a launch on this machine."""
+
+    def __init__(self, words: Sequence[str], watch: Watch, log: Path) -> None:
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dejavu.runtime.agent", *words],
+                stdout=file,
+                stderr=file,
+                env={**rank_environment(), **watch.to_environment(), **named_parent()},
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """The agent's exit code; None: it runs."""
+        return self.process.poll()
+
+    def end(self) -> None:
+        end_agent(self.process)
+
+
+def _start(
+    job: TrainingJob, path: Path, hosts: Sequence[Host], agents: HostAgents | None, stall_seconds: float
+) -> _LocalAgent | HostAgents:
+    """Start the agents: one for this machine, or one on each host."""
+    size = len(job.binding.placements)
+    if agents is None:
+        words = torchrun_words(size, path)
+        return _LocalAgent(words, _watch(job, list(range(size)), stall_seconds), log_path(job))
+    for host, words in words_by_host(job.binding, hosts, path).items():
+        watch = _watch(job, ranks_on(job.binding, host.name), stall_seconds)
+        agents.start(host, words, watch.to_environment(), log_path(job, host.name))
+    return agents
+
+
+def _watch(job: TrainingJob, ranks: Sequence[int], stall_seconds: float) -> Watch:
+    places = job.binding.placements
+    stages = job.binding.plan.ranks
+    own = tuple((rank, stages[places[rank].pipeline_rank], places[rank].device.host) for rank in ranks)
+    return Watch(job.folder, stall_seconds, len(places), own)
+
+
+def log_path(job: TrainingJob, host: str | None = None) -> Path:
+    """All that ranks and agents say: of this machine, or of one of several hosts."""
+    return Path(job.folder) / ("ranks.log" if host is None else f"ranks-{host}.log")
+
+
+def _failed(job: TrainingJob, code: int) -> LaunchError:
+    """What to tell of a training that did not finish."""
+    logs = [path for host in (None, *_hosts(job)) if (path := log_path(job, host)).exists()]
+    what = f"the training did not finish (exit code {code}; all that the ranks said is in {', '.join(map(str, logs))})"
+    failures = read_failures(job.folder)
+    told = "".join(f"\n{failure}" for failure in failures)
+    by_itself = not failures or not failures[-1].by_signal
+    if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank says nothing against the others
+        return RankError(f"{what}; {errors[0].read_text()}{told}")
+    told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
+    return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+
+
+def torchrun_line(job: TrainingJob, client: Any = None) -> str:
+    """The line that repeats this training by hand, in a folder of its own beside the job's; of several hosts, one each.
+
+    Args:
+        client: reaches the hosts; see `launch`.
     """
-    plan = job.binding.plan
-    refuse_hosts({placement.device.host for placement in job.binding.placements})
-    for stage in plan.stages:
-        if stage.configuration.num_devices > 1:
-            raise LaunchError(f"{stage}: a stage of several devices cannot be launched yet; wanted one device a stage")
-    if plan.num_microbatches < len(plan.stages):
-        raise LaunchError(
-            f"{plan.num_microbatches} microbatches for {len(plan.stages)} stages; torch wants at least one for each"
+    names, arguments = _hosts(job), (Path(job.folder) / "job.json", Path(f"{job.folder}-again"))
+    if client is None or all(map(is_here, names)):
+        words = torchrun_words(len(job.binding.placements), *arguments)
+        return shlex.join(["GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", "torchrun", *words])
+    hosts = look_at_hosts(client, names, Path(job.folder), gpu_memory=False)
+    return "\n".join(
+        shlex.join(
+            [
+                f"{HOST}={host.name}",
+                f"GLOO_SOCKET_IFNAME={host.interface}",
+                f"NCCL_SOCKET_IFNAME={host.interface}",
+                "OMP_NUM_THREADS=1",
+                "torchrun",
+                *words,
+            ]
         )
-
-
-def refuse_hosts(hosts: Iterable[str]) -> None:
-    """That all these hosts are this machine.
-
-    Raises:
-        InputError: one is not.
-    """
-    here = {"localhost", "127.0.0.1", os.uname().nodename}
-    elsewhere = sorted(set(hosts) - here)
-    if elsewhere:
-        shown = ", ".join(elsewhere[:3]) + (" …" if len(elsewhere) > 3 else "")
-        raise InputError(
-            f"the cluster's devices are on {shown}; ranks are started on this machine only: "
-            "plan for it without training (--no-train, or the deployment dejavu/plan), or train on `nodes: auto`"
-        )
-
-
-def refuse_cluster(cluster: Cluster) -> None:
-    """That all devices of the cluster are on this machine.
-
-    Raises:
-        InputError: a host is not this machine, or has other devices or more of them.
-    """
-    refuse_hosts(device.host for device in cluster.devices())
-    here = this_machine().device_counts
-    for name, count in cluster.device_counts.items():
-        if count > here.get(name, 0):
-            has = ", ".join(f"{number} × {kind}" for kind, number in here.items())
-            raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
-
-
-def torchrun_words(num_ranks: int, *arguments: Path) -> list[str]:
-    """What comes behind `torchrun`: a free port on loopback and an identity of its own."""
-    return [
-        f"--nproc-per-node={num_ranks}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        "--local-addr=localhost",
-        f"--rdzv-id={uuid.uuid4().hex[:12]}",
-        f"--max-restarts={MOST_RESTARTS}",
-        "--monitor-interval=0.2",
-        "-m",
-        "dejavu.runtime.worker",
-        *map(str, arguments),
-    ]
-
-
-def torchrun_line(job: TrainingJob) -> str:
-    """The one line that repeats this training by hand, on this machine, in a folder of its own beside the job's."""
-    words = torchrun_words(len(job.binding.placements), Path(job.folder) / "job.json", Path(f"{job.folder}-again"))
-    return shlex.join(["GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", "torchrun", *words])
-
-
-def rank_environment() -> dict[str, str]:
-    """The environment of a rank: loopback for gloo, one compute thread, nothing that belongs to the flow's own run."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RANKS}
-    return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-
-def end_agent(agent: subprocess.Popen[bytes]) -> None:
-    """End the agent, which ends its ranks; if it will not, its ranks go with it by the kernel's signal."""
-    if agent.poll() is None:
-        agent.send_signal(signal.SIGTERM)
-        try:
-            agent.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
+        for host, words in words_by_host(job.binding, hosts, *arguments).items()
+    )
 
 
 def _report(progress: Path, read_bytes: int, on_step: Callable[[int, float], None]) -> int:

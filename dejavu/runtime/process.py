@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 
 import torch
 
 PARENT = "DEJAVU_PARENT_PID"
+ATTEMPT = "DEJAVU_ATTEMPT"
+GRACE_SECONDS = 15.0  # an agent that takes longer to end its ranks is killed, and they with it
+_NOT_FOR_RANKS = ("MLFLOW_RUN_ID", "PREFECT__FLOW_RUN_ID")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -26,6 +30,31 @@ def die_with_parent(number: signal.Signals) -> None:
     named = os.environ.get(PARENT)
     if named and os.getppid() != int(named):
         os.kill(os.getpid(), number)
+
+
+def attempt_number() -> int:
+    """How often the ranks of this launch were started again before this start; the same number on every host.
+
+    torchrun's own count is not: where a rank of another host failed, it starts this host's again without counting.
+    """
+    return int(os.environ.get(ATTEMPT, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+
+
+def rank_environment(interface: str = "lo") -> dict[str, str]:
+    """The environment of a rank: gloo's network interface, one compute thread, nothing of the flow's own run."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RANKS}
+    return {**kept, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def end_agent(agent: subprocess.Popen[bytes]) -> None:
+    """End the agent, which ends its ranks; if it will not, its ranks go with it by the kernel's signal."""
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGTERM)
+        try:
+            agent.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
 
 
 def claim_device(index: int) -> torch.device:

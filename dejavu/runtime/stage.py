@@ -1,70 +1,131 @@
-"""One rank's part of a pipeline: its layers as a torch stage under a torch schedule, with a clock on every pass."""
+"""One stage under torch's pipeline runtime, whose neighbours may have other numbers of replicas.
+
+Torch's stages talk to one rank before and one behind. Here a stage talks to every replica of its neighbours that shares
+examples with it; forward and backward, autograd, buffers and the order of actions stay torch's.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining.stage import InferenceMode
 
-from dejavu.models import model_of
-from dejavu.plan import Plan
-from dejavu.schedule import schedule_named
-from dejavu.workload import Workload
-
-
-class PipelinedStage:
-    """The executor of one rank; the last stage has the loss."""
-
-    def __init__(self, module: nn.Module, workload: Workload, plan: Plan, stage: int, device: torch.device) -> None:
-        self.num_stages, self.num_microbatches = len(plan.stages), plan.num_microbatches
-        self.stage = PipelineStage(module, stage, self.num_stages, device)
-        self.forward_seconds = _clock(self.stage, "forward_one_chunk", device)
-        self.backward_seconds = _clock(self.stage, "backward_one_chunk", device)
-        make: Any = get_schedule_class(schedule_named(plan.schedule).torch_name)
-        self.schedule = make(self.stage, n_microbatches=plan.num_microbatches, loss_fn=model_of(workload).loss)
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self.stage.is_first else ()
-        if not self.stage.is_last:
-            self.schedule.step(*arguments, return_outputs=False)
-            return None
-        self.schedule.step(*arguments, target=targets, losses=losses, return_outputs=False)
-        return float(torch.stack(losses).mean())
-
-    def forget_times(self) -> None:
-        """Start the clocks anew: the first step also sets torch's stages up."""
-        self.forward_seconds.clear()
-        self.backward_seconds.clear()
-
-    def medians(self) -> tuple[float, float]:
-        """Median seconds of one microbatch, forward and backward."""
-        return median(self.forward_seconds), median(self.backward_seconds)
+from dejavu.bind import Placement
+from dejavu.runtime.layout import Exchange, Layout
+from dejavu.runtime.replicas import sum_gradients
+from dejavu.runtime.shapes import part_of
+from dejavu.runtime.training import Layers
+from dejavu.schedule import torch_actions
 
 
-def _clock(stage: PipelineStage, method: str, device: torch.device) -> list[float]:
-    """Wrap a method of this one stage so that the seconds of each call are listed."""
-    seconds: list[float] = []
-    inner: Callable[..., Any] = getattr(stage, method)
+class ReplicatedStage(PipelineStage):
+    """A stage of the plan on this rank, which holds some examples of every microbatch.
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        _wait(device)
-        started = time.perf_counter()
-        result = inner(*arguments, **options)
-        _wait(device)
-        seconds.append(time.perf_counter() - started)
-        return result
+    Args:
+        inputs, outputs: one whole microbatch at the stage's two cuts (`boundaries`).
+        alone: a process group of this rank only; torch asks a group for its size, messages go through the world.
+        replicas: the ranks that hold the same weights; None: there are no others.
+        shards_gradients: the gradients are reduced, and weights gathered, in every microbatch (ZeRO 2 and 3).
+    """
 
-    setattr(stage, method, timed)
-    return seconds
+    def __init__(
+        self,
+        module: Layers,
+        stage: int,
+        layout: Layout,
+        place: Placement,
+        inputs: torch.Tensor,
+        outputs: torch.Tensor,
+        device: torch.device,
+        alone: dist.ProcessGroup,
+        replicas: dist.ProcessGroup | None = None,
+        *,
+        shards_gradients: bool = False,
+    ) -> None:
+        start, stop = layout.rows(place)
+        arriving, leaving = part_of(inputs, stop - start), part_of(outputs, stop - start)
+        plan = layout.plan
+        super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=alone)
+        self.group = None
+        self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
+        self._layers = module
+        self._replicas, self._shards_gradients = replicas, shards_gradients
+        rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
+        before, behind = rank_of.get(stage - 1), rank_of.get(stage + 1)
+        self._from_before = () if before is None else layout.exchanges(place, before, sends=False)
+        self._to_before = () if before is None else layout.exchanges(place, before, sends=True)
+        self._from_behind = () if behind is None else layout.exchanges(place, behind, sends=False)
+        self._to_behind = () if behind is None else layout.exchanges(place, behind, sends=True)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        self._layers.microbatch = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return _receives(self.args_recv_info[fwd_chunk_id], self._from_before)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        (output,), _ = self.fwd_cache[fwd_chunk_id]
+        return _sends(output, self._to_behind)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return [] if self.is_last else _receives(self.grad_recv_info[bwd_chunk_id], self._from_behind)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.is_first:
+            return []
+        (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
+        assert self._stage_meta.inputs is not None
+        (meta,) = self._stage_meta.inputs
+        if not meta.requires_grad:  # nobody waits for it: the layers in front have no weights
+            return []
+        return _sends(torch.zeros(meta.shape, dtype=meta.dtype) if gradient is None else gradient, self._to_before)
+
+    def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        if not self._shards_gradients:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        assert backward_type == "full", "refused before launch: FSDP reduces as soon as the input's gradient is there"
+        names = ("stage_output", "output_grads", "input_values")
+        return stage_backward(*(bwd_kwargs[name] for name in names)), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """All of the stage's gradients are there: the replicas' are summed (torch's schedules say when)."""
+        if self._replicas is not None and not isinstance(self.submod, FSDPModule):
+            sum_gradients(self.submod.parameters(), self._replicas)
+        super().perform_reduce_grad(grad_scale_factor)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _receives(infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
+    (info,) = infos
+    if info.buffer is None:
+        return []
+    buffer = info.buffer.detach()
+    return [dist.P2POp(dist.irecv, buffer[part.start : part.stop], part.peer) for part in exchanges]
+
+
+def _sends(tensor: torch.Tensor, exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
+    whole = tensor.detach()
+    return [dist.P2POp(dist.isend, whole[part.start : part.stop].contiguous(), part.peer) for part in exchanges]
+
+
+class ListedSchedule(_PipelineScheduleRuntime):
+    """Torch's runtime playing torch's own list of any schedule, those of one stage a rank included.
+
+    One runtime for all, so that what the simulator plays is what runs, messages overlap with computing under every
+    schedule, and shapes are known beforehand.
+    """
+
+    def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__(stages, num_microbatches, loss_fn=loss)
+        self._prepare_schedule_with_comms(torch_actions(name, self._num_stages, num_microbatches))
+
+    def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC

@@ -19,6 +19,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.errors import DejavuError
 from dejavu.runtime.job import write_json
@@ -43,24 +45,46 @@ def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, torch.Tensor]) -> None:
-    """Put a gathered state back.
+    """Put a gathered state back; of whole tensors each device takes the part that it holds.
 
     Raises:
         CheckpointError: a weight of the module is missing.
     """
-    missing = [name for name in module.state_dict() if f"model.{name}" not in state]
+    own = module.state_dict()
+    missing = [name for name in own if f"model.{name}" not in state]
     if missing:
         raise CheckpointError(
             f"the saved state lacks {missing[0]!r} and {len(missing) - 1} more of the stage's weights"
         )
-    module.load_state_dict({name: state[f"model.{name}"] for name in module.state_dict()})
+    with torch.no_grad():
+        for name, tensor in own.items():
+            _local(tensor).copy_(_part(state[f"model.{name}"], tensor))
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
         found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         if found:
-            optimizer.state[parameter] = {
-                what: value if value.dim() == 0 else value.to(parameter.device) for what, value in found.items()
-            }
+            optimizer.state[parameter] = {what: _like(value, parameter) for what, value in found.items()}
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """What this device holds of a whole tensor."""
+    if not isinstance(held, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
+    return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+
+
+def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A moment of the optimizer, held as its weight is."""
+    if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
+        return whole
+    moment = torch.zeros_like(parameter.data)
+    _local(moment).copy_(_part(whole, moment))
+    return moment
 
 
 def belongs(name: str, layers: set[str]) -> bool:
@@ -92,8 +116,15 @@ def read_trial(path: Path, layers: set[str]) -> State:
         return {name: file.get_tensor(name) for name in file.keys() if belongs(name, layers)}  # noqa: SIM118
 
 
-def save_checkpoint(folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    """All ranks together: write aside, rename, and complete by a marker that is written last; older ones go."""
+def save_checkpoint(folder: Path, step: int, state: State) -> Path:
+    """All ranks together: write aside, rename, and complete by a marker that is written last; older ones go.
+
+    Args:
+        state: of all stages of this rank; what several ranks hold alike is written once.
+
+    Raises:
+        CheckpointError: it could not be written, as where the disk is full; what was written of it is removed.
+    """
     final = folder / f"step-{step:08d}"
     aside = folder / f"step-{step:08d}.partial"
     if dist.get_rank() == 0:
@@ -101,15 +132,41 @@ def save_checkpoint(folder: Path, step: int, module: nn.Module, optimizer: torch
             shutil.rmtree(stale, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    dcp.save(gather_state(module, optimizer), checkpoint_id=aside)
+    try:
+        dcp.save(dict(state), checkpoint_id=aside)
+    except dcp.CheckpointException as error:  # on every rank, whichever failed
+        raise _not_saved(aside, state, error) from None
     dist.barrier()
     if dist.get_rank() == 0:
         aside.rename(final)
-        write_json(final / MARKER, {"step": step, "world_size": dist.get_world_size()})
+        try:
+            write_json(final / MARKER, {"step": step, "world_size": dist.get_world_size()})
+        except OSError as error:
+            shutil.rmtree(final, ignore_errors=True)
+            raise CheckpointError(f"{final} could not be completed by its marker: {error}") from error
         for old in complete_checkpoints(folder)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
     return final
+
+
+def _not_saved(aside: Path, state: State, error: dcp.CheckpointException) -> CheckpointError:
+    """All ranks together: remove what there is of a checkpoint, and say why there is no more of it."""
+    rank, (cause, _) = min(error.failures.items())
+    sizes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
+    needed_bytes = sum({name: size for held in sizes for name, size in held.items()}.values())
+    written_bytes = sum(path.stat().st_size for path in aside.glob("**/*") if path.is_file()) if aside.exists() else 0
+    free_bytes = shutil.disk_usage(aside.parent).free
+    dist.barrier()  # all have looked
+    if dist.get_rank() == 0:
+        shutil.rmtree(aside, ignore_errors=True)
+    dist.barrier()  # there is room again, for this message too
+    return CheckpointError(
+        f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
+        f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
+        "the checkpoint before it is intact"
+    )
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

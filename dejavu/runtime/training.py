@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,43 +25,82 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Executor(Protocol):
     """Runs a batch forward and backward and leaves the mean gradient in `.grad`."""
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+    def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """The batch's mean loss, or None on a rank that does not have it."""
+
+    def clip_gradients(self, most: float) -> None:
+        """Scale the gradients of the whole model so that their common norm is at most this."""
+
+
+class Layers(nn.Sequential):
+    """A run of the model's layers, named as in the whole model.
+
+    What a layer draws at random (dropout) depends on the workload's seed, the step, the microbatch and the layer alone:
+    it is the same under every plan and after every restart. With `recompute` each layer keeps its input only, and runs
+    again before its backward pass.
+
+    Attributes:
+        step, microbatch, first_example: of what comes next; the executor sets them.
+    """
+
+    def __init__(self, layers: OrderedDict[str, nn.Module], workload: Workload, start: int, *, recompute: bool) -> None:
+        super().__init__(layers)
+        self.start, self.recompute = start, recompute
+        self.seed, self.mixed_precision = workload.seed, workload.mixed_precision
+        self.step = self.microbatch = self.first_example = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = f"{self.seed} {self.step} {self.microbatch} {self.first_example}"
+        stream = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed_precision):
+            for position, layer in enumerate(self, self.start):
+                _seed(stream + position, x.device)
+                x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+                if self.mixed_precision and x.is_floating_point():
+                    x = x.float()  # what crosses a cut does not depend on where the cut is
+        return x
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Torch's own `manual_seed` asks every kind of device, at ten times the price."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def build_layers(
-    workload: Workload, draw: Draw, device: torch.device, start: int = 0, stop: int | None = None
-) -> nn.Sequential:
-    """Layers `start` to `stop` (not included) with drawn weights, named as in the whole model."""
+    workload: Workload,
+    draw: Draw,
+    device: torch.device,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    recompute: bool = False,
+) -> Layers:
+    """Layers `start` to `stop` (not included) with drawn weights."""
     builders = layers_of(workload)
-    chosen = builders[start:stop]
-    modules = ((builder.name, draw_layer(builder, draw, depth=len(builders))) for builder in chosen)
-    return nn.Sequential(OrderedDict(modules)).to(device, DTYPES[workload.dtype])
-
-
-class Recomputed(nn.Sequential):
-    """The same layers under activation checkpointing: each keeps its input only, and runs again before its backward."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self:
-            x = checkpoint(layer, x, use_reentrant=False)
-        return x
+    drawn = OrderedDict((b.name, draw_layer(b, draw, depth=len(builders))) for b in builders[start:stop])
+    return Layers(drawn, workload, start, recompute=recompute).to(device, DTYPES[workload.dtype])
 
 
 class WholeModel:
     """The executor of a single process: microbatches in turn, gradients accumulated."""
 
-    def __init__(self, module: nn.Module, workload: Workload) -> None:
+    def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         losses = []
         pairs = zip(inputs.chunk(self.num_microbatches), targets.chunk(self.num_microbatches), strict=True)
-        for x, y in pairs:
+        self.module.step = step
+        for self.module.microbatch, (x, y) in enumerate(pairs):
             loss = self.loss(self.module(x), y)
             (loss / self.num_microbatches).backward()
             losses.append(loss.item())
         return sum(losses) / len(losses)
+
+    def clip_gradients(self, most: float) -> None:
+        nn.utils.clip_grad_norm_(self.module.parameters(), most)
 
 
 def train(
@@ -83,9 +123,11 @@ def train(
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
-        loss = executor(inputs, targets.to(device))
+        loss = executor(step, inputs, targets.to(device))
         computed = time.perf_counter()
-        set_learning_rate(optimizer, workload.optimizer, step)
+        if workload.optimizer.clip_norm is not None:
+            executor.clip_gradients(workload.optimizer.clip_norm)
+        set_learning_rate(optimizer, workload, step)
         optimizer.step()
         ended = time.perf_counter()
         on_step(step, loss, ended - started, ended - computed)

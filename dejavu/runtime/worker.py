@@ -14,35 +14,45 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from dejavu.bind import Binding, Placement
+from dejavu.runtime.clock import Clock, Timed
+from dejavu.runtime.hosts import own_rank
 from dejavu.runtime.job import StageTimes, TrainingJob, TrainingResult, parse_progress, write_json
+from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.process import claim_device, die_with_parent
-from dejavu.runtime.stage import PipelinedStage
+from dejavu.runtime.pipeline import Pipeline
+from dejavu.runtime.process import attempt_number, claim_device, die_with_parent
 from dejavu.runtime.state import (
+    State,
     checkpoint_step,
     complete_checkpoints,
+    gather_state,
     read_checkpoint,
     read_trial,
     restore_state,
     save_checkpoint,
 )
-from dejavu.runtime.training import build_layers, train
+from dejavu.runtime.training import train
+from dejavu.runtime.watchdog import Heartbeat
+from dejavu.schedule import Pass
 
-TIMEOUT = timedelta(seconds=120)  # a rank that waits longer for another gives up, and torchrun starts all again
+TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog ends a stuck rank before, and names it
 
 
 def main(path: Path, folder: Path | None = None) -> None:
     """Run this rank of the job to its end, in the job's folder or another."""
     die_with_parent(signal.SIGKILL)
     job = TrainingJob.read(path, folder)
-    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    rank, attempt = own_rank(job.binding), attempt_number()
     placement = job.binding.placements[rank]
     try:
         device = claim_device(placement.device.index)
-        join_group(device)
-        _run(job, placement.stage, device)
+        heartbeat = Heartbeat(job.folder, rank, attempt)
+        join_group(rank, device)
+        _run(job, placement, device, heartbeat)
+        heartbeat.close()
     except Exception as error:
-        said = f"stage {placement.stage} on {placement.device.host}: {type(error).__name__}: {error}"
+        said = f"pipeline rank {placement.pipeline_rank} on {placement.device.host}: {type(error).__name__}: {error}"
         job.error_path(attempt, rank).write_text(said)
         raise
     finally:
@@ -50,65 +60,99 @@ def main(path: Path, folder: Path | None = None) -> None:
             dist.destroy_process_group()
 
 
-def join_group(device: torch.device) -> None:
+def join_group(rank: int, device: torch.device) -> None:
     """Join the other ranks of this attempt; keys of an earlier attempt are not seen."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(f"try{attempt}", dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.PrefixStore(f"try{attempt_number()}", dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+    backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def _run(job: TrainingJob, stage: int, device: torch.device) -> None:
-    plan, workload = job.binding.plan, job.workload
-    span = plan.stages[stage]
-    module = build_layers(workload, job.draw, device, span.start, span.stop)
-    optimizer = make_optimizer(workload.optimizer, module.parameters())
-    layers = {name for name, _ in module.named_children()}
+def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: Heartbeat) -> None:
+    workload = job.workload
+    pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
+    modules = pipeline.modules
+    optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    layers = {name for module in modules.values() for name, _ in module.named_children()}
     complete = complete_checkpoints(job.checkpoints)
     first = job.first_step
+    if complete or job.start_from:
+        state = read_checkpoint(complete[-1], layers) if complete else read_trial(Path(str(job.start_from)), layers)
+        for module in modules.values():
+            restore_state(module, optimizer, state)
     if complete:
-        restore_state(module, optimizer, read_checkpoint(complete[-1], layers))
         first = checkpoint_step(complete[-1])
-    elif job.start_from:
-        restore_state(module, optimizer, read_trial(Path(job.start_from), layers))
-    resumed = first if complete else None
-    executor = PipelinedStage(module, workload, plan, stage, device)
+    clock = pipeline.clock
     seconds: list[float] = []
     optimizer_seconds: list[float] = []
 
     def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
         if step == first and job.last_step - first > 1:
-            executor.forget_times()  # torch sets its stages up in the first step
+            clock.forget()  # the first step also sets things up
         else:
             seconds.append(step_seconds)
             optimizer_seconds.append(once_seconds)
-        if loss is not None:
+        if pipeline.has_loss:
             with job.progress_path.open("a") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
+        heartbeat.beat(step)
         done = step + 1
         if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
-            save_checkpoint(job.checkpoints, done, module, optimizer)
+            held: State = {}
+            for module in modules.values():
+                held |= gather_state(module, optimizer)
+            save_checkpoint(job.checkpoints, done, held)
+            heartbeat.beat(step)
 
-    train(executor, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
-    own = None
+    train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
+    own: list[tuple[StageTimes, float]] = []
     if seconds:
-        own = StageTimes(stage, *executor.medians(), median(optimizer_seconds), _peak_bytes(device)), median(seconds)
-    everyone: list[tuple[StageTimes, float] | None] = [None] * dist.get_world_size()
+        once = median(optimizer_seconds) / len(modules)
+        own = [(stage_times(clock, s, place, once, peak_bytes(device)), median(seconds)) for s in modules]
+    everyone: list[list[tuple[StageTimes, float]]] = [[] for _ in job.binding.placements]
     dist.all_gather_object(everyone, own)
-    timed = [times for times in everyone if times is not None]
+    timed = sorted((row for rows in everyone for row in rows), key=lambda row: (row[0].stage, row[0].replica))
+    trace = gather_passes(clock, job.binding)
     if dist.get_rank() == 0:
         result = TrainingResult(
             first_step=job.first_step,
             losses=read_losses(job.progress_path),
             step_seconds=max((step for _, step in timed), default=None),
             stages=tuple(times for times, _ in timed),
-            restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            resumed_from_step=resumed,
+            restarts=attempt_number(),
+            resumed_from_step=first if complete else None,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
+            last_step_passes=trace,
         )
         write_json(job.result_path, result.to_dict())
+
+
+def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ...]:
+    """The last step's passes of every rank, since the first one on the same host began it: hosts' clocks differ."""
+    everyone: list[tuple[float, list[Timed]]] = [(0.0, []) for _ in binding.placements]
+    dist.all_gather_object(everyone, (clock.began_seconds, clock.last_step))
+    hosts = [placed.device.host for placed in binding.placements]
+    first = {
+        host: min(began for (began, _), where in zip(everyone, hosts, strict=True) if where == host) for host in hosts
+    }
+    return tuple(
+        tuple(row.later(began - first[host]) for row in passes)
+        for (began, passes), host in zip(everyone, hosts, strict=True)
+    )
+
+
+def stage_times(clock: Clock, stage: int, place: Placement, once_seconds: float, peak_bytes: int) -> StageTimes:
+    """What this rank measured of one of its stages."""
+    return StageTimes(
+        stage=stage,
+        replica=place.replica,
+        forward_seconds=clock.median_seconds(stage, Pass.FORWARD),
+        backward_seconds=clock.median_seconds(stage, Pass.BACKWARD),
+        backward_input_seconds=clock.median_seconds(stage, Pass.BACKWARD_INPUT),
+        backward_weight_seconds=clock.median_seconds(stage, Pass.BACKWARD_WEIGHT),
+        optimizer_seconds=once_seconds,
+        peak_bytes=peak_bytes,
+    )
 
 
 def read_losses(path: Path) -> tuple[float, ...]:
@@ -118,7 +162,7 @@ def read_losses(path: Path) -> tuple[float, ...]:
     return tuple(losses[step] for step in sorted(losses))
 
 
-def _peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,53 @@
+"""Plans for the devices of this machine, written down by hand: cuts, and how each pipeline rank is spread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from dejavu.bind import Binding, Placement
+from dejavu.cluster import Device
+from dejavu.init import Draw
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.runtime.job import TrainingJob
+from dejavu.schedule import schedule_named
+from dejavu.workload import Workload
+
+CORE = "core"  # the kind of device; what it is called is not looked up
+
+
+def one_device(
+    data_parallel: int = 1, tensor_parallel: int = 1, *, recompute: bool = False, zero_level: int = 0
+) -> StageConfiguration:
+    """A pipeline rank on so many cores of one node."""
+    devices = data_parallel * tensor_parallel
+    return StageConfiguration(CORE, 1, devices, data_parallel, tensor_parallel, recompute, zero_level)
+
+
+def by_hand(
+    schedule: str, bounds: Sequence[int], ranks: Sequence[StageConfiguration], num_microbatches: int
+) -> Binding:
+    """Stages between these cuts (0 and the number of layers included), devices in turn."""
+    num_stages = len(bounds) - 1
+    rank_of = schedule_named(schedule).rank_of
+    stages = tuple(
+        Stage(start, stop, ranks[rank_of(s, num_stages)]) for s, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )
+    places = [(rank, device, how) for rank, how in enumerate(ranks) for device in range(how.num_devices)]
+    placements = tuple(
+        Placement(rank, *divmod(device, how.tensor_parallel), Device(CORE, "here", "localhost", 0, index))
+        for index, (rank, device, how) in enumerate(places)
+    )
+    return Binding(Plan(stages, schedule, num_microbatches), placements, 0.0, 0.0)
+
+
+def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """As many layers in each stage as can be."""
+    return tuple(num_layers * s // num_stages for s in range(num_stages + 1))
+
+
+def job_of(workload: Workload, binding: Binding, num_steps: int, draw: Draw = Draw()) -> TrainingJob:  # noqa: B008
+    """A training from fresh weights that keeps nothing."""
+    plan = binding.plan
+    fitting = workload.model_copy(update={"schedule": plan.schedule, "num_microbatches": plan.num_microbatches})
+    return TrainingJob(fitting, binding, draw, None, 0, num_steps, "")

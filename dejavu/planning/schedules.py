@@ -1,0 +1,95 @@
+"""The same devices under other schedules: the layers of each pipeline rank cut finer, in the order that they take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from dejavu.errors import InputError
+from dejavu.plan import Plan, Stage
+from dejavu.problem import Posed
+from dejavu.schedule import SCHEDULES, actions, schedule_named
+from dejavu.simulate import Simulation
+from dejavu.stage_costs import AdditiveCosts
+from dejavu.workload import AUTO
+
+
+def under_schedules(posed: Posed, plan: Plan, wanted: str) -> Iterator[Plan]:
+    """The plan under the schedule that was asked for, or under every one that can run it (`auto`), its own first.
+
+    Where a pipeline rank runs several stages, cuts are new: each rank keeps its devices, and the slowest stage is as
+    fast as can be.
+
+    Raises:
+        InputError: the schedule that was asked for cannot run the plan.
+    """
+    if wanted != AUTO:
+        yield under(posed, plan, wanted)
+        return
+    yield plan
+    for name in SCHEDULES:
+        if name != plan.schedule:
+            try:
+                yield under(posed, plan, name)
+            except InputError:
+                continue
+
+
+def under(posed: Posed, plan: Plan, name: str) -> Plan:
+    """The plan's devices and microbatches under this schedule.
+
+    Raises:
+        InputError: too few layers for so many stages, or the schedule does not run so many microbatches.
+    """
+    schedule, B = schedule_named(name), plan.num_microbatches
+    num_stages = schedule.stages_per_rank * len(plan.stages)
+    L = plan.stages[-1].stop
+    if num_stages > L:
+        raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
+    actions(name, num_stages, B)  # refuses what torch refuses
+    if schedule.stages_per_rank == 1:
+        return Plan(plan.stages, name, B)
+    how = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
+    seconds_CL = posed.forward_seconds_CL + posed.backward_seconds_CL
+    bounds = _fastest_bounds(np.stack([seconds_CL[posed.problem.index(c)] for c in how]))
+    stages = (Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), how, strict=True))
+    return Plan(tuple(stages), name, B)
+
+
+def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
+    """Cuts between S stages in order, each of one layer at least, whose slowest stage is fastest; a dynamic program."""
+    S, L = seconds_SL.shape
+    sums_SL1 = np.concatenate([np.zeros((S, 1)), np.cumsum(seconds_SL, axis=1)], axis=1)
+    best_L1 = np.where(np.arange(L + 1) == 0, 0.0, np.inf)
+    start_SL1 = np.zeros((S, L + 1), dtype=np.int64)
+    apart = np.triu(np.ones((L + 1, L + 1), dtype=bool), 1)  # [start, stop]
+    for s in range(S):
+        stage = sums_SL1[s][None, :] - sums_SL1[s][:, None]
+        slowest = np.where(apart, np.maximum(best_L1[:, None], stage), np.inf)
+        start_SL1[s] = slowest.argmin(axis=0)
+        best_L1 = slowest.min(axis=0)
+    bounds = [L]
+    for s in reversed(range(S)):
+        bounds.append(int(start_SL1[s, bounds[-1]]))
+    return bounds[::-1]
+
+
+def fits(posed: Posed, plan: Plan, played: Simulation) -> bool:
+    """Whether every pipeline rank has the memory for what its stages hold when the plan is played."""
+    problem = posed.problem
+    for stages in plan.ranks:
+        index = [problem.index(plan.stages[s].configuration) for s in stages]
+        spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
+        if len(spans) == 1:
+            if problem.costs.max_in_flight(*spans[0]) < played.in_flight[stages[0]]:
+                return False
+            continue
+        needed = sum(
+            problem.costs.peak_bytes(*span, played.in_flight[s]) for span, s in zip(spans, stages, strict=True)
+        )
+        assert isinstance(problem.costs, AdditiveCosts)
+        if needed > problem.costs.capacity_bytes_C[index[0]]:
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""Measuring what torch's pipeline runtime itself takes of a CPU: for every pass, and for every message.
+
+Ranks share their cores with the threads that send and receive for them, so on CPUs a message costs computing time on
+both ends. A pipeline of layers that do almost nothing shows it: the processor seconds of a pass less those of its layer
+alone. Run as `python -m dejavu.runtime.passes` it is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dejavu.bind import Binding, Placement
+from dejavu.cluster import Device
+from dejavu.init import Draw
+from dejavu.models import model_of
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.runtime.launcher import LaunchError, rank_environment
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.pipeline import Pipeline
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.timing import spread
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+
+ALONE, EXCHANGE = "alone", "exchange"  # subjects of the rows: stages on one rank, and on two
+SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
+NUM_MICROBATCHES = 16
+WARMUP_STEPS, STEPS = 2, 8
+TIMEOUT_SECONDS = 300.0
+
+
+class Scale(nn.Module):
+    """The least that a layer with a weight can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(Scale(), Scale())
+
+
+def measure_passes(device_type: str) -> Iterator[Measurement]:
+    """Processor seconds of a pass beside its layers: without messages, and with one message of each of `SIZES_BYTES`.
+
+    Raises:
+        LaunchError: the ranks failed.
+    """
+    for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
+        words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dejavu.runtime.agent", *words, "dejavu.runtime.passes"],
+            env=rank_environment() | named_parent(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        if done.returncode:
+            raise LaunchError(f"measuring what a pass costs failed:\n{done.stderr[-2000:]}")
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                yield Measurement(
+                    kind="pass",
+                    subject=subject,
+                    name=f"a pass and {num_ranks - 1} messages",
+                    device_type=device_type,
+                    dtype="float32",
+                    num_ranks=num_ranks,
+                    host_fingerprint=host_fingerprint(),
+                    torch_version=torch.__version__,
+                    source="measured",
+                    how="processor seconds of layers that do little, less those of the layers alone, median",
+                    measured_at=datetime.now(UTC),
+                    **json.loads(line),
+                )
+
+
+def _main() -> None:
+    die_with_parent(signal.SIGKILL)
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = claim_device(rank)
+    dist.init_process_group("gloo")
+    for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:
+        seconds = _beside_layers(size // 4, rank, num_ranks, device)
+        both: list[Any] = [None] * num_ranks
+        dist.all_gather_object(both, seconds)
+        if rank == 0:
+            each = [sum(step) / num_ranks for step in zip(*both, strict=True)]
+            print(json.dumps({"size_bytes": size, **spread(each)}), flush=True)
+    dist.destroy_process_group()
+
+
+def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device) -> list[float]:
+    """Of one pass, for each step."""
+    B = NUM_MICROBATCHES
+    workload = Workload(
+        model=f"{__spec__.name}:two_layers",
+        data="synthetic",
+        synthetic=SyntheticSettings(num_classes=2, image_shape=(1, 1, width)),
+        batch_size=B,
+        num_microbatches=B,
+        trials=TrialSettings(count=0),
+    )
+    how = StageConfiguration("cpu")
+    bounds = (0, 2) if num_ranks == 1 else (0, 1, 2)
+    plan = Plan(tuple(Stage(a, b, how) for a, b in itertools.pairwise(bounds)), "1f1b", B)
+    places = tuple(Placement(r, 0, 0, Device("cpu", "here", "localhost", 0, r)) for r in range(num_ranks))
+    layout = Layout(Binding(plan, places, 0.0, 0.0), 1)
+    pipeline = Pipeline(workload, Draw(), layout, places[rank], device)
+    batch, targets = torch.randn(B, 1, 1, width), torch.zeros(B, dtype=torch.int64)
+    loss, has_loss = model_of(workload).loss, rank == num_ranks - 1
+    (module,) = pipeline.modules.values()
+
+    def layers_alone() -> None:
+        for x in batch.chunk(B):
+            for layer in module:
+                x = layer(x.detach().requires_grad_(rank > 0))
+            end = loss(x, targets[:1]) if has_loss else x.sum()
+            end.backward()
+
+    found = []
+    for step in range(WARMUP_STEPS + STEPS):
+        times = [time.process_time()]
+        pipeline(step, batch, targets)
+        times.append(time.process_time())
+        layers_alone()
+        times.append(time.process_time())
+        if step >= WARMUP_STEPS:
+            whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
+            found.append(max(whole - alone, 0.0) / (2 * B))
+    return found
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,98 @@
+"""One rank's part of a training: its stages under the plan's schedule, spread as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dejavu.bind import Placement
+from dejavu.init import Draw
+from dejavu.models import layers_of, model_of
+from dejavu.runtime.clock import Clock
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.replicas import clip_gradients, meshes, spread
+from dejavu.runtime.shapes import boundaries
+from dejavu.runtime.stage import ListedSchedule, ReplicatedStage
+from dejavu.runtime.training import Layers, build_layers
+from dejavu.workload import Workload
+
+
+class Pipeline:
+    """The executor of one rank. Every rank of the world makes one at the same time.
+
+    Attributes:
+        modules: the layers of each of the rank's stages, by stage.
+        clock: when each pass ran.
+    """
+
+    def __init__(self, workload: Workload, draw: Draw, layout: Layout, place: Placement, device: torch.device) -> None:
+        self.layout, self.place, self.workload = layout, place, workload
+        plan, self.device = layout.plan, device
+        self.how = plan.rank_configuration(place.pipeline_rank)
+        every, cuts, builders = meshes(layout, device), boundaries(workload), layers_of(workload)
+        mesh = every[place.pipeline_rank]
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        replicas = mesh.get_group("replica") if mesh is not None and self.how.data_parallel > 1 else None
+        self._losses_group = replicas
+        self.modules: dict[int, Layers] = {}
+        self.clock, stages = Clock(device), []
+        for s in plan.ranks[place.pipeline_rank]:
+            span = plan.stages[s]
+            module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.how.recompute)
+            if mesh is not None:
+                spread(module, builders[span.start : span.stop], self.how, mesh)
+            module.first_example = layout.rows(place)[0]
+            self.modules[s] = module
+            stage = ReplicatedStage(
+                module, s, layout, place, cuts[span.start], cuts[span.stop], device, alone, replicas,
+                shards_gradients=self.how.zero_level >= 2 and replicas is not None,
+            )  # fmt: skip
+            self.clock.watch(stage)
+            stages.append(stage)
+        start, stop = layout.rows(place)
+        self._share = (stop - start) / layout.microbatch_size
+        loss = model_of(workload).loss
+        self._schedule = ListedSchedule(
+            plan.schedule, stages, plan.num_microbatches, lambda output, target: loss(output, target) * self._share
+        )
+        self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank is the one that reports the loss."""
+        return self._is_last and self.place.replica == 0 and self.place.shard == 0
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for module in self.modules.values():
+            yield from module.parameters()
+
+    def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """One step's batch, forward and backward; the mean loss on the ranks that hold the last stage."""
+        for module in self.modules.values():
+            module.step = step
+        self.clock.begin_step()
+        losses: list[torch.Tensor] = []
+        arguments = (self._own(inputs),) if self._is_first else ()
+        known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
+        self._schedule.step(*arguments, return_outputs=False, **known)
+        mean = torch.stack(losses).mean().detach() if self._is_last else None
+        if mean is not None and self._losses_group is not None:
+            dist.all_reduce(mean, group=self._losses_group)
+        loss = None if mean is None else float(mean)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.clock.end_step()
+        return loss
+
+    def clip_gradients(self, most: float) -> None:
+        clip_gradients(self.modules.values(), self.how.num_devices, most)
+
+    def _own(self, batch: torch.Tensor) -> torch.Tensor:
+        """This replica's examples of every microbatch."""
+        start, stop = self.layout.rows(self.place)
+        parts = batch.unflatten(0, (self.layout.plan.num_microbatches, -1))
+        return parts[:, start:stop].flatten(0, 1)

@@ -1,0 +1,128 @@
+"""What the devices of one pipeline rank do together: meshes, split weights, summed gradients, the norm over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from dejavu.errors import InputError
+from dejavu.models import LayerBuilder
+from dejavu.plan import StageConfiguration
+from dejavu.runtime.layout import Layout
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "columns": lambda: ColwiseParallel(),
+    "rows": lambda: RowwiseParallel(),
+    "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
+}
+
+
+def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
+    """For each pipeline rank its devices as (replica, shard), None if it is one. Every rank of the world calls it."""
+    return tuple(
+        DeviceMesh(device.type, torch.from_numpy(grid), mesh_dim_names=("replica", "shard")) if grid.size > 1 else None
+        for grid in layout.grids
+    )
+
+
+def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:
+    """That the layers can be trained in so many shards.
+
+    Raises:
+        InputError: one cannot; it is named, with what would do.
+    """
+    degree = how.tensor_parallel
+    for builder in builders if degree > 1 else ():
+        split = builder.tensor_parallel
+        if split is None or split.weights is None:
+            raise InputError(f"layer {builder.name!r} cannot be trained tensor-parallel; wanted degree 1, not {degree}")
+        if split.most % degree:
+            good = [d for d in range(1, split.most + 1) if split.most % d == 0]
+            raise InputError(
+                f"layer {builder.name!r} has {split.most} heads, which tensor-parallel degree {degree} does not "
+                f"divide; wanted one of {', '.join(map(str, good))}"
+            )
+
+
+def spread(module: nn.Module, builders: Sequence[LayerBuilder], how: StageConfiguration, mesh: DeviceMesh) -> None:
+    """Split the layers' weights in place: over the shards as the model says, over the replicas as the ZeRO level says.
+
+    Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once a step and sums gradients at its
+    end, 2 sums them in every microbatch, 3 also frees and gathers the weights of each layer again.
+    """
+    refuse_split(builders, how)
+    for layer, builder in zip(module.children(), builders, strict=True):
+        if how.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
+            styles: dict[str, ParallelStyle] = {
+                name: _style(layer, name, cut) for name, cut in builder.tensor_parallel.weights
+            }
+            parallelize_module(layer, mesh["shard"], styles)
+    if how.zero_level and how.data_parallel > 1:
+        for part in (*module.children(), module):
+            sharded = fully_shard(part, mesh=mesh["replica"], reshard_after_forward=how.zero_level == 3)
+            sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def _style(layer: nn.Module, name: str, cut: str) -> ParallelStyle:
+    if cut == "rows" and isinstance(layer.get_submodule(name), nn.Embedding):
+        return RowwiseParallel(input_layouts=Replicate())
+    return _STYLES[cut]()
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """All-reduce the gradients as one message for each dtype."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local = _local(parameter.grad)
+            by_dtype.setdefault(local.dtype, []).append(local)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def clip_gradients(modules: Iterable[nn.Module], num_devices: int, most: float) -> float:
+    """Scale all gradients of the whole model so that their common norm is at most `most`; the norm before.
+
+    Every rank of the world calls it. What several devices of a pipeline rank hold alike is counted once.
+
+    Args:
+        num_devices: of this rank's pipeline rank.
+    """
+    gradients = [p.grad for module in modules for p in module.parameters() if p.grad is not None]
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        squares += _local(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
+    device = _local(gradients[0]).device if gradients else torch.device("cpu")
+    total = squares.to(device if device.type == "cuda" else "cpu")
+    dist.all_reduce(total)
+    norm = float(total.sqrt())
+    if norm > most:
+        for gradient in gradients:
+            _local(gradient).mul_(most / norm)
+    return norm
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _parts(tensor: torch.Tensor) -> int:
+    """Into how many parts the devices of a pipeline rank have cut it."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    count = 1
+    for size, placement in sizes:
+        count *= 1 if placement.is_replicate() else size
+    return count

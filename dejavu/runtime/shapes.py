@@ -1,0 +1,52 @@
+"""What crosses every cut of a model, found with fake tensors: so stages are set up before a first batch runs."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dejavu.data import dataset_of
+from dejavu.errors import InputError
+from dejavu.graph import DTYPES
+from dejavu.models import layers_of
+from dejavu.workload import Workload
+
+
+def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
+    """The input of every layer, and the last one's output, for one microbatch; on `meta`, without memory.
+
+    Whether a tensor requires a gradient is as in the whole model.
+
+    Raises:
+        InputError: a layer's output does not begin with the examples of the microbatch.
+    """
+    shape, dtype, size = dataset_of(workload).shape, DTYPES[workload.dtype], workload.microbatch_size
+    found = []
+    before = torch.get_default_dtype()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(size, *shape.input_shape, dtype=dtype if shape.input_dtype.is_floating_point else torch.int64)
+        found.append(_meta(x))
+        for builder in layers_of(workload):
+            torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
+            try:
+                module = builder.build()
+            finally:
+                torch.set_default_dtype(before)
+            x = module(x)
+            if x.dim() == 0 or x.shape[0] != size:
+                raise InputError(
+                    f"layer {builder.name!r} returns {tuple(x.shape)} for a microbatch of {size} examples; "
+                    "wanted the examples as its first dimension"
+                )
+            found.append(_meta(x))
+    return tuple(found)
+
+
+def part_of(boundary: torch.Tensor, num_examples: int) -> torch.Tensor:
+    """The same boundary for another number of examples."""
+    shape = (num_examples, *boundary.shape[1:])
+    return torch.empty(shape, dtype=boundary.dtype, device="meta", requires_grad=boundary.requires_grad)
+
+
+def _meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tuple(x.shape), dtype=x.dtype, device="meta", requires_grad=x.requires_grad)

@@ -1,0 +1,25 @@
+"""Plays torch's own order of actions, event by event, with the times of each stage and each message.
+
+The searches' formula (`plan.price`) hides messages, lets one stage bound forward and backward, and adds the fill behind
+the slowest stage; this does none of it, so the final candidates are compared by it.
+"""
+
+from __future__ import annotations
+
+from dejavu.simulate.posed import play_posed, price_played, stages_of
+from dejavu.simulate.result import Event, Simulation, trace_rows
+from dejavu.simulate.step import Message, StageSeconds, play, simulate, stage_seconds
+
+__all__ = [
+    "Event",
+    "Message",
+    "Simulation",
+    "StageSeconds",
+    "play",
+    "play_posed",
+    "price_played",
+    "simulate",
+    "stage_seconds",
+    "stages_of",
+    "trace_rows",
+]

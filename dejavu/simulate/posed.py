@@ -1,0 +1,65 @@
+"""One step of a plan of the problem that a search was asked, played at its configurations' own prices."""
+
+from __future__ import annotations
+
+from dejavu.cost.passes import PassCost
+from dejavu.plan import Plan, Price, price
+from dejavu.problem import Posed
+from dejavu.simulate.result import Simulation
+from dejavu.simulate.step import Message, StageSeconds, simulate
+
+
+def play_posed(posed: Posed, plan: Plan) -> Simulation:
+    """The plan, under any schedule; messages and the runtime's own work count where they were measured.
+
+    A message between stages of several replicas goes in as many parts as the one with more of them has; the parts
+    travel at the same time.
+    """
+    return simulate(plan, stages_of(posed, plan), messages=_messages(posed, plan))
+
+
+def stages_of(posed: Posed, plan: Plan) -> list[StageSeconds]:
+    """What each stage takes, by the problem's costs."""
+    problem, rows = posed.problem, []
+    for stage in plan.stages:
+        forward, backward = posed.passes_seconds(stage)
+        once = problem.costs.once_seconds(stage.start, stage.stop, problem.index(stage.configuration))
+        beside = _overhead(posed, stage.configuration.device_type).pass_seconds
+        rows.append(StageSeconds(forward + beside, backward + beside, once))
+    return rows
+
+
+def _messages(posed: Posed, plan: Plan) -> list[Message]:
+    problem, rows = posed.problem, []
+    for s, cut in enumerate(plan.cuts):
+        ends = [plan.stages[s].configuration, plan.stages[s + 1].configuration]
+        one_way = problem.transfer_seconds(cut, *(problem.index(how) for how in ends)) / 2
+        part_bytes = problem.cut_bytes_L1[cut] / max(how.data_parallel for how in ends)
+        busy = [_overhead(posed, how.device_type).of_message(part_bytes) for how in ends]
+        # What was measured of a message holds the work at both of its ends.
+        rows.append(Message(0.0, max(0.0, one_way - sum(busy)), *busy))
+    return rows
+
+
+def _overhead(posed: Posed, device_type: str) -> PassCost:
+    return posed.pass_costs.get(device_type, PassCost())
+
+
+def price_played(posed: Posed, plan: Plan, played: Simulation) -> Price:
+    """The searches' price part by part; under a schedule that they do not price, the step and bubble as played."""
+    problem = posed.problem
+    if plan.schedule == problem.schedule:
+        return price(problem, plan)
+    spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
+    cuts = [
+        problem.transfer_seconds(stage.start, a[2], b[2])
+        for stage, a, b in zip(plan.stages[1:], spans[:-1], spans[1:], strict=True)
+    ]
+    return Price(
+        step_seconds=played.step_seconds,
+        stage_seconds=tuple(problem.costs.stage_seconds(*span) for span in spans),
+        transfer_seconds=tuple(cuts),
+        once_seconds=tuple(problem.costs.once_seconds(*span) for span in spans),
+        peak_bytes=tuple(problem.costs.peak_bytes(*span, played.in_flight[s]) for s, span in enumerate(spans)),
+        bubble_fraction=played.bubble_fraction,
+    )

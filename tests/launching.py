@@ -1,0 +1,86 @@
+"""What tests of launches share: jobs on this machine, and the processes that a launch started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from dejavu.init import Draw
+from dejavu.models import layers_of
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.single import train_single
+from dejavu.workload import TrialSettings, Workload
+from tests.conftest import local_binding
+
+TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
+DRAW = Draw("xavier", 1.0, 7)
+TINY = Workload(  # a GPT of 5 layers that takes milliseconds a step
+    model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
+    sequence_length=32,
+    batch_size=8,
+    num_microbatches=4,
+    num_steps=8,
+    checkpoint_every=3,
+    trials=TrialSettings(count=0),
+)
+
+
+def job_of(
+    workload: Workload, folder: Path, cuts: tuple[int, ...] = (2,), hosts: Iterable[str] = ("localhost",)
+) -> TrainingJob:
+    """Stages cut there, stage s on the s-th of the hosts in turn."""
+    binding = local_binding(workload, cuts, len(layers_of(workload)))
+    placements = (
+        replace(placement, device=replace(placement.device, host=host))
+        for placement, host in zip(binding.placements, itertools.cycle(hosts), strict=False)
+    )
+    binding = replace(binding, placements=tuple(placements))
+    return TrainingJob(
+        workload=workload,
+        binding=binding,
+        draw=DRAW,
+        start_from=None,
+        first_step=0,
+        last_step=workload.num_steps,
+        folder=str(folder),
+    )
+
+
+def largest_difference(workload: Workload, losses: Iterable[float]) -> float:
+    """Between these losses and those of one process that trains the same steps."""
+    expected = train_single(workload, DRAW, range(workload.num_steps))
+    return max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+
+
+def runtime_processes() -> list[psutil.Process]:
+    """Agents and ranks of these tests; others may run on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words, environment = process.info["cmdline"] or [], process.info["environ"] or {}
+        if environment.get("DEJAVU_TESTED_BY") != os.environ["DEJAVU_TESTED_BY"]:
+            continue
+        if any(word.startswith("dejavu.runtime.") for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def ranks() -> list[psutil.Process]:
+    """The ranks of these tests, by the numbers that torchrun gave them."""
+    found = [p for p in runtime_processes() if "dejavu.runtime.worker" in p.cmdline()]
+    return sorted((p for p in found if "RANK" in p.environ()), key=lambda p: int(p.environ()["RANK"]))
+
+
+def once(action: Callable[[], object], at_step: int) -> Callable[[int, float], None]:
+    """An `on_step` that acts the first time the step is reached."""
+    counter = itertools.count()
+
+    def on_step(step: int, loss: float) -> None:
+        if step >= at_step and next(counter) == 0:
+            action()
+
+    return on_step

@@ -1,0 +1,518 @@
+"""Binding: against brute force over all bindings of small clusters, and by properties on large ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, pairwise, permutations, product
+from math import inf
+
+import numpy as np
+import pytest
+
+from dejavu.bind import RANDOM_BINDINGS, BindError, Binding, bind
+from dejavu.bind.draws import random_places
+from dejavu.bind.labels import bounds
+from dejavu.bind.layout import bottleneck, computing_bound, in_order
+from dejavu.bind.local import EXCHANGE, MOVE, TURN, changed, changes, improved
+from dejavu.bind.pricing import Pricing
+from dejavu.bind.site import Site
+from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
+from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price
+from dejavu.schedule import schedule_named
+from dejavu.stage_costs import AdditiveCosts
+
+GIB = 2**30
+
+
+def cluster_of(
+    nodes: Sequence[tuple[int, Sequence[tuple[str, int]]]],
+    rng: np.random.Generator,
+    *,
+    alike: bool = False,
+    memory: dict[str, int] | None = None,
+) -> Cluster:
+    """Groups of (nodes, devices of each kind in a node), and random links; `alike`: one link for all."""
+
+    def link() -> Link:
+        return Link(1e9, 1e-5) if alike else Link(float(rng.uniform(0.5e9, 20e9)), float(rng.uniform(1e-6, 1e-4)))
+
+    groups = tuple(NodeGroup(f"g{i}", count, (), tuple(held), link()) for i, (count, held) in enumerate(nodes))
+    kinds = {name for _, held in nodes for name, _ in held}
+    types = {
+        name: DeviceType(name, "cuda", {"float32": 1e12}, (memory or {}).get(name, 8 * GIB), 1e11, None, None, "test")
+        for name in sorted(kinds)
+    }
+    between = {
+        pair(a.name, b.name): link() for i, a in enumerate(groups) for b in groups[i:] if a is not b or a.count > 1
+    }
+    return Cluster("random", groups, types, between)
+
+
+def problem_of(
+    cluster: Cluster,
+    rng: np.random.Generator,
+    *,
+    shapes: Sequence[tuple[int, int, int]] = ((1, 1, 1),),
+    num_layers: int = 8,
+    num_microbatches: int = 8,
+    schedule: str = "1f1b",
+    cut_bytes: float = 2e6,
+    room: float = inf,
+) -> Problem:
+    """Random layers; each kind has a speed of its own.
+
+    Args:
+        shapes: (nodes, devices in a node, tensor-parallel degree) of the configurations, for every kind.
+        room: memory of a device, in layers.
+    """
+    kinds = list(cluster.device_counts)
+    hows = tuple(StageConfiguration(k, n, d, n * d // t, t) for k in kinds for n, d, t in shapes)
+    C, L = len(hows), num_layers
+    speeds = dict(zip(kinds, rng.uniform(0.4, 3.0, len(kinds)), strict=True))
+    work = rng.uniform(0.5e-3, 2e-3, L)
+    seconds = np.array([work / speeds[how.device_type] / how.num_devices for how in hows])
+    rooms = {kind: room * rng.uniform(0.7, 1.5) for kind in kinds}
+    return Problem(
+        layers=tuple(f"layer {i}" for i in range(L)),
+        configurations=hows,
+        device_counts=cluster.device_counts,
+        costs=AdditiveCosts(
+            seconds_CL=seconds,
+            once_seconds_CL=seconds * rng.uniform(0, 1, (C, 1)),
+            once_latency_seconds_C=np.zeros(C),
+            fixed_bytes_CL=np.ones((C, L)),
+            activation_bytes_CL=np.full((C, L), 0.01),
+            temporary_bytes_CL=np.zeros((C, L)),
+            capacity_bytes_C=np.array([min(rooms[how.device_type], 1e9) for how in hows]),
+        ),
+        cut_bytes_L1=rng.uniform(0.2, 1.0, L + 1) * cut_bytes,
+        link_latency_seconds_CC=np.full((C, C), 1e-5),
+        link_seconds_per_byte_CC=np.full((C, C), 1e-9),
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+    )
+
+
+def plan_of(problem: Problem, hows: Sequence[StageConfiguration], rng: np.random.Generator, schedule: str = "") -> Plan:
+    cuts = np.sort(rng.choice(np.arange(1, problem.num_layers), len(hows) - 1, replace=False))
+    ends = [0, *map(int, cuts), problem.num_layers]
+    stages = tuple(Stage(a, b, how) for (a, b), how in zip(pairwise(ends), hows, strict=True))
+    return Plan(stages, schedule or problem.schedule, problem.num_microbatches)
+
+
+def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Sequence[Device]]) -> float:
+    """The step time, written down once more, device by device; inf where a rank cannot be."""
+    schedule, S, B = schedule_named(plan.schedule), len(plan.stages), plan.num_microbatches
+    total, loads, links = 0.0, [0.0] * len(places), dict[frozenset[int], float]()
+    for s, stage in enumerate(plan.stages):
+        rank = schedule.rank_of(s, S)
+        how = replace(stage.configuration, device_type=places[rank][0].type_name)
+        if how not in problem.configurations:
+            return inf
+        c = problem.index(how)
+        if problem.costs.max_in_flight(stage.start, stage.stop, c) < schedule.in_flight(s, S, B):
+            return inf
+        seconds = problem.costs.stage_seconds(stage.start, stage.stop, c)
+        total += seconds
+        loads[rank] += (B - 1) * seconds + problem.costs.once_seconds(stage.start, stage.stop, c)
+    for s, cut in enumerate(plan.cuts):
+        a, b = schedule.rank_of(s, S), schedule.rank_of(s + 1, S)
+        if a == b:
+            continue
+        nodes = [{(device.group, device.node_index) for device in places[rank]} for rank in (a, b)]
+        how, then = plan.rank_configuration(a), plan.rank_configuration(b)
+        lanes = min(map(len, nodes))
+        if len(nodes[0] | nodes[1]) == 1:
+            lanes = max(how.data_parallel, then.data_parallel)
+        size = problem.cut_bytes_L1[cut] / lanes
+        worst = max(cluster.link(x, y).transfer_seconds(size) for x, y in product(places[a], places[b]))
+        total += 2 * worst
+        links[frozenset((a, b))] = links.get(frozenset((a, b)), 0.0) + 2 * worst
+    return total + max(*loads, *((B - 1) * seconds for seconds in links.values()), 0.0)
+
+
+def devices_of(binding: Binding) -> list[list[Device]]:
+    places: list[list[Device]] = [[] for _ in binding.plan.ranks]
+    for placement in binding.placements:
+        places[placement.pipeline_rank].append(placement.device)
+    return places
+
+
+def every_binding(plan: Plan, cluster: Cluster) -> Iterator[list[tuple[Device, ...]]]:
+    """Every way to give ranks devices: d of each of n pools (a pool may serve twice); likes of a pool in one order."""
+    pools: dict[tuple[str, int, str], list[Device]] = {}
+    for device in cluster.devices():
+        pools.setdefault((device.group, device.node_index, device.type_name), []).append(device)
+
+    def extend(rank: int, free: dict[tuple[str, int, str], int]) -> Iterator[list[tuple[Device, ...]]]:
+        if rank == len(plan.ranks):
+            yield []
+            return
+        how = plan.rank_configuration(rank)
+        blocks = [key for key, count in free.items() for _ in range(count // how.devices_per_node)]
+        for chosen in set(combinations(blocks, how.num_nodes)):
+            if len({kind for *_, kind in chosen}) > 1:
+                continue
+            left, taken = dict(free), []
+            for key in chosen:
+                at = len(pools[key]) - left[key]
+                taken += pools[key][at : at + how.devices_per_node]
+                left[key] -= how.devices_per_node
+            for rest in extend(rank + 1, left):
+                yield [tuple(taken), *rest]
+
+    yield from extend(0, {key: len(devices) for key, devices in pools.items()})
+
+
+def sound(binding: Binding, problem: Problem, plan: Plan, cluster: Cluster) -> None:
+    """What holds of every binding."""
+    places = devices_of(binding)
+    used = [device for place in places for device in place]
+    assert len(set(used)) == len(used) and set(used) <= set(cluster.devices())
+    rows = iter(binding.placements)
+    for rank, place in enumerate(places):
+        how, said = binding.plan.rank_configuration(rank), plan.rank_configuration(rank)
+        assert replace(how, device_type=said.device_type) == said
+        assert {device.type_name for device in place} == {how.device_type}
+        for replica, shard in product(range(how.data_parallel), range(how.tensor_parallel)):
+            row = next(rows)
+            assert (row.pipeline_rank, row.replica, row.shard) == (rank, replica, shard)
+        width = how.devices_per_node
+        for block in (place[at : at + width] for at in range(0, len(place), width)):
+            assert len({(device.group, device.node_index) for device in block}) == 1
+    assert binding.step_seconds == pytest.approx(formula(problem, plan, cluster, places), rel=1e-9)
+    assert binding.step_seconds <= binding.order_step_seconds
+    assert 0 < binding.lower_bound_seconds <= binding.step_seconds
+    if binding.random_best_step_seconds is not None:
+        assert binding.random_mean_step_seconds is not None
+        assert binding.step_seconds <= binding.random_best_step_seconds * (1 + 1e-9)
+        assert binding.random_best_step_seconds <= binding.random_mean_step_seconds * (1 + 1e-9)
+    assert 0 <= binding.random_refused <= RANDOM_BINDINGS
+    assert len(binding.reasons) == len(places)
+    assert [(s.start, s.stop) for s in binding.plan.stages] == [(s.start, s.stop) for s in plan.stages]
+    assert Binding.from_dict(json.loads(json.dumps(binding.to_dict()))) == binding
+
+
+ONE = ((1, 1, 1),)
+SOME = ((1, 1, 1), (1, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 1))
+# name -> groups of nodes, shapes of the problem, which shapes the ranks have (on the kinds that follow)
+FAMILY = {
+    "a chain of nodes": ([(1, [("a", 1)])] * 5, ONE, [(0, "a")] * 4),
+    "two kinds": ([(1, [("a", 2)]), (2, [("b", 1)]), (1, [("a", 1)])], ONE, [(0, "a"), (0, "b"), (0, "a"), (0, "b")]),
+    "a mixed node": ([(2, [("a", 1), ("b", 2)]), (1, [("b", 1)])], ONE, [(0, "b"), (0, "a"), (0, "b"), (0, "b")]),
+    "idle devices": ([(2, [("a", 2)]), (1, [("b", 3)])], ONE, [(0, "a"), (0, "b"), (0, "a")]),
+    "meshes": ([(2, [("a", 4)]), (1, [("b", 3)])], SOME, [(1, "a"), (2, "a"), (0, "b"), (1, "b")]),
+    "meshes of two nodes": ([(3, [("a", 4)]), (2, [("b", 2)])], SOME, [(3, "a"), (2, "a"), (0, "b"), (0, "a")]),
+    "3-1": ([(1, [("a", 3)]), (2, [("a", 2)]), (1, [("b", 1)])], SOME, [(4, "a"), (0, "a"), (1, "a"), (0, "b")]),
+}
+
+
+def case(name: str, seed: int, **options: object) -> tuple[Problem, Plan, Cluster]:
+    nodes, shapes, ranks = FAMILY[name]
+    rng = np.random.default_rng(seed)
+    cluster = cluster_of(nodes, rng)
+    problem = problem_of(cluster, rng, shapes=shapes, **options)  # type: ignore[arg-type]
+    hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+    return problem, plan_of(problem, hows, rng), cluster
+
+
+def _mesh(shape: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    nodes, width, tensor = shape
+    return nodes, width, nodes * width // tensor, tensor
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", FAMILY)
+def test_is_the_best_of_all_bindings(name: str, seed: int) -> None:
+    problem, plan, cluster = case(name, seed, cut_bytes=[2e5, 2e6, 2e7][seed % 3])
+    binding = bind(problem, plan, cluster)
+    sound(binding, problem, plan, cluster)
+    best = min(formula(problem, plan, cluster, places) for places in every_binding(plan, cluster))
+    assert binding.step_seconds == pytest.approx(best, rel=1e-8)
+    assert binding.lower_bound_seconds == binding.step_seconds
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "looped_bfs", "zbv"])
+@pytest.mark.parametrize("seed", range(3))
+def test_several_stages_a_rank(schedule: str, seed: int) -> None:
+    """Stages of a rank stay together, and a looping schedule sends from the last rank to the first."""
+    rng = np.random.default_rng(seed)
+    cluster = cluster_of([(1, [("a", 1)]), (1, [("b", 2)]), (2, [("a", 1)])], rng)
+    problem = problem_of(cluster, rng, schedule=schedule_named(schedule).searched_as, cut_bytes=1e7)
+    kinds = [StageConfiguration(kind) for kind in ("a", "b", "b")]
+    ranks = [schedule_named(schedule).rank_of(s, 6) for s in range(6)]
+    plan = plan_of(problem, [kinds[rank] for rank in ranks], rng, schedule)
+    binding = bind(problem, plan, cluster)
+    sound(binding, problem, plan, cluster)
+    best = min(formula(problem, plan, cluster, places) for places in every_binding(plan, cluster))
+    assert binding.step_seconds == pytest.approx(best, rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_memory_holds(seed: int) -> None:
+    """A rank that fits one kind only stays there; random bindings that do not fit are counted, and left out."""
+    nodes, _, ranks = FAMILY["two kinds"]
+    rng = np.random.default_rng(seed)
+    cluster = cluster_of(nodes, rng)
+    problem = problem_of(cluster, rng, room=2.6)
+    plan = plan_of(problem, [StageConfiguration(kind) for _, kind in ranks], rng)
+    possible = [formula(problem, plan, cluster, places) for places in every_binding(plan, cluster)]
+    pricing = Pricing(problem, plan, Site.of(cluster))
+    kinds = [pricing.site.kinds.index(how.device_type) for how in pricing.configurations]
+    if not np.isfinite(pricing.seconds_RK[range(len(kinds)), kinds]).all():
+        with pytest.raises(BindError, match=r"rank \d does not fit"):
+            bind(problem, plan, cluster)
+        return
+    binding = bind(problem, plan, cluster)
+    sound(binding, problem, plan, cluster)
+    assert binding.step_seconds == pytest.approx(min(possible), rel=1e-8)
+    assert (binding.random_refused == 0) or inf in possible
+
+
+def test_random_bindings_that_do_not_fit_are_counted() -> None:
+    """The large rank fits "a" only; the small one, where it comes first, takes that every other time."""
+    rng = np.random.default_rng(0)
+    cluster = cluster_of([(1, [("a", 1)]), (1, [("b", 1)])], rng)
+    problem = problem_of(cluster, rng)
+    small, large = (StageConfiguration(kind) for kind in "ba")
+    capacity = np.where([how.device_type == "a" for how in problem.configurations], 1e9, 3.0)
+    problem = replace(problem, costs=replace(problem.costs, capacity_bytes_C=capacity))
+    plan = Plan((Stage(0, 6, large), Stage(6, 8, small)), "1f1b", 8)
+    binding = bind(problem, plan, cluster)
+    sound(binding, problem, plan, cluster)
+    assert RANDOM_BINDINGS / 5 < binding.random_refused < RANDOM_BINDINGS / 3
+    assert binding.random_best_step_seconds == pytest.approx(binding.step_seconds)
+    assert binding.random_mean_step_seconds == pytest.approx(binding.step_seconds)
+    assert "of the cluster's kinds it can only be on a" in binding.reasons[0]
+    everywhere = Pricing(problem, plan, Site.of(cluster)).step_seconds_N(np.array([[[0], [1]], [[1], [0]]]))
+    assert np.isfinite(everywhere).tolist() == [True, False]
+
+
+def test_like_devices_and_links_cost_what_the_search_said() -> None:
+    """One price: where every link is the problem's, the binding's step is the plan's, and the order stays."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        cluster = cluster_of([(4, [("a", 2)])], rng, alike=True)
+        problem = problem_of(cluster, rng)
+        plan = plan_of(problem, [StageConfiguration("a")] * 6, rng)
+        binding = bind(problem, plan, cluster)
+        assert binding.step_seconds == pytest.approx(price(problem, plan).step_seconds, rel=1e-12)
+        assert binding.order_step_seconds == binding.step_seconds == binding.lower_bound_seconds
+        assert [row.device for row in binding.placements] == list(cluster.devices()[:6])
+
+
+def test_an_assumed_link_is_priced_as_the_problem_prices_it() -> None:
+    rng = np.random.default_rng(0)
+    cluster = cluster_of([(1, [("a", 3)])], rng)
+    problem = problem_of(cluster, rng)
+    plan = plan_of(problem, [StageConfiguration("a")] * 3, rng)
+    (group,) = cluster.groups
+    assumed = replace(cluster, groups=(replace(group, link=replace(group.link, assumed=True)),))
+    assert bind(problem, plan, assumed).step_seconds == pytest.approx(price(problem, plan).step_seconds, rel=1e-12)
+    assert bind(problem, plan, cluster).step_seconds != pytest.approx(price(problem, plan).step_seconds, rel=1e-6)
+
+
+def test_the_slow_device_gets_the_small_stage() -> None:
+    """Nothing to send, speeds 1 : 3: the plan had it the wrong way round."""
+    rng = np.random.default_rng(0)
+    cluster = cluster_of([(1, [("slow", 1)]), (1, [("fast", 1)])], rng, alike=True)
+    problem = problem_of(cluster, rng, cut_bytes=0.0)
+    seconds = np.outer([3.0, 1.0], np.full(8, 1e-3))
+    costs = replace(problem.costs, seconds_CL=seconds, once_seconds_CL=0 * seconds)
+    problem = replace(problem, costs=costs)
+    slow, fast = problem.configurations
+    plan = Plan((Stage(0, 6, slow), Stage(6, 8, fast)), "1f1b", 8)
+    binding = bind(problem, plan, cluster)
+    assert [stage.configuration for stage in binding.plan.stages] == [fast, slow]
+    assert binding.step_seconds == pytest.approx((6 + 6 + 7 * 6) * 1e-3 + 2 * 1e-5)
+    assert binding.order_step_seconds == pytest.approx((18 + 2 + 7 * 18) * 1e-3 + 2 * 1e-5)
+    assert binding.reasons[0].startswith("rank 0 is the busiest (6 ms a microbatch)")
+    assert "the kind that is fastest for it, fast instead of the plan's slow" in binding.reasons[0]
+    assert "slow instead of the plan's fast; fast would take 2 ms" in binding.reasons[1]
+
+
+@pytest.mark.parametrize("size", [6, 30])
+def test_a_chain_finds_the_line(size: int) -> None:
+    """Nodes on a line, in a random order in the file: only neighbours on the line are well linked."""
+    rng = np.random.default_rng(size)
+    line = [int(n) for n in rng.permutation(size)]
+    at = {f"g{n}": place for place, n in enumerate(line)}
+    cluster = cluster_of([(1, [("a", 1)])] * size, rng)
+    near, far = Link(10e9, 1e-5), Link(1e9, 1e-4)
+    links = {names: near if abs(at[names[0]] - at[names[1]]) == 1 else far for names in cluster.links_between}
+    cluster = replace(cluster, links_between=links)
+    problem = problem_of(cluster, rng, num_layers=size, num_microbatches=32)
+    binding = bind(problem, plan_of(problem, [StageConfiguration("a")] * size, rng), cluster)
+    found = [at[row.device.group] for row in binding.placements]
+    assert found in (sorted(found), sorted(found, reverse=True))
+    sound(binding, problem, binding.plan, cluster)
+
+
+def test_renaming_nodes_changes_nothing() -> None:
+    for seed in range(4):
+        problem, plan, cluster = case("meshes of two nodes", seed)
+        names = {group.name: f"n{99 - i}" for i, group in enumerate(cluster.groups)}
+        renamed = replace(
+            cluster,
+            groups=tuple(replace(group, name=names[group.name]) for group in cluster.groups),
+            links_between={pair(names[a], names[b]): link for (a, b), link in cluster.links_between.items()},
+        )
+        one, other = bind(problem, plan, cluster), bind(problem, plan, renamed)
+        numbers = ("step_seconds", "order_step_seconds", "random_mean_step_seconds", "random_refused", "plan")
+        assert all(getattr(one, name) == getattr(other, name) for name in numbers)
+        places = [
+            [(names.get(d.group, d.group), d.node_index, d.index) for d in place]
+            for binding in (one, other)
+            for place in devices_of(binding)
+        ]
+        assert places[: len(plan.ranks)] == places[len(plan.ranks) :]
+
+
+LARGE = {
+    "64 on 8 × 8": ([(8, [("a", 8)])], ((1, 1, 1),), [(0, "a")] * 64),
+    "40 of 64, four kinds": (
+        [(2, [("a", 8)]), (2, [("b", 8)]), (4, [("c", 4)]), (4, [("d", 4)])],
+        ((1, 1, 1),),
+        [(0, "abcd"[i % 4]) for i in range(40)],
+    ),
+    "48 nodes, each with links of its own": ([(1, [("a", 1)])] * 48, ((1, 1, 1),), [(0, "a")] * 48),
+    "meshes": (
+        [(4, [("a", 8)]), (10, [("b", 4)])],
+        ((1, 1, 1), (1, 2, 2), (1, 4, 2), (2, 4, 4)),
+        [(2, "a"), (2, "a"), (3, "b"), (0, "a"), (0, "b"), (1, "b"), (2, "b")] * 2,
+    ),
+}
+
+
+@cache
+def large(name: str) -> tuple[Problem, Plan, Cluster]:
+    nodes, shapes, ranks = LARGE[name]
+    rng = np.random.default_rng(1)
+    cluster = cluster_of(nodes, rng)
+    problem = problem_of(cluster, rng, shapes=shapes, num_layers=2 * len(ranks), num_microbatches=64, room=12.0)
+    hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+    return problem, plan_of(problem, hows, rng), cluster
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_bindings_are_close_to_their_bound(name: str) -> None:
+    problem, plan, cluster = large(name)
+    binding = bind(problem, plan, cluster)
+    sound(binding, problem, plan, cluster)
+    assert binding.step_seconds <= 1.1 * binding.lower_bound_seconds
+    assert bind(problem, plan, cluster) == binding
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_random_bindings_are_bindings(name: str) -> None:
+    """Nobody gets devices that another has, every rank gets one kind, and all places are drawn."""
+    problem, plan, cluster = large(name)
+    site = Site.of(cluster)
+    pricing = Pricing(problem, plan, site)
+    places, holds = random_places(pricing, 200, seed=3)
+    drawn = set()
+    for one, held in zip(places, holds, strict=True):
+        used = np.zeros(len(site), dtype=int)
+        for rank, how in enumerate(pricing.configurations):
+            blocks = one[rank, : how.num_nodes]
+            assert len(set(site.kind_P[blocks])) == 1
+            np.add.at(used, blocks, how.devices_per_node)
+            drawn |= set(blocks.tolist())
+        assert (used <= site.size_P).all()
+        assert held == np.isfinite(pricing.step_seconds_N(one[None])[0])
+    assert holds.any()
+    assert drawn == set(range(len(site)))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_prices_of_one_and_of_many_agree(name: str) -> None:
+    """Also with the formula, and with the bound that no binding is below."""
+    problem, plan, cluster = large(name)
+    site = Site.of(cluster)
+    pricing = Pricing(problem, plan, site)
+    places = random_places(pricing, 20, seed=5)[0]
+    transfers = pricing.transfer_seconds_NQ(places)
+    bound = bounds(pricing, *computing_bound(pricing))
+    for n, one in enumerate(places):
+        cut = [tuple(one[rank, : how.num_nodes].tolist()) for rank, how in enumerate(pricing.configurations)]
+        for q, exchange in enumerate(pricing.exchanges):
+            assert pricing.transfer_seconds(q, cut[exchange.a], cut[exchange.b]) == pytest.approx(transfers[n, q])
+        free = [list(devices) for devices in site.devices]
+        devices = [
+            [free[pool].pop() for pool in place for _ in range(how.devices_per_node)]
+            for place, how in zip(cut, pricing.configurations, strict=True)
+        ]
+        seconds = float(pricing.step_seconds_N(one[None])[0])
+        assert seconds == pytest.approx(formula(problem, plan, cluster, devices), rel=1e-9)
+        assert seconds >= bound.step_seconds * (1 - 1e-9)
+
+
+def test_changes_are_bindings_too() -> None:
+    """Each change, on its own: sound, different, and never the devices of another rank."""
+    problem, plan, cluster = large("meshes")
+    site = Site.of(cluster)
+    pricing = Pricing(problem, plan, site)
+    start = random_places(pricing, 1, seed=0)[0][0]
+    rows = changes(pricing, start)
+    assert set(rows[:, 0].tolist()) == {EXCHANGE, TURN, MOVE}
+    for one in changed(pricing, start, rows):
+        used = np.zeros(len(site), dtype=int)
+        for rank, how in enumerate(pricing.configurations):
+            np.add.at(used, one[rank, : how.num_nodes], how.devices_per_node)
+            assert (one[rank, how.num_nodes :] == one[rank, 0]).all()
+            assert len(set(site.kind_P[one[rank]])) == 1
+        assert (used <= site.size_P).all()
+        assert (one != start).any()
+    better = improved(pricing, start, seed=0)
+    seconds = pricing.step_seconds_N(np.stack([start, better]))
+    assert seconds[1] < seconds[0]
+    assert not (
+        pricing.step_seconds_N(changed(pricing, better, changes(pricing, better))) < seconds[1] * (1 - 1e-8)
+    ).any()
+
+
+def test_the_bottleneck_is_the_least_that_a_permutation_has() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        loads = rng.integers(1, 9, (4, 5)).astype(float)
+        loads[rng.random(loads.shape) < 0.3] = inf
+        loads[np.arange(4), np.arange(4)] = 9.0
+        best = min(max(loads[r, s] for r, s in enumerate(order)) for order in permutations(range(5), 4))
+        assert bottleneck(loads) == best
+
+
+def test_too_few_devices_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    cluster = cluster_of([(2, [("a", 3)]), (1, [("b", 2)])], rng)
+    shapes = ((1, 1, 1), (1, 2, 1))
+    problem = problem_of(cluster, rng, shapes=shapes)
+
+    def refuse(match: str, *ranks: tuple[int, str]) -> None:
+        hows = [StageConfiguration(kind, *_mesh(shapes[shape])) for shape, kind in ranks]
+        with pytest.raises(BindError, match=match):
+            bind(problem, plan_of(problem, hows, rng), cluster)
+
+    refuse("rank 2 wants 1 more × b .*; 0 are left", (0, "b"), (0, "b"), (0, "b"))
+    refuse("rank 2 wants 2 more × a .*; 2 are left, but not so many together", (1, "a"), (1, "a"), (1, "a"))
+    missing = Plan((Stage(0, 8, StageConfiguration("c")),), "1f1b", 8)
+    with pytest.raises(BindError, match=r"wants 1 more × c .*; 0 are left"):
+        bind(problem, missing, cluster)
+
+
+def test_a_single_rank_takes_the_best_device() -> None:
+    rng = np.random.default_rng(4)
+    cluster = cluster_of([(1, [("a", 1)]), (1, [("b", 1)])], rng)
+    problem = problem_of(cluster, rng)
+    for kind in "ab":
+        binding = bind(problem, plan_of(problem, [StageConfiguration(kind)], rng), cluster)
+        best = min(price(problem, plan_of(problem, [how], rng)).step_seconds for how in problem.configurations)
+        assert binding.step_seconds == pytest.approx(best)
+
+
+def test_the_order_is_that_of_the_file() -> None:
+    site = Site.of(cluster_of([(2, [("a", 2), ("b", 1)]), (1, [("b", 4)])], np.random.default_rng(0)))
+    hows = [StageConfiguration("b"), StageConfiguration("a", 1, 2, 2), StageConfiguration("b", 1, 4, 4)]
+    assert in_order([*hows, StageConfiguration("a")], site) == [(1,), (0,), (4,), (2,)]

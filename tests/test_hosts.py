@@ -1,0 +1,308 @@
+"""One training on several hosts, reached by Dask: two names of this machine, and two network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import distributed
+import psutil
+import pytest
+
+from dejavu.errors import InputError
+from dejavu.runtime.hosts import HOST, Pulse, own_rank, ranks_on
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
+from dejavu.workload import Workload
+from tests.launching import TINY, TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[1]
+START_SECONDS = 60.0  # for a scheduler or a worker, on a loaded machine
+TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No process of a launch outlives it."""
+    yield
+    psutil.wait_procs(runtime_processes(), timeout=20)
+    assert not runtime_processes()
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+@contextmanager
+def dask_process(*words: str, before: tuple[str, ...] = (), folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`dask scheduler` or `dask worker`, perhaps inside a network namespace."""
+    with (folder / f"{words[0]}-{time.monotonic_ns()}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", "distributed.cli." + words[0], *words[1:]],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The file of a scheduler on loopback."""
+    folder = tmp_path_factory.mktemp("scheduler")
+    file = folder / "scheduler.json"
+    words = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+    with dask_process("dask_scheduler", *words, folder=folder):
+        wait_until(file.exists, "the scheduler did not start")
+        yield str(file)
+
+
+@contextmanager
+def worker(name: str, scheduler: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words = ("--scheduler-file", scheduler, "--name", name, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+    with dask_process(
+        "dask_worker", *words, "--host", "127.0.0.1", "--local-directory", str(folder), folder=folder
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def client(scheduler: str) -> Iterator[distributed.Client]:
+    with distributed.Client(scheduler_file=scheduler) as client:
+        yield client
+
+
+@pytest.fixture
+def two_workers(
+    scheduler: str, client: distributed.Client, tmp_path: Path
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Workers named alpha and beta, which stand for hosts."""
+    folder = tmp_path / "dask"
+    folder.mkdir()
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(worker(name, scheduler, folder)) for name in ("alpha", "beta")}
+        client.wait_for_workers(2, timeout=START_SECONDS)
+        yield workers
+
+
+def test_each_rank_takes_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(TINY, tmp_path, (1, 2, 3, 4), ("b", "a", "a", "c"))
+    found = []
+    for host in ("a", "b", "c"):
+        for local_rank in range(len(ranks_on(job.binding, host))):
+            monkeypatch.setenv(HOST, host)
+            monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+            monkeypatch.setenv("RANK", str(len(found)))  # torchrun's own, which says nothing of the plan
+            rank = own_rank(job.binding)
+            assert job.binding.placements[rank].device.host == host
+            found.append(rank)
+    assert sorted(found) == list(range(5))
+    monkeypatch.delenv(HOST)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
+    with pytest.raises(InputError, match=f"{HOST} is not set"):
+        own_rank(job.binding)
+
+
+def test_the_pulse_of_an_earlier_launcher_is_removed(tmp_path: Path) -> None:
+    first = Pulse(tmp_path)
+    second = Pulse(tmp_path)
+    assert not first.folder.exists() and second.folder.exists()
+    first.end()
+    second.end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_hosts_that_cannot_be_reached_are_refused(
+    tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    job = job_of(TINY, tmp_path / "run", (1, 2), ("alpha", "gamma", "beta"))
+    with pytest.raises(InputError, match=r"no Dask worker on gamma; there are workers on alpha \(127.*\), beta \(127"):
+        launch(job, client)
+    with pytest.raises(InputError, match="on alpha, beta, gamma; without a Dask client"):
+        launch(job)
+    assert not (tmp_path / "run" / "job.json").exists()
+
+
+def test_two_hosts_train_as_one_process_and_survive_a_killed_rank(
+    tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    workload = TINY.model_copy(update={"num_steps": 60, "checkpoint_every": 10})
+    job = job_of(workload, tmp_path / "run", (2, 3), TWO_AND_ONE)
+
+    def kill() -> None:
+        (of_beta,) = (rank for rank in ranks() if rank.environ()[HOST] == "beta")
+        of_beta.kill()
+
+    result = launch(job, client, on_step=once(kill, 25))
+    assert result.failures == ("attempt 0: rank 1 (stage 1 on beta) was ended by SIGKILL",)
+    assert result.restarts == 1 and result.resumed_from_step in (20, 30)
+    assert largest_difference(workload, result.losses) < 10 * TOLERANCE
+
+
+@pytest.mark.slow
+def test_the_lines_for_several_hosts_train_by_hand(
+    tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    """One in a shell for each host."""
+    job = job_of(TINY, tmp_path / "run", (2, 3), TWO_AND_ONE)
+    job.write()
+    lines = torchrun_line(job, client).splitlines()
+    assert len(lines) == 2 and all("--nnodes=2" in line for line in lines)
+    torchrun = shlex.join([sys.executable, "-m", "torch.distributed.run"])
+    shells = [subprocess.Popen(line.replace(" torchrun ", f" {torchrun} "), shell=True, cwd=ROOT) for line in lines]
+    assert [shell.wait(120) for shell in shells] == [0, 0]
+    result = TrainingResult.from_dict(json.loads(Path(f"{job.folder}-again/result.json").read_text()))
+    assert largest_difference(TINY, result.losses) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_killed_dask_worker_takes_its_ranks_with_it_and_is_named(
+    tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    job = job_of(TINY.model_copy(update={"num_steps": 2000}), tmp_path / "run", (2,), ("alpha", "beta"))
+    with pytest.raises(LaunchError, match=r"Dask worker on beta .* has gone"):
+        launch(job, client, on_step=once(two_workers["beta"].kill, 5))
+    assert not list((tmp_path / "run").glob(".launch-*"))
+
+
+def test_agents_end_when_their_launcher_is_killed(
+    tmp_path: Path, scheduler: str, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    job = job_of(TINY.model_copy(update={"num_steps": 5000}), tmp_path / "run", (2,), ("alpha", "beta"))
+    launcher = launched_elsewhere(job, ("--scheduler-file", scheduler))
+    try:
+        wait_until(job.progress_path.exists, "no step was done")
+    finally:
+        launcher.kill()
+        launcher.wait()
+    next_one = Pulse(Path(job.folder))  # as the next launch does; without it, they end after a while without a pulse
+    wait_until(lambda: not runtime_processes(), "agents without a launcher go on")
+    next_one.end()
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from distributed import Client
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.launcher import launch
+
+where = {"scheduler_file": sys.argv[2]} if sys.argv[1] == "--scheduler-file" else {"address": sys.argv[2]}
+with Client(**where, timeout=60) as client:
+    client.wait_for_workers(2, timeout=60)
+    launch(TrainingJob.read(Path(sys.argv[3])), client)
+"""
+
+
+def launched_elsewhere(
+    job: TrainingJob, where: tuple[str, str], before: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """A launch in a process of its own, perhaps inside a network namespace."""
+    path = job.write()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*before, sys.executable, "-c", LAUNCH, *where, str(path)], cwd=ROOT, env=environment)
+
+
+RATE = "400mbit"
+
+
+@pytest.fixture
+def namespaces() -> Iterator[dict[str, str]]:
+    """Two network namespaces, alpha at 10.77.0.1 and beta at 10.77.0.2, joined by a bridge in a third; each sends at
+    `RATE` at most. The machine's own network, its loopback included, is not touched.
+    """
+    names = {name: f"dejavu-{os.getpid()}-{name}" for name in ("switch", "alpha", "beta")}
+
+    def ip(where: str, *words: str) -> None:
+        subprocess.run(["ip", "-n", names[where], *words], check=True, capture_output=True)
+
+    try:
+        for name in names.values():
+            done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")
+        ip("switch", "link", "add", "bridge", "type", "bridge")
+        ip("switch", "link", "set", "bridge", "up")
+        for number, host in enumerate(("alpha", "beta"), start=1):
+            ip(host, "link", "add", "cable", "type", "veth", "peer", "name", host, "netns", names["switch"])
+            ip("switch", "link", "set", host, "master", "bridge", "up")
+            ip(host, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip(host, "link", "set", "cable", "up")
+            ip(host, "link", "set", "lo", "up")
+            limit = ["qdisc", "add", "dev", "cable", "root", "tbf", "rate", RATE, "burst", "256kb", "latency", "50ms"]
+            done = subprocess.run(["tc", "-n", names[host], *limit], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"limiting bandwidth is not permitted here: {done.stderr.strip()}")
+        yield {name: names[name] for name in ("alpha", "beta")}
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be set up here: {error}")
+    finally:
+        for name in names.values():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_two_hosts_with_a_network_between_them(namespaces: dict[str, str], tmp_path: Path) -> None:
+    """Two ranks on one host and one on the other, by way of a real network; losses as of one process."""
+    workload = TINY
+    job = job_of(workload, tmp_path / "run", (1, 3), TWO_AND_ONE)
+    inside = {name: ("ip", "netns", "exec", namespace) for name, namespace in namespaces.items()}
+    folder, address = tmp_path / "dask", "tcp://10.77.0.1:8786"
+    folder.mkdir()
+    with ExitStack() as stack:
+        words = ("--host", "10.77.0.1", "--port", "8786", "--no-dashboard")
+        stack.enter_context(dask_process("dask_scheduler", *words, before=inside["alpha"], folder=folder))
+        for name in ("alpha", "beta"):
+            words = (
+                "--name",
+                name,
+                "--no-nanny",
+                "--nthreads",
+                "1",
+                "--no-dashboard",
+                "--local-directory",
+                str(folder),
+            )
+            stack.enter_context(dask_process("dask_worker", *words, before=inside[name], folder=folder))
+        launcher = launched_elsewhere(job, ("--address", address), before=inside["alpha"])
+        try:
+            assert launcher.wait(180) == 0
+        finally:
+            launcher.kill()
+    result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+    assert result.restarts == 0 and len(result.losses) == workload.num_steps
+    assert largest_difference(workload, result.losses) < TOLERANCE
+    for host in ("alpha", "beta"):
+        sent = bytes_sent(namespaces[host])
+        least = workload.num_steps * len(job.binding.plan.cuts) * sum_of_a_cut(workload)
+        assert sent > least, "the ranks did not talk by way of the cable"
+
+
+def bytes_sent(namespace: str) -> int:
+    """What the host has sent over its cable."""
+    shown = subprocess.run(["ip", "-n", namespace, "-json", "-s", "link"], capture_output=True, check=True).stdout
+    return next(link["stats64"]["tx"]["bytes"] for link in json.loads(shown) if link["ifname"] == "cable")
+
+
+def sum_of_a_cut(workload: Workload) -> int:
+    """Bytes of a step's activations (or their gradients) across one cut, float32."""
+    return workload.batch_size * workload.sequence_length * int(workload.model_options["width"]) * 4

@@ -1,0 +1,246 @@
+"""What a launch survives, with real ranks: killed, stopped and stuck ones, a killed agent, a full disk."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from dejavu.plan import Plan
+from dejavu.runtime.failures import Failure, read_failures, write_failure
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.launcher import LaunchError, RankError, launch
+from dejavu.runtime.process import attempt_number
+from dejavu.runtime.state import complete_checkpoints
+from dejavu.runtime.watchdog import Heartbeat, read_beats, waits
+from dejavu.schedule import SCHEDULES, allowed_microbatches
+from dejavu.workload import Workload
+from tests.launching import TINY, job_of, largest_difference, once, ranks, runtime_processes
+
+pytestmark = pytest.mark.integration
+TOLERANCE = 1e-4  # after hundreds of steps, in float32
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No process of a launch outlives it."""
+    yield
+    assert not runtime_processes()
+
+
+@pytest.fixture
+def long() -> Workload:
+    return TINY.model_copy(update={"num_steps": 90, "checkpoint_every": 20})
+
+
+def test_a_killed_rank_is_named_and_costs_nothing_but_time(long: Workload, tmp_path: Path) -> None:
+    job = job_of(long, tmp_path)
+    result = launch(job, on_step=once(lambda: ranks()[1].kill(), 50))
+    assert result.failures == ("attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL",)
+    assert result.failures[0] in (tmp_path / "ranks.log").read_text()
+    assert result.restarts == 1 and result.resumed_from_step in (40, 60)
+    assert largest_difference(long, result.losses) < TOLERANCE
+
+
+def test_a_stopped_rank_is_found_named_and_replaced(long: Workload, tmp_path: Path) -> None:
+    job = job_of(long, tmp_path, (1, 3))
+    result = launch(job, stall_seconds=2.0, on_step=once(lambda: ranks()[1].suspend(), 50))
+    (failure,) = result.failures
+    assert failure.startswith("attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL: no progress for")
+    assert "its process is stopped; its last step was " in failure
+    log = (tmp_path / "ranks.log").read_text()
+    assert "rank 1:\nno stack: it did not answer" in log
+    assert log.count("Current thread") == 2, "of both others"
+    assert result.restarts == 1
+    assert largest_difference(long, result.losses) < TOLERANCE
+
+
+class HangsOnce(nn.Linear):
+    """Stops for ever in the middle of the first attempt."""
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self.calls = itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "RANK" in os.environ and next(self.calls) == 100 and attempt_number() == 0:
+            time.sleep(1e6)
+        return super().forward(x)
+
+
+def hangs_once() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), HangsOnce(16, 16), nn.Linear(16, 10))
+
+
+class EndsItself(nn.Linear):
+    """Of no use on any attempt."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "RANK" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+def ends_itself() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), EndsItself(16, 10))
+
+
+def digits(model: str) -> Workload:
+    return TINY.model_copy(
+        update={"model": f"tests.test_launcher:{model}", "model_options": {}, "data": "digits", "num_steps": 60}
+    )
+
+
+def test_of_ranks_that_all_sleep_the_one_that_waits_for_nobody_is_ended(tmp_path: Path) -> None:
+    workload = digits("hangs_once")
+    result = launch(job_of(workload, tmp_path, (1, 3, 4)), stall_seconds=2.0)
+    (failure,) = result.failures
+    assert "rank 2 (stage 2 on localhost) was ended by SIGKILL: no progress" in failure
+    assert "the others waited for it" in failure
+    assert "in forward" in (tmp_path / "ranks.log").read_text()
+    assert largest_difference(workload, result.losses) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_ranks_that_always_die_by_a_signal_are_told_and_may_be_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(
+        LaunchError, match=r"attempt 3: rank \d \(stage \d on localhost\) was ended by SIGKILL"
+    ) as caught:
+        launch(job_of(digits("ends_itself"), tmp_path))
+    assert not isinstance(caught.value, RankError)
+    assert {failure.attempt for failure in read_failures(tmp_path)} == {0, 1, 2, 3}
+
+
+def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long: Workload, tmp_path: Path) -> None:
+    job = job_of(long, tmp_path)
+
+    def kill() -> None:
+        (agent,) = (p for p in psutil.Process().children() if "dejavu.runtime.agent" in p.cmdline())
+        agent.kill()
+
+    with pytest.raises(LaunchError, match="did not finish") as caught:
+        launch(job, on_step=once(kill, 50))
+    assert not isinstance(caught.value, RankError)
+    psutil.wait_procs(runtime_processes(), timeout=10)
+    assert not runtime_processes()
+    assert not list(tmp_path.glob(".launch-*"))
+    result = launch(job)
+    assert result.resumed_from_step in (40, 60) and result.failures == ()
+    assert largest_difference(long, result.losses) < TOLERANCE
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(long: Workload, small_disk: Path) -> None:
+    job, ballast = job_of(long, small_disk / "run"), small_disk / "ballast"
+
+    def fill() -> None:
+        free = psutil.disk_usage(str(small_disk)).free
+        ballast.write_bytes(b"x" * (free - 200_000))  # a checkpoint takes more; logs and progress still fit
+
+    with pytest.raises(RankError, match=r"step-\d+\.partial was not saved.* needs [\d,]+ bytes.* free") as caught:
+        launch(job, on_step=once(fill, 22))
+    assert "attempt 1" in str(caught.value) and "attempt 2" not in str(caught.value), "it got no further"
+    kept = complete_checkpoints(job.checkpoints)
+    assert kept and [path for path in job.checkpoints.iterdir() if path not in kept] == []
+    ballast.unlink()
+    result = launch(job)
+    assert result.resumed_from_step == int(kept[-1].name.removeprefix("step-"))
+    assert largest_difference(long, result.losses) < TOLERANCE
+
+
+def planned(job: TrainingJob, **fields: object) -> TrainingJob:
+    return replace(job, binding=replace(job.binding, plan=replace(job.binding.plan, **fields)))
+
+
+def test_what_cannot_run_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    job = job_of(TINY, tmp_path, (1, 2))
+    stages = job.binding.plan.stages
+    placements = job.binding.placements
+    gpu = replace(placements[1], device=replace(placements[1].device, type_name="H100-SXM5-80GB", index=64))
+    gone = replace(job, binding=replace(job.binding, placements=(placements[0], gpu, placements[2])))
+    cases = [
+        (planned(job, num_microbatches=2), "2 microbatches for 3 stages under 1f1b; wanted 3 or more; 4 microbatches"),
+        (planned(job, num_microbatches=5), "batch of 8 does not divide into 5 microbatches; 4 microbatches would do"),
+        (planned(job, stages=stages * 2), "6 stages for 5 layers; wanted at most 5 stages"),
+        (planned(job, stages=stages[:2]), "wanted each of the model's 5 layers once, in order"),
+        (gone, "rank 1 is to run on device 64 .*H100.* which is gone: torch sees"),
+    ]
+    for refused, message in cases:
+        with pytest.raises(LaunchError, match=message):
+            launch(refused)
+    with pytest.raises(LaunchError, match=r"the ranks on localhost need 3 PiB by the prediction; .* are free now"):
+        launch(job, needed_bytes=[2.0**50] * 3)
+    assert not (tmp_path / "ranks.log").exists()
+    assert not list(tmp_path.glob(".launch-*"))
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_the_microbatches_that_are_said_to_do_do(schedule: str, tmp_path: Path) -> None:
+    workload = TINY.model_copy(update={"batch_size": 16})
+    per_rank = SCHEDULES[schedule].stages_per_rank
+    job = job_of(workload, tmp_path, tuple(range(1, 4)))
+    for number in (1, 3, 5):
+        plan: Plan = replace(job.binding.plan, schedule=schedule, num_microbatches=number)
+        assert len(plan.stages) % per_rank == 0
+        if allowed_microbatches(schedule, len(plan.stages), number) and 16 % number == 0:
+            continue
+        with pytest.raises(LaunchError, match=r"(\d+) microbatches would do") as caught:
+            launch(replace(job, binding=replace(job.binding, plan=plan)))
+        words = str(caught.value).split("; ")[-1].split()
+        assert 16 % int(words[0]) == 0 and allowed_microbatches(schedule, len(plan.stages), int(words[0]))
+
+
+def test_of_an_attempt_the_ranks_that_a_signal_ended_are_its_cause(tmp_path: Path) -> None:
+    victims = [Failure(0, 0, (0,), "a", 1), Failure(1, 2, (2,), "b", 1), Failure(1, 0, (0,), "a", 1)]
+    cause = Failure(0, 1, (1, 3), "b", -signal.SIGKILL, "no progress for 9.0 s")
+    for failure in (*victims[:1], cause, *victims[1:]):
+        write_failure(tmp_path, failure)
+    assert [str(failure) for failure in read_failures(tmp_path)] == [
+        "attempt 0: rank 1 (stages 1, 3 on b) was ended by SIGKILL: no progress for 9.0 s",
+        "attempt 1: rank 2 (stage 2 on b) failed (exit 1)",
+    ]
+
+
+def test_heartbeats_are_of_their_attempt(tmp_path: Path) -> None:
+    earlier, later = Heartbeat(tmp_path, 0, 0), Heartbeat(tmp_path, 1, 1)
+    try:
+        later.beat(7)
+        first = read_beats(tmp_path, 1)
+        later.beat(7)
+        assert {rank: beat.step for rank, beat in first.items()} == {1: 7}
+        assert read_beats(tmp_path, 1) != first, "a checkpoint after the step is progress too"
+        assert read_beats(tmp_path, 0)[0].step < 0
+    finally:
+        earlier.close()
+        later.close()
+
+
+def test_who_waits_is_seen_by_the_line_that_is_run(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text("work.wait()\ncompute()\n")
+    stack = 'Thread 0x1:\n  File "other.py", line 1 in x\n\nCurrent thread 0x2 (most recent call first):\n'
+    assert waits(f'{stack}  File "{source}", line 1 in run\n')
+    assert not waits(f'{stack}  File "{source}", line 2 in run\n')
+    assert waits(f'{stack}  File "/lib/torch/distributed/distributed_c10d.py", line 1 in recv\n')
+    assert not waits("")

@@ -1,0 +1,178 @@
+"""Real ranks over gloo under every schedule and every way to spread a stage: the losses of a single process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
+from benchmarks.pipeline.ranks import Trained, train_all
+from dejavu.errors import InputError
+from dejavu.init import Draw
+from dejavu.models import layers_of
+from dejavu.plan import StageConfiguration
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.launcher import launch
+from dejavu.runtime.replicas import refuse_split
+from dejavu.runtime.single import train_single
+from dejavu.schedule import SCHEDULES, actions
+from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+
+pytestmark = pytest.mark.integration
+TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
+STEPS = 4
+
+GPT = Workload(
+    model_options={"num_blocks": 6, "width": 32, "num_heads": 4},
+    data="synthetic",
+    synthetic=SyntheticSettings(num_classes=50),
+    sequence_length=16,
+    batch_size=24,
+    num_microbatches=4,
+    num_steps=STEPS,
+    checkpoint_every=2,
+    optimizer=OptimizerSettings(learning_rate=1e-2, clip_norm=0.5, decay="cosine"),
+    trials=TrialSettings(count=0),
+)
+DIGITS = GPT.model_copy(
+    update={
+        "model": "cnn",
+        "model_options": {"num_blocks": 2, "width": 8},
+        "data": "digits",
+        "synthetic": None,
+        "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
+    }
+)
+one = one_device()
+TWO = [one, one]
+
+
+def with_dropout() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
+    )
+
+
+DROPOUT = DIGITS.model_copy(update={"model": "tests.test_pipeline:with_dropout", "model_options": {}})
+MIXED = GPT.model_copy(update={"mixed_precision": True})
+T5 = GPT.model_copy(
+    update={
+        "model": "t5",
+        "model_options": {"num_blocks": 1, "width": 32, "num_heads": 2, "head_width": 16, "feedforward": 64},
+    }
+)
+BERT = GPT.model_copy(update={"model": "bert", "model_options": {"num_blocks": 2, "width": 32, "num_heads": 4}})
+
+Case = tuple[Workload, str, tuple[int, ...], Sequence[StageConfiguration]]
+CASES: dict[str, Case] = {}
+for name, schedule in SCHEDULES.items():
+    deep = schedule.stages_per_rank > 1
+    even, uneven = ((0, 2, 4, 6, 8), (0, 1, 3, 6, 8)) if deep else ((0, 4, 8), (0, 3, 8))
+    CASES |= {
+        f"{name}, uneven cuts": (GPT, name, uneven, TWO),
+        f"{name}, recompute": (GPT, name, even, [one_device(recompute=True)] * 2),
+        f"{name}, 2 replicas": (GPT, name, even, [one_device(2)] * 2),
+        f"{name}, 3 replicas and 1": (GPT, name, even, [one_device(3), one]),
+    }
+for name in ("1f1b", "zbv"):
+    bounds = (0, 4, 8) if name == "1f1b" else (0, 2, 4, 6, 8)
+    CASES |= {
+        f"{name}, tensor parallel 2": (GPT, name, bounds, [one_device(1, 2)] * 2),
+        f"{name}, ZeRO 1": (GPT, name, bounds, [one_device(2, zero_level=1)] * 2),
+    }
+CASES |= {
+    "ZeRO 2": (GPT, "1f1b", (0, 4, 8), [one_device(2, zero_level=2)] * 2),
+    "ZeRO 3 and 1 replica": (GPT, "gpipe", (0, 4, 8), [one, one_device(3, zero_level=3)]),
+    "2 replicas of 2 shards, ZeRO 1": (GPT, "1f1b", (0, 8), [one_device(2, 2, zero_level=1)]),
+    "1 shard to 2": (GPT, "1f1b", (0, 3, 8), [one, one_device(1, 2)]),
+    "2 shards to 1": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2), one]),
+    "t5 in 2 shards": (T5, "1f1b", (0, 2, 5), [one_device(1, 2), one]),
+    "bert in 2 shards": (BERT, "1f1b", (0, 4), [one_device(1, 2)]),
+    "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
+    "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
+    "dropout, cut there, recomputed": (DROPOUT, "gpipe", (0, 1, 6), [one_device(recompute=True)] * 2),
+    "bfloat16 under autocast": (MIXED, "1f1b", (0, 3, 8), TWO),
+}
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Trained]:
+    """All cases; those of as many ranks share their processes."""
+    jobs = [job_of(w, by_hand(name, bounds, ranks, 4), STEPS) for w, name, bounds, ranks in CASES.values()]
+    return dict(zip(CASES, train_all(jobs), strict=True))
+
+
+_singles: dict[Workload, list[float]] = {}
+
+
+def single(workload: Workload) -> list[float]:
+    key = workload.model_dump_json()
+    if key not in _singles:
+        _singles[key] = train_single(workload, Draw(), range(STEPS))
+    return _singles[key]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -> None:
+    found, expected = trained[name].losses, single(CASES[name][0])
+    assert len(found) == len(expected) == STEPS
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    assert expected[-1] != expected[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pass_ran_in_the_order_that_is_simulated(trained: dict[str, Trained], name: str) -> None:
+    _, schedule, bounds, ranks = CASES[name]
+    listed = actions(schedule, len(bounds) - 1, 4)
+    devices = [rank for rank, how in enumerate(ranks) for _ in range(how.num_devices)]
+    for rank, passes in zip(devices, trained[name].passes, strict=True):
+        assert [(p.stage, p.direction, p.microbatch) for p in passes] == list(listed[rank])
+        assert all(a.stop_seconds <= b.start_seconds for a, b in itertools.pairwise(passes))
+        assert all(p.start_seconds < p.stop_seconds for p in passes)
+
+
+def test_measured_passes_are_those_of_the_schedule(trained: dict[str, Trained]) -> None:
+    for name, row in trained.items():
+        split = SCHEDULES[CASES[name][1]].splits_backward
+        for times in row.stages:
+            assert times.forward_seconds > 0
+            assert (times.backward_weight_seconds > 0) == split
+            assert times.backward_seconds > 0 or split
+
+
+def launched(job: TrainingJob, folder: Path, **fields: object) -> TrainingJob:
+    return replace(job, folder=str(folder), **fields)  # type: ignore[arg-type]
+
+
+def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
+    """Replicas with sharded state → tensor parallel → a V of four stages, each from the checkpoint before it."""
+    workload = GPT.model_copy(update={"num_steps": 6})
+    plans = (
+        by_hand("1f1b", (0, 3, 8), [one_device(3, zero_level=3), one], 4),
+        by_hand("gpipe", (0, 5, 8), [one_device(1, 2), one_device(2, zero_level=1)], 4),
+        by_hand("zbv", (0, 2, 4, 6, 8), TWO, 4),
+    )
+    expected = train_single(workload, Draw(), range(6))
+    for binding, last in zip(plans, (2, 4, 6), strict=True):
+        result = launch(launched(job_of(workload, binding, last), tmp_path))
+        assert result.losses == pytest.approx(expected[:last], abs=TOLERANCE)
+    assert result.resumed_from_step == 4
+
+
+def test_layers_that_cannot_be_split_are_named() -> None:
+    with pytest.raises(InputError, match=r"layer 'block0' has 4 heads, which tensor-parallel degree 3 .* 1, 2, 4"):
+        refuse_split(layers_of(GPT)[1:], one_device(1, 3))
+    with pytest.raises(InputError, match="cannot be trained tensor-parallel"):
+        refuse_split(layers_of(DIGITS), one_device(1, 2))
+
+
+def test_random_numbers_leave_torch_s_own_stream_of_weights_alone() -> None:
+    """Layers draw from a stream of their own: two trainings in one process do not change each other."""
+    torch.manual_seed(3)
+    assert train_single(DROPOUT, Draw(), range(2)) == train_single(DROPOUT, Draw(), range(2))
