@@ -77,10 +77,15 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, 
     for name, value in summary.items():
         console.print(f"{name.replace('_', ' ')}: {_shown(value)}", highlight=False)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        result = {"machine": machine(), "rows": list(rows), "summary": dict(summary)}
-        json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        console.print(f"written to {json_path}", highlight=False)
+        write(rows, summary, json_path)
+
+
+def write(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path) -> None:
+    """`{"machine", "rows", "summary"}` as a file."""
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"machine": machine(), "rows": list(rows), "summary": dict(summary)}
+    json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    typer.echo(f"written to {json_path}")
 
 
 def _shown(value: Any) -> str:

@@ -272,16 +272,8 @@ def test_two_hosts_with_a_network_between_them(namespaces: dict[str, str], tmp_p
         words = ("--host", "10.77.0.1", "--port", "8786", "--no-dashboard")
         stack.enter_context(dask_process("dask_scheduler", *words, before=inside["alpha"], folder=folder))
         for name in ("alpha", "beta"):
-            words = (
-                "--name",
-                name,
-                "--no-nanny",
-                "--nthreads",
-                "1",
-                "--no-dashboard",
-                "--local-directory",
-                str(folder),
-            )
+            words = (address, "--name", name, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+            words = (*words, "--local-directory", str(folder))
             stack.enter_context(dask_process("dask_worker", *words, before=inside[name], folder=folder))
         launcher = launched_elsewhere(job, ("--address", address), before=inside["alpha"])
         try:
