@@ -8,7 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.graph import Graph
 from dejavu.init import Draw, proposer_named

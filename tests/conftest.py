@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.bind import Binding, Placement
+from dejavu.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.workload import TrialSettings, Workload

@@ -11,7 +11,18 @@ ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
     *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
-    *("liveness", "graph", "kernel", "collective", "stage_costs", "plan", "parallelism", "profiles", "importers"),
+    *(
+        "liveness",
+        "graph",
+        "kernel",
+        "collective",
+        "stage_costs",
+        "plan",
+        "binding",
+        "parallelism",
+        "profiles",
+        "importers",
+    ),
     *("cost", "problem", "search", "simulate", "iteration", "bind", "planning"),
     *("init", "runtime", "trials", "report", "track"),
 )

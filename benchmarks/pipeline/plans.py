@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dejavu.bind import Binding, Placement
+from dejavu.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.plan import Plan, Stage, StageConfiguration

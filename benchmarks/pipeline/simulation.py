@@ -28,6 +28,7 @@ from dejavu.graph import Graph, capture
 from dejavu.plan import Plan
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign
+from dejavu.runtime.job import StageTimes
 from dejavu.schedule import allowed_microbatches, schedule_named
 from dejavu.simulate import Message, Simulation, StageSeconds, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
@@ -169,6 +170,19 @@ def predicted(plan: Plan, costs: Costs) -> Simulation:
     return simulate(plan, stages, messages=messages, devices=_cores(plan))
 
 
+def played(times: StageTimes) -> StageSeconds:
+    """A stage as it was measured: the step as its passes alone would make it."""
+    parts = (times.backward_input_seconds, times.backward_weight_seconds)
+    split = parts if any(parts) else (None, None)
+    return StageSeconds(
+        times.forward_seconds,
+        times.backward_seconds or sum(parts),
+        times.optimizer_seconds,
+        backward_input_seconds=split[0],
+        backward_weight_seconds=split[1],
+    )
+
+
 def _cores(plan: Plan) -> list[int]:
     count = len(os.sched_getaffinity(0))
     return [rank % count for rank in range(len(plan.ranks))]
@@ -176,7 +190,7 @@ def _cores(plan: Plan) -> list[int]:
 
 def _row(setting: Setting, plan: Plan, costs: Costs, found: Trained) -> dict[str, Any]:
     simulated, measured = predicted(plan, costs), found.median_step_seconds
-    own = simulate(plan, [times.played for times in found.stages], devices=_cores(plan))
+    own = simulate(plan, [played(times) for times in found.stages], devices=_cores(plan))
     spread = np.percentile(found.step_seconds, (10, 90))
     return {
         "model": setting.model,

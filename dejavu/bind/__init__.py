@@ -1,6 +1,5 @@
-"""Which actual device runs which stage: the plan, and the devices of the cluster.
+"""Which actual device runs which stage: from the plan and the cluster to a `Binding`.
 
-records.py   Placement, Binding
 site.py      the cluster as pools of like devices
 pricing.py   the step time of thousands of bindings at once
 layout.py    the order of the cluster file; bottleneck assignment of ranks to kinds of devices
@@ -11,6 +10,6 @@ reasons.py   why
 """
 
 from dejavu.bind.binding import RANDOM_BINDINGS, bind
-from dejavu.bind.records import BindError, Binding, Placement
+from dejavu.binding import BindError, Binding, Placement
 
 __all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "bind"]

@@ -13,8 +13,8 @@ from dejavu.bind.layout import assigned, computing_bound, in_order
 from dejavu.bind.local import improved
 from dejavu.bind.pricing import Pricing
 from dejavu.bind.reasons import reasons
-from dejavu.bind.records import Binding, Placement
 from dejavu.bind.site import Ints, Place, Site
+from dejavu.binding import Binding, Placement
 from dejavu.cluster import Cluster
 from dejavu.plan import Plan, Problem
 

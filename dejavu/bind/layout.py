@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dejavu.bind.pricing import Pricing
-from dejavu.bind.records import BindError
 from dejavu.bind.site import Ints, Place, Site
+from dejavu.binding import BindError
 from dejavu.plan import StageConfiguration
 from dejavu.stage_costs import Floats
 

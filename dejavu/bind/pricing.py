@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.bind.records import BindError
 from dejavu.bind.site import Ints, Place, Site
+from dejavu.binding import BindError
 from dejavu.plan import Plan, Problem, StageConfiguration
 from dejavu.schedule import schedule_named
 from dejavu.stage_costs import AdditiveCosts, Floats

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from scipy.stats import qmc
-
 from dejavu.init._base import Draw
 
 
@@ -37,6 +35,8 @@ class LatinHypercube(Proposer):
     def propose(self, count: int, *, seed: int) -> list[Draw]:
         draws = [Draw("default", 1.0, seed)][:count]
         if count > 1:
+            from scipy.stats import qmc  # half a second, which ranks need not wait for
+
             points = qmc.LatinHypercube(d=2, scramble=True, rng=seed).random(count - 1)
             for k, (which, how_much) in enumerate(points, start=1):
                 gain = self.least_gain * (self.most_gain / self.least_gain) ** how_much

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.errors import InputError
 from dejavu.runtime.failures import LaunchError
 from dejavu.runtime.process import GRACE_SECONDS, end_agent, named_parent, rank_environment

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.init import Draw
 from dejavu.runtime.clock import Timed
 from dejavu.schedule import Pass
-from dejavu.simulate import StageSeconds
 from dejavu.workload import Workload
 
 
@@ -112,20 +111,6 @@ class StageTimes:
     backward_input_seconds: float = 0.0
     backward_weight_seconds: float = 0.0
     replica: int = 0
-
-    @property
-    def played(self) -> StageSeconds:
-        """For the simulator: the step as these passes alone would make it."""
-        whole = self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
-        parts = (self.backward_input_seconds, self.backward_weight_seconds)
-        known = any(parts)
-        return StageSeconds(
-            self.forward_seconds,
-            whole,
-            self.optimizer_seconds,
-            backward_input_seconds=parts[0] if known else None,
-            backward_weight_seconds=parts[1] if known else None,
-        )
 
 
 @dataclass(frozen=True)

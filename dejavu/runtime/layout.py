@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.bind import Binding, Placement
+from dejavu.binding import Binding, Placement
 from dejavu.errors import InputError
 from dejavu.plan import Plan
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.bind import Binding, Placement
+from dejavu.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.models import model_of

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.bind import Placement
+from dejavu.binding import Placement
 from dejavu.init import Draw
 from dejavu.models import layers_of, model_of
 from dejavu.runtime.clock import Clock

@@ -17,7 +17,7 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode
 
-from dejavu.bind import Placement
+from dejavu.binding import Placement
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.runtime.hosts import Host, ranks_on
 
 MOST_RESTARTS = 3

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from dejavu.bind import Binding, Placement
+from dejavu.binding import Binding, Placement
 from dejavu.runtime.clock import Clock, Timed
 from dejavu.runtime.hosts import own_rank
 from dejavu.runtime.job import StageTimes, TrainingJob, TrainingResult, parse_progress, write_json
