@@ -11,23 +11,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from dejavu.runtime.clock import Timed
+from dejavu.runtime.hosts import own_rank
 from dejavu.runtime.job import StageTimes, TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.training import train
-from dejavu.runtime.worker import gather_passes, join_group, peak_bytes, stage_times
+from dejavu.runtime.worker import gather_passes, peak_bytes, stage_times
 from dejavu.schedule import Pass
 
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
@@ -53,36 +58,56 @@ class Trained:
         return median(self.step_seconds)
 
 
-def train_all(jobs: Sequence[TrainingJob], timeout_seconds: float = 1800.0) -> list[Trained]:
-    """Train every job from its first to its last step; jobs of as many ranks share one launch.
+def train_all(
+    jobs: Sequence[TrainingJob], timeout_seconds: float = 1800.0, emulation: Emulation = NOTHING_EMULATED
+) -> list[Trained]:
+    """Train every job from its first to its last step; jobs of as many ranks on each host share one launch.
+
+    Args:
+        emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
     """
-    by_ranks: dict[int, list[int]] = defaultdict(list)
+    by_ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
     for position, job in enumerate(jobs):
-        by_ranks[len(job.binding.placements)].append(position)
+        hosts = Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
+        by_ranks[tuple(sorted(hosts.items()))].append(position)
     found: dict[int, Trained] = {}
-    for num_ranks, positions in by_ranks.items():
-        found.update(zip(positions, _launch([jobs[k] for k in positions], num_ranks, timeout_seconds), strict=True))
+    for ranks, positions in by_ranks.items():
+        trained = _launch([jobs[k] for k in positions], dict(ranks), timeout_seconds, emulation)
+        found.update(zip(positions, trained, strict=True))
     return [found[position] for position in range(len(jobs))]
 
 
-def _launch(jobs: list[TrainingJob], num_ranks: int, timeout_seconds: float) -> list[Trained]:
-    with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder:
+def _launch(
+    jobs: list[TrainingJob], ranks: dict[str, int], timeout_seconds: float, emulation: Emulation
+) -> list[Trained]:
+    """One agent on each host."""
+    deadline = time.monotonic() + timeout_seconds
+    with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder, ExitStack() as stack:
         path = Path(folder) / "jobs.json"
         path.write_text(json.dumps([job.to_dict() for job in jobs]))
-        words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost"]
-        done = subprocess.run(
-            [sys.executable, "-m", "dejavu.runtime.agent", *words, "-m", "benchmarks.pipeline.ranks", str(path)],
-            env={**os.environ, **named_parent(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-            | {"TORCH_CPP_LOG_LEVEL": "ERROR"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{num_ranks} ranks failed:\n{done.stdout[-1000:]}\n{done.stderr[-4000:]}")
+        agents = []
+        for host, count in ranks.items():
+            log = stack.enter_context((Path(folder) / f"log-{host}").open("wb"))
+            meeting = emulation.meeting(host, list(ranks))
+            words = [f"--nproc-per-node={count}", *meeting, "-m", "benchmarks.pipeline.ranks", str(path)]
+            agent = subprocess.Popen(
+                [*emulation.before(host), sys.executable, "-m", "dejavu.runtime.agent", *words],
+                env={**rank_environment(), **named_parent(), **emulation.environment(host)},
+                stdout=log,
+                stderr=log,
+            )
+            stack.callback(end_agent, agent)
+            agents.append(agent)
+        while any(agent.poll() is None for agent in agents) and not any(agent.poll() for agent in agents):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if any(agent.poll() != 0 for agent in agents):
+            said = "\n".join(file.read_text()[-4000:] for file in Path(folder).glob("log-*"))
+            raise RuntimeError(f"{sum(ranks.values())} ranks failed, or took over {timeout_seconds:.0f} s:\n{said}")
         rows = json.loads((Path(folder) / "done.json").read_text())
     return [_trained(row) for row in rows]
 
@@ -96,10 +121,17 @@ def _trained(row: dict[str, Any]) -> Trained:
 def _main(path: Path) -> None:
     die_with_parent(signal.SIGKILL)
     device = claim_device(int(os.environ["LOCAL_RANK"]))
-    join_group(int(os.environ["RANK"]), device)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    hosts: list[str] = []
     for data in json.loads(path.read_text()):
-        rows.append(_one(TrainingJob.from_dict(data), device))
+        job = TrainingJob.from_dict(data)
+        if hosts != [place.device.host for place in job.binding.placements]:  # ranks are numbered anew
+            hosts = [place.device.host for place in job.binding.placements]
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            _join(own_rank(job.binding), device, f"job{len(rows)}")
+        take_seat(job.binding.placements[dist.get_rank()].device)
+        rows.append(_one(job, device))
         dist.barrier()
     if dist.get_rank() == 0:
         (path.parent / "done.json").write_text(json.dumps(rows))
@@ -107,7 +139,15 @@ def _main(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def _one(job: TrainingJob, device: Any) -> dict[str, Any]:
+def _join(rank: int, device: torch.device, name: str) -> None:
+    """Join the others under this name: a store keeps what an earlier group of the same name left there."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(name, dist.TCPStore(address, port, is_master=False))
+    backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())

@@ -91,18 +91,17 @@ def table(
     schedules: tuple[str, ...] = SCHEDULES,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Every model × ranks × schedule × cuts × microbatches."""
-    settings = list(_settings(ranks, microbatches, schedules))
-    with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
-        database = ProfileDatabase(Path(folder))
-        costs = {key: _costs(*key, database) for key in sorted({(s.model, s.num_microbatches) for s in settings})}
-    hows = {n: [one_device()] * n for n in ranks}
-    jobs = [
-        job_of(s.workload, by_hand(s.schedule, s.bounds, hows[s.num_ranks], s.num_microbatches), STEPS)
-        for s in settings
-    ]
     rows = []
-    for setting, job, found in zip(settings, jobs, train_all(jobs), strict=True):
-        rows.append(_row(setting, job.binding.plan, costs[setting.model, setting.num_microbatches], found))
+    with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
+        for (model, count), group in _groups(_settings(ranks, microbatches, schedules)).items():
+            # Just before they are used: the speed of a machine that others share drifts within minutes.
+            costs = _costs(model, count, ProfileDatabase(Path(folder)))
+            jobs = [
+                job_of(s.workload, by_hand(s.schedule, s.bounds, [one_device()] * s.num_ranks, count), STEPS)
+                for s in group
+            ]
+            found = train_all(jobs)
+            rows += [_row(s, job.binding.plan, costs, one) for s, job, one in zip(group, jobs, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
     efficient = [row["efficiency_percent"] for row in rows if row["microbatches"] >= LEAST_FOR_EFFICIENCY]
     summary = {
@@ -127,6 +126,13 @@ def _settings(ranks: tuple[int, ...], microbatches: tuple[int, ...], schedules: 
                     for count in microbatches:
                         if num_stages <= num_layers and allowed_microbatches(name, num_stages, count):
                             yield Setting(model, num_ranks, name, cuts, bounds, count)
+
+
+def _groups(settings: Iterator[Setting]) -> dict[tuple[str, int], list[Setting]]:
+    found: dict[tuple[str, int], list[Setting]] = {}
+    for setting in settings:
+        found.setdefault((setting.model, setting.num_microbatches), []).append(setting)
+    return found
 
 
 def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:

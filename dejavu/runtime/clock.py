@@ -53,6 +53,19 @@ class Clock:
             stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, index
         )
 
+    def watch_loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The same loss; its time belongs to the forward pass that it ends."""
+
+        def timed(*arguments: Any) -> torch.Tensor:
+            busy = time.thread_time()
+            result = loss(*arguments)
+            stage, direction, microbatch, start, _, seconds = self._open[-1]
+            whole = seconds + time.thread_time() - busy
+            self._open[-1] = (stage, direction, microbatch, start, self._now(), whole)
+            return result
+
+        return timed
+
     def begin_step(self) -> None:
         self._open.clear()
         self.began_seconds = time.perf_counter()

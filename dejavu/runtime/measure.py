@@ -53,11 +53,13 @@ def measure_layers(
     *,
     num_busy: int = 1,
     progress: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
     """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
 
     Args:
         num_busy: how many cores work at once, the measured one among them.
+        on_start: called with the number and process id of each that works; 0 is the measured one.
 
     Raises:
         MeasureError: the measuring process failed.
@@ -71,6 +73,8 @@ def measure_layers(
     flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
     families = {layer.signature: layer.family for layer in graph.layers}
     try:
+        for number, process in enumerate((child, *companions)):
+            on_start(number, process.pid)
         assert child.stdout is not None
         for line in child.stdout:
             row = json.loads(line)

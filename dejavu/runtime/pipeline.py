@@ -56,9 +56,8 @@ class Pipeline:
         start, stop = layout.rows(place)
         self._share = (stop - start) / layout.microbatch_size
         loss = model_of(workload).loss
-        self._schedule = ListedSchedule(
-            plan.schedule, stages, plan.num_microbatches, lambda output, target: loss(output, target) * self._share
-        )
+        weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * self._share)
+        self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
 
     @property
