@@ -32,6 +32,7 @@ from dejavu.runtime.single import train_single
 from dejavu.workload import Workload
 
 MOST_ATTEMPTS = 3
+CONNECT_SECONDS = 20.0
 NUM_AVERAGED = 3  # a trial's score is the mean of its last losses: one batch is noise
 _CODE = (schemes, training, optimizer)  # what else decides the losses: other code, other results
 
@@ -77,6 +78,24 @@ class TrialResult:
     seconds: float
     remembered: bool = False
     failure: str = ""
+
+
+@contextmanager
+def client_of(address: str) -> Iterator[distributed.Client | None]:
+    """A client of a running scheduler, whose workers reach the cluster's hosts; none where no address is given.
+
+    Raises:
+        TrialError: no scheduler answers there.
+    """
+    if not address:
+        yield None
+        return
+    try:
+        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise TrialError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        yield client
 
 
 @contextmanager

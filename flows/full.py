@@ -27,6 +27,7 @@ from tasks.pricing import (
 from tasks.recording import record_costs, record_question, record_report
 from tasks.training import (
     compare_with_one_process,
+    needed_bytes,
     prepare_training,
     remember_times,
     train_pipeline,
@@ -48,6 +49,7 @@ def dejavu(
     cluster: str = "cluster.yaml",
     train: bool = True,
     parallelism: Parallelism | None = None,
+    dask: str = "",
 ) -> Outcome:
     """Predict, search, bind, try initializations, train, remember.
 
@@ -56,10 +58,11 @@ def dejavu(
         cluster: the cluster file, relative to the project folder.
         train: False stops behind the plan.
         parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
+        dask: address of a Dask scheduler with a worker on every host of the cluster; nothing: all is on this machine.
     """
     project = Path.cwd()
     database, work = project / "profiles_db", project / ".dejavu"
-    machines = read_cluster(project / cluster, train)
+    machines = read_cluster(project / cluster, train, dask)
     with Tracker.open(project, f"{workload.model} on {machines.name}", tags={"prefect.flow_run": flow_run.id}) as run:
         record_question(run, workload, machines, project / cluster)
         graph = capture_model(workload, machines)
@@ -99,7 +102,7 @@ def dejavu(
         if train:
             tried = try_initializations(workload, machines, work / "trials", run)
             job = prepare_training(workload, binding, tried and tried[1], work / "runs" / str(flow_run.id))
-            result = train_pipeline(job, graph, database, run)
+            result = train_pipeline(job, graph, database, run, needed_bytes(binding, chosen.price), dask)
             remember_times(job, result, graph, database)
             difference = compare_with_one_process(job, result)
             found = replace(
@@ -107,7 +110,7 @@ def dejavu(
                 trials=tried and tried[0],
                 winner=tried and tried[1],
                 training=result,
-                torchrun_line=torchrun_line(job),
+                torchrun_line="" if dask else torchrun_line(job),
                 reference_difference=difference,
             )
         record_report(run, found)

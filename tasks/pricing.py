@@ -21,10 +21,10 @@ from dejavu.workload import Workload
 
 
 @task(name="read-cluster", cache_policy=NO_CACHE)
-def read_cluster(path: Path, train: bool) -> Cluster:
+def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     """The cluster as it is now: the run keeps to this, whatever becomes of the file."""
     cluster = load_cluster(path)
-    if train:
+    if train and not dask:
         refuse_cluster(cluster)
     log = get_run_logger()
     log.info("cluster %s: %s", cluster.name, ", ".join(f"{n} × {name}" for name, n in cluster.device_counts.items()))

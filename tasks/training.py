@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
@@ -12,13 +14,14 @@ from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.graph import Graph
 from dejavu.init import Draw, proposer_named
+from dejavu.plan import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import remember, remembered_step_seconds
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.launcher import RankError, launch, torchrun_line
 from dejavu.runtime.single import reference_difference
 from dejavu.track import Run
-from dejavu.trials import TrialResult, TrialSpec, best, local_client, run_trials
+from dejavu.trials import TrialResult, TrialSpec, best, client_of, local_client, run_trials
 from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
 
@@ -69,25 +72,38 @@ def prepare_training(workload: Workload, binding: Binding, winner: TrialResult |
     )
 
 
+def needed_bytes(binding: Binding, price: Price) -> list[float]:
+    """What each rank of the world will hold at most, as predicted; 0 where the costs say only whether it fits."""
+    of_rank = [sum(price.peak_bytes[s] for s in stages) for stages in binding.plan.ranks]
+    return [np.nan_to_num(of_rank[placed.pipeline_rank]) for placed in binding.placements]
+
+
 @task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)
-def train_pipeline(job: TrainingJob, graph: Graph, database: Path, record: Run) -> TrainingResult:
-    """Launch the ranks; a retry goes on from the last complete checkpoint."""
+def train_pipeline(
+    job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float], dask: str = ""
+) -> TrainingResult:
+    """Launch the ranks, on other hosts through a Dask scheduler; a retry goes on from the last complete checkpoint."""
     log = get_run_logger()
     before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
-    log.info("training %d stages; by hand: %s", len(job.binding.plan.stages), torchrun_line(job))
+    plan = job.binding.plan
+    log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
 
     def on_step(step: int, loss: float) -> None:
         done = step + 1
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
-    with record.child("training", {"torchrun": torchrun_line(job)}) as run:
-        result = launch(job, on_step=on_step)
-        record_training(run, result)
+    with client_of(dask) as client:
+        line = torchrun_line(job, client)
+        log.info("by hand: %s", line)
+        with record.child("training", {"torchrun": line}) as run:
+            result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
+            record_training(run, result)
     if result.restarts:
-        log.warning("ranks were started again %d times, the last time from %s", result.restarts, result.origin)
+        why = "; ".join(result.failures)
+        log.warning("ranks were started again %d times, the last time from %s: %s", result.restarts, result.origin, why)
     return result
 
 

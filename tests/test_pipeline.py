@@ -13,13 +13,13 @@ from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_all
-from dejavu.errors import InputError
+from dejavu.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.models import layers_of
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import launch
-from dejavu.runtime.replicas import refuse_split
+from dejavu.runtime.launcher import LaunchError, launch
+from dejavu.runtime.refusals import refuse_split
 from dejavu.runtime.single import train_single
 from dejavu.schedule import SCHEDULES, actions
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
@@ -166,9 +166,9 @@ def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
 
 
 def test_layers_that_cannot_be_split_are_named() -> None:
-    with pytest.raises(InputError, match=r"layer 'block0' has 4 heads, which tensor-parallel degree 3 .* 1, 2, 4"):
+    with pytest.raises(LaunchError, match=r"layer 'block0' has 4 heads, which tensor-parallel degree 3 .* 1, 2, 4"):
         refuse_split(layers_of(GPT)[1:], one_device(1, 3))
-    with pytest.raises(InputError, match="cannot be trained tensor-parallel"):
+    with pytest.raises(LaunchError, match="cannot be trained tensor-parallel"):
         refuse_split(layers_of(DIGITS), one_device(1, 2))
 
 
@@ -176,3 +176,14 @@ def test_random_numbers_leave_torch_s_own_stream_of_weights_alone() -> None:
     """Layers draw from a stream of their own: two trainings in one process do not change each other."""
     torch.manual_seed(3)
     assert train_single(DROPOUT, Draw(), range(2)) == train_single(DROPOUT, Draw(), range(2))
+
+
+def test_what_cannot_be_spread_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    for binding, message in (
+        (by_hand("1f1b", (0, 4, 8), [one_device(1, 3), one], 4), "layer 'embedding' has 4 heads"),
+        (by_hand("zbv", (0, 2, 4, 6, 8), [one_device(2, zero_level=2)] * 2, 4), "ZeRO level 2.* zbv computes"),
+        (by_hand("1f1b", (0, 4, 8), [one_device(7), one], 4), "7 replicas for microbatches of 6 examples"),
+    ):
+        with pytest.raises(DejavuError, match=message):
+            launch(launched(job_of(GPT, binding, STEPS), tmp_path))
+    assert not list(tmp_path.glob("**/*.log"))

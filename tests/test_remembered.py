@@ -228,4 +228,6 @@ def test_a_trained_plan_knows_its_step_and_its_kin_take_the_mean(graph: Graph, d
         assert 0.2 * step_factor(graph, plan, database, lambda _: 0.2) == pytest.approx(seconds)
     assert step_factor(graph, plan_of((3,), L), database, lambda _: 0.2) == pytest.approx(np.sqrt(1.5 * 3.0))
     for stranger in (plan_of((1, 2), L), plan_of((), L), plan_of((3,), L, "gpipe")):
-        assert step_factor(graph, stranger, database, lambda _: 0.2) == 1.0
+        assert step_factor(graph, stranger, database, lambda _: 0.2) == pytest.approx(np.sqrt(1.5 * 3.0))
+    other = replace(graph, dtype="bfloat16")
+    assert step_factor(other, plan_of((3,), L), database, lambda _: 0.2) == 1.0

@@ -28,8 +28,8 @@ from dejavu.runtime.links import SIZES_BYTES, measure_link
 from dejavu.runtime.measure import DIRECTIONS, measure_layers
 from dejavu.runtime.process import PARENT, named_parent
 from dejavu.runtime.single import reference_difference, train_single
-from dejavu.runtime.state import complete_checkpoints, read_checkpoint, read_trial
-from dejavu.workload import OptimizerSettings, TrialSettings, Workload
+from dejavu.runtime.state import read_checkpoint, read_trial
+from dejavu.workload import TrialSettings, Workload
 from tests.conftest import local_binding
 
 pytestmark = pytest.mark.integration
@@ -83,25 +83,6 @@ DIGITS = Workload(
     num_steps=8,
     trials=TrialSettings(count=0),
 )
-
-
-@pytest.mark.parametrize(
-    ("cuts", "change"),
-    [
-        ((4,), {}),
-        ((1, 2), {"schedule": "gpipe"}),
-        ((1, 3, 4), {"optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, warmup_steps=4)}),
-    ],
-    ids=["1f1b-2-uneven", "gpipe-3", "1f1b-4-sgd"],
-)
-def test_losses_equal_a_single_process(tiny: Workload, tmp_path: Path, cuts: tuple[int, ...], change: dict) -> None:
-    workload = tiny.model_copy(update=change)
-    result = launch(job_of(workload, tmp_path, cuts))
-    expected = train_single(workload, Draw("xavier", 1.0, 7), range(workload.num_steps))
-    assert len(result.losses) == workload.num_steps
-    assert max(abs(a - b) for a, b in zip(result.losses, expected, strict=True)) < TOLERANCE
-    assert [times.stage for times in result.stages] == list(range(len(cuts) + 1))
-    assert all(times.forward_seconds > 0 and times.backward_seconds > 0 for times in result.stages)
 
 
 def without_weights_here_and_there() -> nn.Sequential:
@@ -162,51 +143,12 @@ def long(tiny: Workload) -> Workload:
     return tiny.model_copy(update={"num_steps": 1500, "checkpoint_every": 50})
 
 
-def test_a_killed_rank_costs_a_restart_and_nothing_else(long: Workload, tmp_path: Path) -> None:
-    job = job_of(long, tmp_path, (2,))
-
-    def kill() -> None:
-        own_ranks()[1].send_signal(signal.SIGKILL)
-
-    result: TrainingResult = launch(job, on_step=once(kill, 100))
-    assert result.restarts == 1
-    assert result.resumed_from_step is not None and result.resumed_from_step >= 50
-    assert len(result.losses) == 1500
-    beyond = result.resumed_from_step + 40
-    unbroken = train_single(long, job.draw, range(beyond))
-    assert result.losses[:beyond] == pytest.approx(unbroken, abs=1e-4)
-    assert len(complete_checkpoints(job.checkpoints)) == 2
-
-
-def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long: Workload, tmp_path: Path) -> None:
-    job = job_of(long, tmp_path, (2,))
-
-    def kill() -> None:
-        (agent,) = (p for p in psutil.Process().children() if "dejavu.runtime.agent" in p.cmdline())
-        agent.send_signal(signal.SIGKILL)
-
-    with pytest.raises(LaunchError, match="did not finish"):
-        launch(job, on_step=once(kill, 100))
-    psutil.wait_procs(ranks(), timeout=10)
-    assert not ranks()
-    result = launch(job)
-    assert result.resumed_from_step is not None and result.resumed_from_step >= 50
-    assert len(result.losses) == 1500
-
-
 def test_an_interrupted_launch_leaves_no_rank(long: Workload, tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         launch(job_of(long, tmp_path, (2,)), on_step=once(interrupt, 10))
-
-
-def test_what_cannot_run_is_refused_before_any_rank_starts(tiny: Workload, tmp_path: Path) -> None:
-    job = job_of(tiny.model_copy(update={"num_microbatches": 2}), tmp_path, (1, 2))
-    with pytest.raises(LaunchError, match="2 microbatches for 3 stages"):
-        launch(job)
-    assert not (tmp_path / "ranks.log").exists()
 
 
 def test_a_failing_rank_is_told_with_the_end_of_its_log(tiny: Workload, tmp_path: Path) -> None:

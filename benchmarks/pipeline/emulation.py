@@ -198,4 +198,9 @@ def measure_emulated(
         enter(emulation.quota(turned[number]), process)
 
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    return list(measure_layers(workload, graph, signatures, device_type, num_busy=len(devices), on_start=place))
+    in_slices = (turned[0].host, turned[0].index) in emulation.quotas
+    return list(
+        measure_layers(
+            workload, graph, signatures, device_type, num_busy=len(devices), in_slices=in_slices, on_start=place
+        )
+    )

@@ -4,9 +4,9 @@
 slow link     two hosts of two devices each, a quota of a core each, and 50 Mbit/s between the hosts
 
 Layers are measured on each emulated device while the others are as busy. Our plan is the exact search's, under the
-schedule whose played step is shortest, bound to devices. The even split gives every device as many layers, in the order
-of the cluster file, under 1F1B; a random binding is our plan with its devices in any order. All are trained in turn, some
-steps each, several times over, so that a change of the machine's own speed meets all alike.
+schedule whose played step is shortest, bound to devices. The even split gives every device as many layers, in the
+order of the cluster file, under 1F1B; a random binding is our plan with its devices in any order. All are trained in
+turn, some steps each, several times over, so that a change of the machine's own speed meets all alike.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ TRANSFORMER = Workload(
 )
 CONVOLUTIONS = Workload(  # large activations at first, small ones at the end
     model="vgg",
-    model_options={"convolutions": (9, 3, 2, 1, 1), "width": 8, "hidden": 64},
+    model_options={"convolutions": (12, 2, 2, 1, 1), "width": 16, "hidden": 64},
     data="synthetic",
     synthetic=SyntheticSettings(num_classes=10, image_shape=(3, 32, 32)),
     optimizer=OptimizerSettings(name="sgd", learning_rate=0.05),
-    batch_size=128,
-    num_microbatches=16,
+    batch_size=96,
+    num_microbatches=12,
     trials=TrialSettings(count=0),
 )
 QUICK: dict[str, Any] = {"settings": ("1:2", "slow link"), "rounds": 1, "num_random": 2}
@@ -86,7 +86,7 @@ def table(
     *,
     settings: tuple[str, ...] = ("1:2", "1:3", "slow link"),
     rounds: int = 3,
-    steps: int = 5,
+    steps: int = 4,
     num_random: int = 4,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Every setting × competitor.
@@ -96,13 +96,14 @@ def table(
         steps: of each training, the first two without a clock.
         num_random: bindings; of two devices there are two.
     """
+    passes = list(measure_passes(WHOLE))
     rows: list[dict[str, Any]] = []
     even: dict[str, float | None] = {}
     anyhow: dict[str, float | None] = {}
     mean: dict[str, float | None] = {}
     for name in settings:
         try:
-            with SITES[name]() as site:
+            with SITES[name](passes) as site:
                 found = _compare(name, site, rounds, steps, num_random)
         except EmulationError as error:
             rows.append({"setting": name, "competitor": f"skipped: {error}"})
@@ -121,7 +122,7 @@ def table(
 
 
 @contextmanager
-def _unequal(slowness: float, workload: Workload = TRANSFORMER) -> Iterator[Site]:
+def _unequal(slowness: float, passes: list[Measurement], workload: Workload = TRANSFORMER) -> Iterator[Site]:
     """A whole core and a slower one."""
     kind = _core()
     group = NodeGroup("here", 1, ("localhost",), ((WHOLE, 1), (SLOW, 1)), this_machine().groups[0].link)
@@ -130,11 +131,11 @@ def _unequal(slowness: float, workload: Workload = TRANSFORMER) -> Iterator[Site
         emulation = Emulation({("localhost", 1): quota})
         graph = capture(workload)
         rows = [row for name in (WHOLE, SLOW) for row in measure_emulated(workload, graph, cluster, emulation, name)]
-        yield Site(cluster, emulation, workload, (*rows, *_passes({WHOLE: 1.0, SLOW: 1 / slowness})))
+        yield Site(cluster, emulation, workload, (*rows, *_passes(passes, {WHOLE: 1.0, SLOW: 1 / slowness})))
 
 
 @contextmanager
-def _slow_link(workload: Workload = CONVOLUTIONS) -> Iterator[Site]:
+def _slow_link(passes: list[Measurement], workload: Workload = CONVOLUTIONS) -> Iterator[Site]:
     """Two hosts of two devices each, equal but for their name: the search knows links by the kinds of devices."""
     kind, link = _core(), Link(LINK_BITS_PER_SECOND / 8, LINK_LATENCY_SECONDS)
     names = {host: f"core-{host}" for host in HOSTS}
@@ -148,10 +149,10 @@ def _slow_link(workload: Workload = CONVOLUTIONS) -> Iterator[Site]:
         emulation = Emulation(quotas, stack.enter_context(apart(HOSTS, LINK_BITS_PER_SECOND)))
         once = measure_emulated(workload, capture(workload), cluster, emulation, names[HOSTS[0]])
         rows = [replace(row, device_type=name) for name in types for row in once]
-        yield Site(cluster, emulation, workload, (*rows, *_passes(dict.fromkeys(types, SHARE))))
+        yield Site(cluster, emulation, workload, (*rows, *_passes(passes, dict.fromkeys(types, SHARE))))
 
 
-SITES: dict[str, Callable[[], AbstractContextManager[Site]]] = {
+SITES: dict[str, Callable[[list[Measurement]], AbstractContextManager[Site]]] = {
     "1:2": partial(_unequal, 2.0),
     "1:3": partial(_unequal, 3.0),
     "slow link": _slow_link,
@@ -163,7 +164,7 @@ def _core() -> DeviceType:
     return kind
 
 
-def _passes(shares: Mapping[str, float]) -> list[Measurement]:
+def _passes(rows: list[Measurement], shares: Mapping[str, float]) -> list[Measurement]:
     """What the runtime takes of each kind of device: processor seconds, of which it has this share."""
     return [
         replace(
@@ -171,7 +172,7 @@ def _passes(shares: Mapping[str, float]) -> list[Measurement]:
             device_type=name,
             **{column: getattr(row, column) / share for column in ("seconds", "seconds_low", "seconds_high")},
         )
-        for row in measure_passes(WHOLE)
+        for row in rows
         for name, share in shares.items()
     ]
 
@@ -223,12 +224,10 @@ def _reordered(binding: Binding, devices: Sequence[Device]) -> Binding:
 
 def _step_seconds(bindings: list[Binding], site: Site, rounds: int, steps: int) -> dict[Binding, list[float]]:
     """Of every step of all rounds."""
-    jobs = [job_of(site.workload, binding, steps) for binding in bindings]
-    alike = len({len(binding.placements) for binding in bindings}) == 1
+    jobs = [job_of(site.workload, binding, steps) for binding in bindings] * rounds
     found: dict[Binding, list[float]] = {binding: [] for binding in bindings}
-    for batch in [jobs * rounds] if alike else [jobs] * rounds:  # one launch trains in turn what has as many ranks
-        for job, trained in zip(batch, train_all(batch, emulation=site.emulation), strict=True):
-            found[job.binding] += trained.step_seconds
+    for job, trained in zip(jobs, train_all(jobs, emulation=site.emulation), strict=True):
+        found[job.binding] += trained.step_seconds
     return found
 
 

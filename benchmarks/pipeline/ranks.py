@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -24,17 +24,19 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
+from dejavu.bind import Binding
 from dejavu.runtime.clock import Timed
-from dejavu.runtime.hosts import own_rank
+from dejavu.runtime.hosts import HOST, ranks_on
 from dejavu.runtime.job import StageTimes, TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.training import train
-from dejavu.runtime.worker import gather_passes, peak_bytes, stage_times
+from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
 from dejavu.schedule import Pass
 
+POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
 
 
@@ -61,7 +63,7 @@ class Trained:
 def train_all(
     jobs: Sequence[TrainingJob], timeout_seconds: float = 1800.0, emulation: Emulation = NOTHING_EMULATED
 ) -> list[Trained]:
-    """Train every job from its first to its last step; jobs of as many ranks on each host share one launch.
+    """Train every job in turn, from its first to its last step; where one has fewer ranks, the others wait.
 
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
@@ -69,47 +71,45 @@ def train_all(
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
     """
-    by_ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
-    for position, job in enumerate(jobs):
-        hosts = Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
-        by_ranks[tuple(sorted(hosts.items()))].append(position)
-    found: dict[int, Trained] = {}
-    for ranks, positions in by_ranks.items():
-        trained = _launch([jobs[k] for k in positions], dict(ranks), timeout_seconds, emulation)
-        found.update(zip(positions, trained, strict=True))
-    return [found[position] for position in range(len(jobs))]
-
-
-def _launch(
-    jobs: list[TrainingJob], ranks: dict[str, int], timeout_seconds: float, emulation: Emulation
-) -> list[Trained]:
-    """One agent on each host."""
     deadline = time.monotonic() + timeout_seconds
+    ranks: Counter[str] = Counter()
+    for job in jobs:
+        ranks |= Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
     with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder, ExitStack() as stack:
         path = Path(folder) / "jobs.json"
         path.write_text(json.dumps([job.to_dict() for job in jobs]))
-        agents = []
-        for host, count in ranks.items():
-            log = stack.enter_context((Path(folder) / f"log-{host}").open("wb"))
-            meeting = emulation.meeting(host, list(ranks))
-            words = [f"--nproc-per-node={count}", *meeting, "-m", "benchmarks.pipeline.ranks", str(path)]
-            agent = subprocess.Popen(
-                [*emulation.before(host), sys.executable, "-m", "dejavu.runtime.agent", *words],
-                env={**rank_environment(), **named_parent(), **emulation.environment(host)},
-                stdout=log,
-                stderr=log,
-            )
-            stack.callback(end_agent, agent)
-            agents.append(agent)
-        while any(agent.poll() is None for agent in agents) and not any(agent.poll() for agent in agents):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        if any(agent.poll() != 0 for agent in agents):
-            said = "\n".join(file.read_text()[-4000:] for file in Path(folder).glob("log-*"))
-            raise RuntimeError(f"{sum(ranks.values())} ranks failed, or took over {timeout_seconds:.0f} s:\n{said}")
-        rows = json.loads((Path(folder) / "done.json").read_text())
-    return [_trained(row) for row in rows]
+        agents = [
+            stack.enter_context(_agent(host, ranks[host], sorted(ranks), path, emulation)) for host in sorted(ranks)
+        ]
+        while not all(agent.poll() == 0 for agent in agents):
+            if any(agent.poll() for agent in agents) or time.monotonic() > deadline:
+                said = "\n".join(log.read_text()[-4000:] for log in Path(folder).glob("*.log"))
+                raise RuntimeError(f"{ranks.total()} ranks failed, or took over {timeout_seconds:.0f} s:\n{said}")
+            time.sleep(POLL_SECONDS)
+        return [_trained(json.loads(_row_path(path, number).read_text())) for number in range(len(jobs))]
+
+
+@contextmanager
+def _agent(
+    host: str, count: int, hosts: Sequence[str], path: Path, emulation: Emulation
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Torch's agent on one host."""
+    words = [f"--nproc-per-node={count}", *emulation.meeting(host, hosts), "-m", "benchmarks.pipeline.ranks", str(path)]
+    with path.with_name(f"agent-{host}.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [*emulation.before(host), sys.executable, "-m", "dejavu.runtime.agent", *words],
+            env={**rank_environment(), **named_parent(), **emulation.environment(host)},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield agent
+        finally:
+            end_agent(agent)
+
+
+def _row_path(path: Path, number: int) -> Path:
+    return path.with_name(f"done-{number}.json")
 
 
 def _trained(row: dict[str, Any]) -> Trained:
@@ -121,30 +121,39 @@ def _trained(row: dict[str, Any]) -> Trained:
 def _main(path: Path) -> None:
     die_with_parent(signal.SIGKILL)
     device = claim_device(int(os.environ["LOCAL_RANK"]))
-    rows: list[dict[str, Any]] = []
     hosts: list[str] = []
-    for data in json.loads(path.read_text()):
+    for number, data in enumerate(json.loads(path.read_text())):
         job = TrainingJob.from_dict(data)
-        if hosts != [place.device.host for place in job.binding.placements]:  # ranks are numbered anew
-            hosts = [place.device.host for place in job.binding.placements]
+        rank, before = _own_rank(job.binding), hosts
+        hosts = [place.device.host for place in job.binding.placements]
+        if hosts != before:  # ranks are numbered anew
             if dist.is_initialized():
                 dist.destroy_process_group()
-            _join(own_rank(job.binding), device, f"job{len(rows)}")
-        take_seat(job.binding.placements[dist.get_rank()].device)
-        rows.append(_one(job, device))
-        dist.barrier()
-    if dist.get_rank() == 0:
-        (path.parent / "done.json").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+            if rank is not None:
+                _join(rank, len(hosts), device, f"job{number}")
+        if rank is not None:
+            take_seat(job.binding.placements[rank].device)
+            row = _one(job, device)
+            if rank == 0:
+                _row_path(path, number).write_text(json.dumps(row))
+            dist.barrier()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def _join(rank: int, device: torch.device, name: str) -> None:
+def _own_rank(binding: Binding) -> int | None:
+    """This process's rank, as a place in the binding; None: it has nothing to do."""
+    host, local = os.environ.get(HOST), int(os.environ["LOCAL_RANK"])
+    ranks = ranks_on(binding, host) if host else range(len(binding.placements))
+    return ranks[local] if local < len(ranks) else None
+
+
+def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     """Join the others under this name: a store keeps what an earlier group of the same name left there."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(name, dist.TCPStore(address, port, is_master=False))
-    backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    store = dist.PrefixStore(name, dist.TCPStore(address, port, is_master=False, timeout=TIMEOUT))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
 
 
 def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:

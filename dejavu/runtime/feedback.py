@@ -15,6 +15,7 @@ from dejavu.graph import Graph
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
 from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.stage_costs import PlanError
 
 
 def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: ProfileDatabase) -> int:
@@ -93,21 +94,31 @@ def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Calla
     """What the played step of a plan has to be multiplied with, as remembered steps of this model say.
 
     Messages and waiting cost time that no price holds. A plan that was trained knows its own factor; a plan like it
-    (as many stages, the same schedule and microbatches, the same devices) takes the geometric mean of the others'.
+    (as many stages, the same schedule and microbatches, the same devices) takes the geometric mean of the others', and
+    any other plan that of all remembered steps of this model: what was never tried is not the faster for it.
     1.0 where nothing is remembered.
 
     Args:
-        play: the step seconds of a plan by today's prices.
+        play: the step seconds of a plan by today's prices; may refuse one that is not of today's question.
     """
     own = remembered_step_seconds(graph, plan, database)
     if own is not None:
         return own / play(plan)
     rows = database.latest(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype)
-    logs = []
+    alike, others = list[float](), list[float]()
     for row in rows:
         known = json.loads(row.extra or "{}")
-        if known.get("graph") == graph.fingerprint and _alike(other := Plan.from_dict(known["plan"]), plan):
-            logs.append(math.log(row.seconds / play(other)))
+        if known.get("graph") != graph.fingerprint:
+            continue
+        other = Plan.from_dict(known["plan"])
+        try:
+            factor = math.log(row.seconds / play(other))
+        except PlanError:
+            continue
+        others.append(factor)
+        if _alike(other, plan):
+            alike.append(factor)
+    logs = alike or others
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 

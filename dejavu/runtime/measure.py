@@ -29,7 +29,7 @@ from dejavu.models import layers_of, model_of
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
-from dejavu.runtime.timing import spread
+from dejavu.runtime.timing import mean_spread, spread
 from dejavu.workload import Workload
 
 DIRECTIONS = ("forward", "backward", "optimizer")
@@ -52,6 +52,7 @@ def measure_layers(
     device_type: str,
     *,
     num_busy: int = 1,
+    in_slices: bool = False,
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
@@ -59,12 +60,20 @@ def measure_layers(
 
     Args:
         num_busy: how many cores work at once, the measured one among them.
+        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
+            so only the mean of many tells what they take.
         on_start: called with the number and process id of each that works; 0 is the measured one.
 
     Raises:
         MeasureError: the measuring process failed.
     """
-    job = {"workload": workload.model_dump(mode="json"), "kind": graph.kind, "signatures": list(signatures)}
+    average = "mean" if in_slices else "median"
+    job = {
+        "workload": workload.model_dump(mode="json"),
+        "kind": graph.kind,
+        "signatures": list(signatures),
+        "average": average,
+    }
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A pipe that nobody reads would stop a process that warns much.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
@@ -93,7 +102,7 @@ def measure_layers(
                 host_fingerprint=host_fingerprint(),
                 torch_version=torch.__version__,
                 source="measured",
-                how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, median",
+                how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}",
                 measured_at=datetime.now(UTC),
                 **row,
             )
@@ -124,6 +133,7 @@ def _main(job: dict[str, Any]) -> None:
     device = claim_device(job["core"])
     graph, builders, model = capture(workload, job["kind"]), layers_of(workload), model_of(workload)
     dataset = dataset_of(workload)
+    figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
     while True:
         wanted = set(job["signatures"])
         inputs, targets = dataset.batch(0, workload.microbatch_size, seed=workload.seed)
@@ -136,7 +146,7 @@ def _main(job: dict[str, Any]) -> None:
                 module = builder.build().to(device, dtype)
                 loss = model.loss if last else None
                 for direction, seconds in _time_layer(module, x, loss, targets.to(device), workload).items():
-                    figures = {"signature": layer.signature, "direction": direction, **spread(seconds)}
+                    figures = {"signature": layer.signature, "direction": direction, **figures_of(seconds)}
                     print(json.dumps(figures), flush=True)
             x = torch.randn(layer.output_shape, dtype=dtype, device=device)
         if not job["until_ended"]:

@@ -9,11 +9,14 @@ from dejavu import units
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cluster.catalogue import catalogue
 from dejavu.errors import InputError
-from dejavu.models import layers_of
+from dejavu.models import LayerBuilder, layers_of
+from dejavu.plan import StageConfiguration
 from dejavu.runtime.failures import LaunchError
 from dejavu.runtime.hosts import Host, is_here
 from dejavu.runtime.job import TrainingJob
-from dejavu.schedule import actions, allowed_microbatches
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.shapes import boundaries
+from dejavu.schedule import actions, allowed_microbatches, schedule_named
 
 
 def refuse_plan(job: TrainingJob) -> None:
@@ -41,6 +44,54 @@ def refuse_plan(job: TrainingJob) -> None:
             except InputError as error:
                 why = str(error)
         raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
+
+
+def refuse_spreading(job: TrainingJob) -> None:
+    """That every pipeline rank can be spread over devices as the plan says.
+
+    Raises:
+        LaunchError: it cannot; the message names the rank or the layer.
+        InputError: there are more replicas than examples in a microbatch, or a layer that mixes examples.
+    """
+    plan, workload, builders = job.binding.plan, job.workload, layers_of(job.workload)
+    if workload.num_microbatches != plan.num_microbatches:
+        raise LaunchError(
+            f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
+        )
+    grids = Layout(job.binding, workload.microbatch_size).grids  # refuses what does not fit the microbatches
+    for rank, stages in enumerate(plan.ranks):
+        how = plan.rank_configuration(rank)
+        for s in stages:
+            refuse_split(builders[plan.stages[s].start : plan.stages[s].stop], how)
+        if how.zero_level >= 2 and how.data_parallel > 1 and schedule_named(plan.schedule).splits_backward:
+            raise LaunchError(
+                f"pipeline rank {rank} has ZeRO level {how.zero_level}, whose gradients are reduced as soon as the "
+                f"input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted level 0 or "
+                "1, or a schedule that does not split the backward pass"
+            )
+    if any(len(grid) > 1 for grid in grids):
+        boundaries(workload)  # refuses layers whose outputs do not begin with the examples
+
+
+def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:
+    """That the layers can be trained in so many shards.
+
+    Raises:
+        LaunchError: one cannot; it is named, with what would do.
+    """
+    degree = how.tensor_parallel
+    for builder in builders if degree > 1 else ():
+        split = builder.tensor_parallel
+        if split is None or split.weights is None:
+            raise LaunchError(
+                f"layer {builder.name!r} cannot be trained tensor-parallel; wanted degree 1, not {degree}"
+            )
+        if split.most % degree:
+            good = [d for d in range(1, split.most + 1) if split.most % d == 0]
+            raise LaunchError(
+                f"layer {builder.name!r} has {split.most} heads, which tensor-parallel degree {degree} does not "
+                f"divide; wanted one of {', '.join(map(str, good))}"
+            )
 
 
 def _microbatches_that_would_do(job: TrainingJob) -> str:

@@ -12,7 +12,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dejavu.errors import InputError
 from dejavu.models import LayerBuilder
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.layout import Layout
@@ -32,32 +31,12 @@ def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...
     )
 
 
-def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:
-    """That the layers can be trained in so many shards.
-
-    Raises:
-        InputError: one cannot; it is named, with what would do.
-    """
-    degree = how.tensor_parallel
-    for builder in builders if degree > 1 else ():
-        split = builder.tensor_parallel
-        if split is None or split.weights is None:
-            raise InputError(f"layer {builder.name!r} cannot be trained tensor-parallel; wanted degree 1, not {degree}")
-        if split.most % degree:
-            good = [d for d in range(1, split.most + 1) if split.most % d == 0]
-            raise InputError(
-                f"layer {builder.name!r} has {split.most} heads, which tensor-parallel degree {degree} does not "
-                f"divide; wanted one of {', '.join(map(str, good))}"
-            )
-
-
 def spread(module: nn.Module, builders: Sequence[LayerBuilder], how: StageConfiguration, mesh: DeviceMesh) -> None:
     """Split the layers' weights in place: over the shards as the model says, over the replicas as the ZeRO level says.
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once a step and sums gradients at its
     end, 2 sums them in every microbatch, 3 also frees and gathers the weights of each layer again.
     """
-    refuse_split(builders, how)
     for layer, builder in zip(module.children(), builders, strict=True):
         if how.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
             styles: dict[str, ParallelStyle] = {
