@@ -76,7 +76,8 @@ class Emulation:
             return ["--standalone", "--local-addr=localhost"]
         addresses = dict(zip(self.namespaces, _addresses(), strict=False))
         endpoint = f"{addresses[hosts[0]]}:{MEETING_PORT}"
-        return Meeting("emulated", len(hosts), endpoint, host == hosts[0], addresses[host]).words
+        meeting = Meeting("emulated", len(hosts), endpoint, host == hosts[0], addresses[host])
+        return ["--rdzv-backend=c10d", *meeting.words]
 
 
 NOTHING_EMULATED = Emulation()

@@ -179,7 +179,8 @@ def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
         for s in pipeline.modules
     ]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (seconds, [asdict(times) for times in own], losses if pipeline.has_loss else []))
+    known = (seconds, [asdict(times) for times in own], losses if pipeline.has_loss else [])
+    dist.all_gather_object(everyone, known)
     return {
         "step_seconds": [max(step) for step in zip(*(row[0] for row in everyone), strict=True)],
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),

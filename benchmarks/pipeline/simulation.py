@@ -3,6 +3,8 @@
 Stage costs come from a fresh cost database: every distinct layer is measured alone, as `dejavu profile` does, at each
 microbatch size, and so are messages and what the runtime takes of a core. Where there are more ranks than cores, rank r
 sits on core r mod the number of cores, and the simulator lets the ranks of a core share it equally.
+The speed of a machine that others share drifts by some per cent within minutes: costs are measured before and after the
+trainings that they are to foretell, and a simulated step is the mean of the two.
 The efficiency is the schedule's own bound over the measured step: the same action list played with the passes' measured
 medians, without any message or overhead.
 """
@@ -11,36 +13,37 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_all
-from dejavu.cluster import this_machine
-from dejavu.cost import CostTable, TransferCost, cost_table, sources, transfer_cost
-from dejavu.cost.passes import PassCost, pass_cost
-from dejavu.graph import Graph, capture
+from dejavu.cluster import Cluster, this_machine
+from dejavu.graph import capture
+from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan
+from dejavu.planning.prices import pose_workload
+from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign
 from dejavu.runtime.job import StageTimes
 from dejavu.schedule import allowed_microbatches, schedule_named
-from dejavu.simulate import Message, Simulation, StageSeconds, simulate
+from dejavu.simulate import StageSeconds, play_posed, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
-STEPS = 9  # of each training, the first two without a clock
+STEPS = 7  # of each training, the first two without a clock
 LEAST_FOR_EFFICIENCY = 8  # microbatches
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "zbv")
 BASE = {"batch_size": 32, "num_microbatches": 8, "trials": TrialSettings(count=0)}
 MODELS = {
     "gpt": Workload(
         model="gpt",
-        model_options={"num_blocks": 8, "width": 128, "num_heads": 4},
+        model_options={"num_blocks": 8, "width": 192, "num_heads": 6},
         data="synthetic",
         synthetic=SyntheticSettings(num_classes=256),
         sequence_length=128,
@@ -48,24 +51,14 @@ MODELS = {
     ),
     "cnn": Workload(
         model="cnn",
-        model_options={"num_blocks": 8, "width": 24},
+        model_options={"num_blocks": 8, "width": 96},
         data="synthetic",
-        synthetic=SyntheticSettings(num_classes=10, image_shape=(1, 16, 16)),
+        synthetic=SyntheticSettings(num_classes=10, image_shape=(1, 28, 28)),
         optimizer=OptimizerSettings(name="sgd", learning_rate=0.05),
         **BASE,
     ),
 }
 QUICK: dict[str, Any] = {"ranks": (2,), "microbatches": (8,), "schedules": ("1f1b", "gpipe", "zbv")}
-
-
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """What the database says of one model at one microbatch size."""
-
-    graph: Graph
-    table: CostTable
-    transfer: TransferCost
-    overhead: PassCost
 
 
 @dataclass(frozen=True)
@@ -91,17 +84,18 @@ def table(
     schedules: tuple[str, ...] = SCHEDULES,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Every model × ranks × schedule × cuts × microbatches."""
-    rows = []
+    cluster, rows = this_machine(), []
+    (name,) = cluster.device_counts
+    core = replace(one_device(), device_type=name)
     with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
         for (model, count), group in _groups(_settings(ranks, microbatches, schedules)).items():
             # Just before they are used: the speed of a machine that others share drifts within minutes.
-            costs = _costs(model, count, ProfileDatabase(Path(folder)))
-            jobs = [
-                job_of(s.workload, by_hand(s.schedule, s.bounds, [one_device()] * s.num_ranks, count), STEPS)
-                for s in group
-            ]
-            found = train_all(jobs)
-            rows += [_row(s, job.binding.plan, costs, one) for s, job, one in zip(group, jobs, found, strict=True)]
+            workload, databases = group[0].workload, [Path(folder) / f"{model}-{count}-{when}" for when in range(2)]
+            costs = [_costs(workload, cluster, databases[0])]
+            plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
+            found = train_all([job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)])
+            costs.append(_costs(workload, cluster, databases[1]))
+            rows += [_row(s, one.plan, costs, run) for s, one, run in zip(group, plans, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
     efficient = [row["efficiency_percent"] for row in rows if row["microbatches"] >= LEAST_FOR_EFFICIENCY]
     summary = {
@@ -144,36 +138,10 @@ def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(moved)
 
 
-def _costs(model: str, num_microbatches: int, database: ProfileDatabase) -> Costs:
-    workload = MODELS[model].model_copy(update={"num_microbatches": num_microbatches})
-    graph, cluster = capture(workload), this_machine()
-    Campaign(graph, workload, cluster, database).run()
-    (name,) = cluster.device_counts
-    return Costs(
-        graph,
-        cost_table(graph, cluster, sources(database, workload.optimizer)),
-        transfer_cost(cluster, database, name, name),
-        pass_cost(database, name),
-    )
-
-
-def predicted(plan: Plan, costs: Costs) -> Simulation:
-    """One step of a plan of one core a rank, from the database alone."""
-    table, overhead, graph = costs.table, costs.overhead, costs.graph
-    stages = []
-    for stage in plan.stages:
-        span = slice(stage.start, stage.stop)
-        forward, backward, once = (
-            float(grid.seconds_LD[span, 0].sum()) for grid in (table.forward, table.backward, table.optimizer)
-        )
-        stages.append(StageSeconds(forward + overhead.pass_seconds, backward + overhead.pass_seconds, once))
-    messages = []
-    for cut in plan.cuts:
-        size = float(graph.layers[cut - 1].output_bytes)
-        each = overhead.of_message(size)
-        both = costs.transfer.latency_seconds + costs.transfer.seconds_per_byte * size
-        messages.append(Message(0.0, max(0.0, both - 2 * each), each, each))
-    return simulate(plan, stages, messages=messages, devices=_cores(plan))
+def _costs(workload: Workload, cluster: Cluster, database: Path) -> Posed:
+    """Measured now, as the product measures and prices."""
+    Campaign(capture(workload), workload, cluster, ProfileDatabase(database)).run()
+    return pose_workload(workload, cluster, database, Parallelism.one_device(), {})
 
 
 def played(times: StageTimes) -> StageSeconds:
@@ -194,8 +162,10 @@ def _cores(plan: Plan) -> list[int]:
     return [rank % count for rank in range(len(plan.ranks))]
 
 
-def _row(setting: Setting, plan: Plan, costs: Costs, found: Trained) -> dict[str, Any]:
-    simulated, measured = predicted(plan, costs), found.median_step_seconds
+def _row(setting: Setting, plan: Plan, costs: Sequence[Posed], found: Trained) -> dict[str, Any]:
+    """Simulated beside measured."""
+    played_twice = [play_posed(posed, plan, _cores(plan)) for posed in costs]
+    simulated, measured = mean(one.step_seconds for one in played_twice), found.median_step_seconds
     own = simulate(plan, [played(times) for times in found.stages], devices=_cores(plan))
     spread = np.percentile(found.step_seconds, (10, 90))
     return {
@@ -206,8 +176,9 @@ def _row(setting: Setting, plan: Plan, costs: Costs, found: Trained) -> dict[str
         "microbatches": setting.num_microbatches,
         "measured_ms": 1e3 * measured,
         "measured_10_to_90_ms": f"{1e3 * spread[0]:.0f}–{1e3 * spread[1]:.0f}",
-        "simulated_ms": 1e3 * simulated.step_seconds,
-        "error_percent": 100.0 * (simulated.step_seconds / measured - 1.0),
-        "simulated_bubble_percent": 100.0 * simulated.bubble_fraction,
+        "simulated_ms": 1e3 * simulated,
+        "error_percent": 100.0 * (simulated / measured - 1.0),
+        "costs_drift_percent": 100.0 * (played_twice[1].step_seconds / played_twice[0].step_seconds - 1.0),
+        "simulated_bubble_percent": 100.0 * played_twice[0].bubble_fraction,
         "efficiency_percent": 100.0 * own.step_seconds / measured,
     }

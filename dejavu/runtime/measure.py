@@ -8,7 +8,6 @@ because in a pipeline they are busy too and share caches and memory.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from dejavu.graph import DTYPES, Graph, capture
 from dejavu.models import layers_of, model_of
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.timing import mean_spread, spread
 from dejavu.workload import Workload
 
@@ -122,7 +121,7 @@ def _start(job: dict[str, Any], errors: IO[str] | None = None) -> subprocess.Pop
         stdout=subprocess.PIPE if errors else subprocess.DEVNULL,
         stderr=errors or subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **named_parent()},
+        env={**rank_environment(), **named_parent()},
     )
 
 

@@ -40,10 +40,16 @@ def attempt_number() -> int:
     return int(os.environ.get(ATTEMPT, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
 
 
+# By default glibc gives freed memory back to the kernel and takes it again page by page: training a convolutional model
+# took a quarter longer with many microbatches in flight. Ranks need their memory again in the next step.
+KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(16 * 2**30), "MALLOC_MMAP_THRESHOLD_": str(16 * 2**30)}
+
+
 def rank_environment(interface: str = "lo") -> dict[str, str]:
     """The environment of a rank: gloo's network interface, one compute thread, nothing of the flow's own run."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RANKS}
-    return {**kept, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    own = {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**kept, **own, **KEEPS_MEMORY}
 
 
 def end_agent(agent: subprocess.Popen[bytes]) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 from dejavu.cost.passes import PassCost
 from dejavu.plan import Plan, Price, price
 from dejavu.problem import Posed
 from dejavu.simulate.result import Simulation
 from dejavu.simulate.step import Message, StageSeconds, simulate
 
+# Of a backward pass, where it is played in two parts: of a matrix product each part has half, but what has no weights
+# (attention, norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
+INPUT_SHARE = 0.57
 
-def play_posed(posed: Posed, plan: Plan) -> Simulation:
+
+def play_posed(posed: Posed, plan: Plan, devices: Sequence[Hashable] | None = None) -> Simulation:
     """The plan, under any schedule; messages and the runtime's own work count where they were measured.
 
     A message between stages of several replicas goes in as many parts as the one with more of them has; the parts
     travel at the same time.
+
+    Args:
+        devices: where each pipeline rank sits, by any name; None: each on devices of its own.
     """
-    return simulate(plan, stages_of(posed, plan), messages=_messages(posed, plan))
+    return simulate(plan, stages_of(posed, plan), messages=_messages(posed, plan), devices=devices)
 
 
 def stages_of(posed: Posed, plan: Plan) -> list[StageSeconds]:
@@ -25,7 +34,10 @@ def stages_of(posed: Posed, plan: Plan) -> list[StageSeconds]:
         forward, backward = posed.passes_seconds(stage)
         once = problem.costs.once_seconds(stage.start, stage.stop, problem.index(stage.configuration))
         beside = _overhead(posed, stage.configuration.device_type).pass_seconds
-        rows.append(StageSeconds(forward + beside, backward + beside, once))
+        # Nobody waits for the gradient of the examples: torch leaves all of the first stage's work to the second part.
+        own = 0.0 if stage.start == 0 else INPUT_SHARE * backward
+        parts = (own + beside, backward - own + beside)
+        rows.append(StageSeconds(forward + beside, backward + beside, once, 0.0, *parts))
     return rows
 
 
