@@ -111,6 +111,11 @@ def own_group() -> Path:
     return CPU_V2 / next(path for _, names, path in rows if not names).lstrip("/")
 
 
+def own_name(name: str) -> str:
+    """Of what this process makes."""
+    return f"dejavu-{os.getpid()}-{name}"
+
+
 @contextmanager
 def slowed(name: str, share: float) -> Iterator[Path]:
     """A control group whose processes together get this share of one core.
@@ -119,7 +124,7 @@ def slowed(name: str, share: float) -> Iterator[Path]:
         EmulationError: control groups are not permitted here.
     """
     period = round(SLICE_MICROSECONDS / share)
-    group = (CPU_V1 if CPU_V1.is_dir() else CPU_V2) / f"dejavu-{os.getpid()}-{name}"
+    group = (CPU_V1 if CPU_V1.is_dir() else CPU_V2) / own_name(name)
     try:
         group.mkdir()
     except OSError as error:
@@ -158,8 +163,8 @@ def apart(hosts: Sequence[str], bits_per_second: float) -> Iterator[dict[str, st
     Raises:
         EmulationError: network namespaces, or limits of bandwidth, are not permitted here.
     """
-    switch = f"dejavu-{os.getpid()}-switch"
-    names = {host: f"dejavu-{os.getpid()}-{host}" for host in hosts}
+    switch = own_name("switch")
+    names = {host: own_name(host) for host in hosts}
     with ExitStack() as stack:
         for name in (switch, *names.values()):
             _run("ip", "netns", "add", name)

@@ -183,7 +183,7 @@ def _compare(name: str, site: Site, rounds: int, steps: int, num_random: int) ->
         posed = pose_workload(site.workload, site.cluster, Path(folder), Parallelism.one_device(), {})
     ours = _ours(posed, site.cluster)
     bindings = {OURS: ours, EVEN: _even(posed, site.cluster)}
-    bindings |= {f"{RANDOM} {k}": other for k, other in enumerate(_anyhow(ours, num_random), start=1)}
+    bindings |= {f"{RANDOM} {k}": other for k, other in enumerate(anyhow(ours, num_random), start=1)}
     seconds = _step_seconds(list(dict.fromkeys(bindings.values())), site, rounds, steps)
     return [_row(name, label, posed, binding, seconds[binding], seconds[ours]) for label, binding in bindings.items()]
 
@@ -206,13 +206,13 @@ def _even(posed: Posed, cluster: Cluster) -> Binding:
     return Binding(plan, tuple(Placement(rank, 0, 0, device) for rank, device in enumerate(devices)), 0.0, 0.0)
 
 
-def _anyhow(binding: Binding, count: int) -> list[Binding]:
+def anyhow(binding: Binding, count: int) -> list[Binding]:
     """The same stages on the same devices in other orders, all or so many of them."""
     orders = list(itertools.permutations([place.device for place in binding.placements]))
-    return [_reordered(binding, order) for order in random.Random(SEED).sample(orders, min(count, len(orders)))]
+    return [reordered(binding, order) for order in random.Random(SEED).sample(orders, min(count, len(orders)))]
 
 
-def _reordered(binding: Binding, devices: Sequence[Device]) -> Binding:
+def reordered(binding: Binding, devices: Sequence[Device]) -> Binding:
     stages = list(binding.plan.stages)
     for device, of_rank in zip(devices, binding.plan.ranks, strict=True):
         for s in of_rank:

@@ -40,6 +40,7 @@ SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
 NUM_MICROBATCHES = 16
 WARMUP_STEPS, STEPS = 2, 8
 TIMEOUT_SECONDS = 300.0
+LEAST_SECONDS = 1e-6  # of a step: differences of two noisy times may come out below zero
 
 
 class Scale(nn.Module):
@@ -144,7 +145,7 @@ def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device) 
         times.append(time.process_time())
         if step >= WARMUP_STEPS:
             whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
-            found.append(max(whole - alone, 0.0) / (2 * B))
+            found.append(max(whole - alone, LEAST_SECONDS) / (2 * B))
     return found
 
 

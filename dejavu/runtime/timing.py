@@ -8,7 +8,7 @@ from statistics import fmean, median, quantiles
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile, and the number of two or more repeats."""
-    tenths = quantiles(seconds, n=10)
+    tenths = quantiles(seconds, n=10, method="inclusive")  # never outside what was measured
     return {
         "seconds": median(seconds),
         "seconds_low": tenths[0],
