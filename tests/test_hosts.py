@@ -185,6 +185,7 @@ def test_a_killed_dask_worker_takes_its_ranks_with_it_and_is_named(
     assert not list((tmp_path / "run").glob(".launch-*"))
 
 
+@pytest.mark.slow
 def test_agents_end_when_their_launcher_is_killed(
     tmp_path: Path, scheduler: str, two_workers: dict[str, subprocess.Popen[bytes]]
 ) -> None:
