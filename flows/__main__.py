@@ -36,6 +36,9 @@ def run(
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
     train: Annotated[bool, typer.Option(help="stop behind the plan with --no-train")] = True,
+    resume: Annotated[
+        str, typer.Option(help="folder of an earlier training, .dejavu/runs/…: goes on from its last checkpoint")
+    ] = "",
 ) -> None:
     """The whole way, in this process: measure, plan, try initializations, train, remember."""
     from flows.inputs import read_inputs
@@ -51,7 +54,7 @@ def run(
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
         server.wait()
-        found = dejavu(workload=wanted, cluster=str(cluster), train=train)
+        found = dejavu(workload=wanted, cluster=str(cluster), train=train, resume=resume)
         Console(width=WIDTH_COLUMNS).print(summary_table(found.report, found.artifacts, found.tracking_uri))
 
 

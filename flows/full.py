@@ -30,6 +30,7 @@ from tasks.training import (
     needed_bytes,
     prepare_training,
     remember_times,
+    resume_training,
     train_pipeline,
     try_initializations,
 )
@@ -50,6 +51,7 @@ def dejavu(
     train: bool = True,
     parallelism: Parallelism | None = None,
     dask: str = "",
+    resume: str = "",
 ) -> Outcome:
     """Predict, search, bind, try initializations, train, remember.
 
@@ -59,6 +61,8 @@ def dejavu(
         train: False stops behind the plan.
         parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
         dask: address of a Dask scheduler with a worker on every host of the cluster; nothing: all is on this machine.
+        resume: the folder of an earlier training (.dejavu/runs/…), which goes on from its last checkpoint, under
+            today's plan.
     """
     project = Path.cwd()
     database, work = project / "profiles_db", project / ".dejavu"
@@ -100,8 +104,11 @@ def dejavu(
             predicted_stages=tuple(stages_of(posed, chosen.plan)),
         )
         if train:
-            tried = try_initializations(workload, machines, work / "trials", run)
-            job = prepare_training(workload, binding, tried and tried[1], work / "runs" / str(flow_run.id))
+            tried = None if resume else try_initializations(workload, machines, work / "trials", run)
+            if resume:
+                job = resume_training(workload, binding, project / resume)
+            else:
+                job = prepare_training(workload, binding, tried and tried[1], work / "runs" / str(flow_run.id))
             result = train_pipeline(job, graph, database, run, needed_bytes(binding, chosen.price), dask)
             remember_times(job, result, graph, database)
             difference = compare_with_one_process(job, result)

@@ -78,7 +78,9 @@ def record_training(run: Run, result: TrainingResult) -> None:
         run.metric("measured_step_seconds", result.step_seconds)
     for times in result.stages:
         figures = asdict(times)
-        stage = figures.pop("stage")
+        stage, replica = figures.pop("stage"), figures.pop("replica")
+        if replica:  # all do the same work; they are in the artifact
+            continue
         run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
     run.artifact_json("training.json", result.to_dict())
 
@@ -96,13 +98,14 @@ def record_report(run: Run, data: ReportData) -> None:
         "unremembered_step_error": data.unremembered_step_error,
         "gap": data.gap,
         "bubble_fraction": data.simulation.bubble_fraction,
+        "measured_bubble_fraction": data.measured_bubble_fraction,
         "reference_difference": data.reference_difference,
         "final_loss": data.losses[-1] if data.losses else None,
     }
     run.metrics(Metric(name, value) for name, value in answers.items() if value is not None)
     run.artifact_json("plan.json", data.plan.to_dict())
     run.artifact_json("binding.json", data.binding.to_dict())
-    run.artifact_json("trace.json", data.simulation.to_trace())
+    run.artifact_json("trace.json", data.trace)
     run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.uniform, data.price, data.uniform_price))
     run.figure("figures/timeline.png", timeline_figure(data.simulation))
     if data.training is not None:

@@ -17,9 +17,10 @@ from dejavu.init import Draw, proposer_named
 from dejavu.plan import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import remember, remembered_step_seconds
-from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import RankError, launch, torchrun_line
 from dejavu.runtime.single import reference_difference
+from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.track import Run
 from dejavu.trials import TrialResult, TrialSpec, best, client_of, local_client, run_trials
 from dejavu.workload import Workload
@@ -76,6 +77,16 @@ def needed_bytes(binding: Binding, price: Price) -> list[float]:
     """What each rank of the world will hold at most, as predicted; 0 where the costs say only whether it fits."""
     of_rank = [sum(price.peak_bytes[s] for s in stages) for stages in binding.plan.ranks]
     return [np.nan_to_num(of_rank[placed.pipeline_rank]) for placed in binding.placements]
+
+
+@task(name="prepare", task_run_name="resume", cache_policy=NO_CACHE)
+def resume_training(workload: Workload, binding: Binding, folder: Path) -> TrainingJob:
+    """An earlier training goes on, under today's plan."""
+    job = resumed(folder, workload, binding)
+    complete = complete_checkpoints(job.checkpoints)
+    where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning, for there is no checkpoint"
+    get_run_logger().info("%s goes on from %s", folder, where)
+    return job
 
 
 @task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)

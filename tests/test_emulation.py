@@ -67,7 +67,7 @@ def test_a_quota_gives_its_share_of_a_core(quota: Path) -> None:
     enter(quota, child.pid)
     child.communicate("\n", timeout=60)
     found = statistics(quota)
-    period_seconds = emulation.SLICE_MICROSECONDS / SHARE / 1e6
+    period_seconds = emulation.PERIOD_MICROSECONDS / 1e6
     assert found["nr_throttled"] > 0
     assert BURN_SECONDS / (found["nr_periods"] * period_seconds) < 1.2 * SHARE
 

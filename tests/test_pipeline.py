@@ -19,9 +19,11 @@ from dejavu.models import layers_of
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.launcher import LaunchError, launch
+from dejavu.runtime.measured import bubble_fraction, measured_events, transfer_seconds
 from dejavu.runtime.refusals import refuse_split
 from dejavu.runtime.single import train_single
 from dejavu.schedule import SCHEDULES, actions
+from dejavu.simulate import StageSeconds, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 pytestmark = pytest.mark.integration
@@ -144,6 +146,21 @@ def test_measured_passes_are_those_of_the_schedule(trained: dict[str, Trained]) 
             assert times.forward_seconds > 0
             assert (times.backward_weight_seconds > 0) == split
             assert times.backward_seconds > 0 or split
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_measured_step_is_a_trace_like_the_simulated_one(trained: dict[str, Trained], name: str) -> None:
+    _, schedule, bounds, ranks = CASES[name]
+    binding, passes = by_hand(schedule, bounds, ranks, 4), trained[name].passes
+    events = measured_events(binding, passes)
+    simulated = simulate(binding.plan, [StageSeconds(1.0, 2.0, 0.0)] * (len(bounds) - 1))
+    assert {(e.stage, e.name, e.rank) for e in events} == {
+        (e.stage, e.name, e.rank) for e in simulated.events if e.to_rank is None and e.name != "optimizer"
+    }
+    share = bubble_fraction(binding, passes)
+    assert share is not None and 0 <= share < 1
+    assert all(seconds > 0 for seconds in transfer_seconds(binding, passes).values())
+    assert bubble_fraction(binding, ()) is None and transfer_seconds(binding, ()) == {}
 
 
 def launched(job: TrainingJob, folder: Path, **fields: object) -> TrainingJob:

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from dejavu.cost.measured import subject_of
+from dejavu.errors import InputError
 from dejavu.graph import capture
 from dejavu.init import Draw
 from dejavu.models import layers_of
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import remember, remembered_step_seconds
-from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
 from dejavu.runtime.links import SIZES_BYTES, measure_link
 from dejavu.runtime.measure import DIRECTIONS, measure_layers
@@ -228,3 +229,17 @@ def test_ranks_import_neither_prefect_nor_mlflow() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_an_earlier_training_is_resumed_under_another_plan_or_refused(tiny: Workload, tmp_path: Path) -> None:
+    """What is asked of a folder is what was trained there, for more steps or under another plan."""
+    job = job_of(tiny, tmp_path / "run", (2,), last_step=4)
+    job.write()
+    longer = tiny.model_copy(update={"num_steps": 12, "num_microbatches": 8})
+    binding = local_binding(longer, (1, 3), len(layers_of(longer)))
+    again = resumed(tmp_path / "run", longer, binding)
+    assert (again.draw, again.first_step, again.last_step, again.binding) == (job.draw, 0, 12, binding)
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 5"):
+        resumed(tmp_path / "run", longer.model_copy(update={"seed": 5}), binding)
+    with pytest.raises(InputError, match="no training to resume"):
+        resumed(tmp_path, longer, binding)

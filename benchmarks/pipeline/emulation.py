@@ -27,7 +27,7 @@ from dejavu.workload import Workload
 
 CPU_V1 = Path("/sys/fs/cgroup/cpu")
 CPU_V2 = Path("/sys/fs/cgroup")
-SLICE_MICROSECONDS = 1000  # the least that the kernel takes for a quota: short, so that every pass is slowed alike
+PERIOD_MICROSECONDS = 10_000  # much shorter, near the scheduler's tick of 4 ms, a process gets less than its share
 LEAVING_SECONDS = 5.0  # for ended processes to leave their group
 NETWORK = "10.78.0"  # only inside the namespaces
 MEETING_PORT = 29400  # a namespace's ports are all free
@@ -123,7 +123,7 @@ def slowed(name: str, share: float) -> Iterator[Path]:
     Raises:
         EmulationError: control groups are not permitted here.
     """
-    period = round(SLICE_MICROSECONDS / share)
+    quota = round(share * PERIOD_MICROSECONDS)
     group = (CPU_V1 if CPU_V1.is_dir() else CPU_V2) / own_name(name)
     try:
         group.mkdir()
@@ -132,10 +132,10 @@ def slowed(name: str, share: float) -> Iterator[Path]:
     try:
         try:
             if CPU_V1.is_dir():
-                (group / "cpu.cfs_period_us").write_text(str(period))
-                (group / "cpu.cfs_quota_us").write_text(str(SLICE_MICROSECONDS))
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+                (group / "cpu.cfs_quota_us").write_text(str(quota))
             else:
-                (group / "cpu.max").write_text(f"{SLICE_MICROSECONDS} {period}")
+                (group / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
         except OSError as error:
             raise EmulationError(f"a CPU quota is not permitted here: {error}") from error
         yield group

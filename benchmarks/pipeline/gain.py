@@ -236,6 +236,7 @@ def _row(
 ) -> dict[str, Any]:
     low, high = np.percentile(seconds, (10, 90))
     devices = [place.device for place in binding.placements]
+    whole_model_C = (posed.forward_seconds_CL + posed.backward_seconds_CL).sum(axis=1)
     return {
         "setting": setting,
         "competitor": competitor,
@@ -246,4 +247,5 @@ def _row(
         "10_to_90_ms": f"{1e3 * low:.0f}–{1e3 * high:.0f}",
         "predicted_ms": 1e3 * play_posed(posed, binding.plan).step_seconds,
         "gain": median(seconds) / median(ours),
+        "slowest_kind_to_fastest": float(whole_model_C.max() / whole_model_C.min()),
     }

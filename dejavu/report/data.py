@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dejavu.bind import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price, SearchResult
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation, StageSeconds
+from dejavu.runtime.measured import bubble_fraction, measured_events
+from dejavu.simulate import Simulation, StageSeconds, trace_rows
 from dejavu.trials import TrialResult
 from dejavu.workload import Workload
 
@@ -133,6 +135,20 @@ class ReportData:
         """Whether earlier trainings changed the prediction."""
         before = self.unremembered_step_seconds
         return before is not None and abs(before / self.predicted_step_seconds - 1.0) > 1e-9
+
+    @property
+    def measured_bubble_fraction(self) -> float | None:
+        """Of the training's last step; None without one."""
+        return bubble_fraction(self.binding, self.training.last_step_passes) if self.training else None
+
+    @property
+    def trace(self) -> dict[str, Any]:
+        """One step for Perfetto: as it was played, and beside it as it was measured."""
+        found = self.simulation.to_trace()
+        if self.training is not None:
+            events = measured_events(self.binding, self.training.last_step_passes)
+            found["traceEvents"] += trace_rows(events, 1, "measured")
+        return found
 
     @property
     def speedup(self) -> float | None:

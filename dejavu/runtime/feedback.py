@@ -15,6 +15,7 @@ from dejavu.graph import Graph
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
 from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.measured import bubble_fraction, transfer_seconds
 from dejavu.stage_costs import PlanError
 
 
@@ -43,7 +44,14 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
             seconds=result.step_seconds,
             repeats=steps,
             how="median step of a pipeline training",
-            extra=json.dumps({"graph": graph.fingerprint, "plan": plan.to_dict()}),
+            extra=json.dumps(
+                {
+                    "graph": graph.fingerprint,
+                    "plan": plan.to_dict(),
+                    "bubble_fraction": bubble_fraction(job.binding, result.last_step_passes),
+                    "transfer_seconds": transfer_seconds(job.binding, result.last_step_passes),
+                }
+            ),
             **shared,
         )
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dejavu.binding import Binding
+from dejavu.errors import InputError
 from dejavu.init import Draw
 from dejavu.runtime.clock import Timed
 from dejavu.schedule import Pass
@@ -91,6 +92,25 @@ class TrainingJob:
             folder.mkdir(parents=True, exist_ok=True)
             data["folder"] = str(folder.resolve())
         return cls.from_dict(data)
+
+
+def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
+    """The training of this folder, to go on from its last checkpoint: on another plan, or for more steps.
+
+    Raises:
+        InputError: there is no training, or it is of another model, data, batch or optimizer.
+    """
+    path = folder / "job.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
+    before = TrainingJob.read(path)
+    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials"}
+    old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
+    for name, value in new.items():
+        if old[name] != value:
+            raise InputError(f"{folder} was trained with {name} {old[name]!r}; wanted the same, found {value!r}")
+    whole = str(folder.resolve())
+    return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
 
 
 @dataclass(frozen=True)
