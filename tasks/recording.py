@@ -90,7 +90,7 @@ def record_report(run: Run, data: ReportData) -> None:
     """What was chosen and how it compares; the figures, and the one page that answers what was asked."""
     answers = {
         "predicted_step_seconds": data.predicted_step_seconds,
-        "price_seconds": data.price.step_seconds,
+        "price_seconds": data.searched_seconds,
         "uniform_step_seconds": data.uniform_step_seconds,
         "measured_step_seconds": data.training.step_seconds if data.training else None,
         "step_error": data.step_error,

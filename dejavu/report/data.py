@@ -165,8 +165,12 @@ class ReportData:
         """How much of the found plan's price the best plan could save at most; None where nothing was proved."""
         if self.lower_bound_seconds <= 0:
             return None
-        searched = min(result.step_seconds for result in self.searches.values())
-        return max(0.0, 1.0 - self.lower_bound_seconds / searched)
+        return max(0.0, 1.0 - self.lower_bound_seconds / self.searched_seconds)
+
+    @property
+    def searched_seconds(self) -> float:
+        """The best price that any of the searches found, under the schedule that they price."""
+        return min(result.step_seconds for result in self.searches.values())
 
     @property
     def num_predicted(self) -> int:

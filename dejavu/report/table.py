@@ -33,8 +33,9 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("certified gap", "none: no search proved a bound"))
     else:
         bound = format_seconds(run.lower_bound_seconds)
-        price = format_seconds(run.price.step_seconds)
-        rows.append(("certified gap", f"{run.gap:.1%}: the searches price it at {price}, and no plan below {bound}"))
+        price = format_seconds(run.searched_seconds)
+        said = f"{run.gap:.1%}: the searches price their best at {price}, and no plan below {bound}"
+        rows.append(("certified gap", said))
     rows.append(("prices", f"{run.table.num_known} measured, {run.num_predicted} predicted"))
     if run.trials and run.winner is not None:
         rows.append(
