@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +21,15 @@ from dejavu.planning.prices import pose_workload
 from dejavu.planning.schedules import fits, under_schedules
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.feedback import step_factor
+from dejavu.runtime.feedback import remembered_plans, remembered_step_seconds, step_factor
 from dejavu.search import search_named
 from dejavu.simulate import Simulation, play_posed, price_played
+from dejavu.stage_costs import PlanError
 from dejavu.track import Run
 from dejavu.workload import AUTO, Workload
 from tasks.recording import record_search
 
+UNTRIED = 1.03  # a plan that was never trained has to promise so much more: predictions err, and steps vary by that
 SEARCH_BUDGET_SECONDS = 60.0  # Prefect cannot interrupt a computing thread, so a search has a budget of its own
 
 
@@ -72,12 +75,14 @@ class Played(NamedTuple):
 
     Attributes:
         step_factor: what remembered steps of such plans took, over what was played of them.
+        is_remembered: this very plan was trained before.
     """
 
     plan: Plan
     price: Price
     simulation: Simulation
     step_factor: float
+    is_remembered: bool
 
     @property
     def step_seconds(self) -> float:
@@ -91,18 +96,39 @@ def play_candidates(
     """What each search found, played, the fastest first: the searches' formula decides less than what will run.
 
     Under the schedule that the workload names, or each under the one that makes it fastest; the even split stays under
-    the one that a person would take.
+    the one that a person would take. Plans that were trained before are candidates too.
     """
     played = {}
     for name, result in found.items():
         wanted = result.plan.schedule if (name, workload.schedule) == ("uniform", AUTO) else workload.schedule
-        plans = under_schedules(posed, result.plan, wanted)
-        candidates = [play_plan.fn(posed, plan, graph, database) for plan in plans]
+        candidates = [
+            play_plan.fn(posed, plan, graph, database) for plan in under_schedules(posed, result.plan, wanted)
+        ]
+        if name != "uniform":
+            candidates += _trained_before(posed, workload, graph, database)
         holding = [one for one in candidates if fits(posed, one.plan, one.simulation)] or candidates[:1]
-        played[name] = min(holding, key=lambda one: one.step_seconds)
+        played[name] = min(holding, key=lambda one: one.step_seconds * (1.0 if one.is_remembered else UNTRIED))
         times = ", ".join(f"{one.plan.schedule} {one.step_seconds * 1e3:.1f} ms" for one in candidates)
         get_run_logger().info("%s, played: %s", name, times)
     return dict(sorted(played.items(), key=lambda item: item[1].step_seconds))
+
+
+def _trained_before(posed: Posed, workload: Workload, graph: Graph, database: Path) -> list[Played]:
+    """Remembered plans that answer today's question."""
+    found = []
+    for plan in remembered_plans(graph, ProfileDatabase(database)):
+        if plan.num_microbatches != workload.num_microbatches or workload.schedule not in (AUTO, plan.schedule):
+            continue
+        needed: Counter[str] = Counter()
+        for how in map(plan.rank_configuration, range(len(plan.ranks))):
+            needed[how.device_type] += how.num_devices
+        if not needed <= Counter(posed.problem.device_counts):
+            continue
+        try:
+            found.append(play_plan.fn(posed, plan, graph, database))
+        except PlanError:  # of devices that are not there today
+            continue
+    return found
 
 
 @task(name="simulate", cache_policy=NO_CACHE)
@@ -111,7 +137,8 @@ def play_plan(posed: Posed, plan: Plan, graph: Graph, database: Path) -> Played:
     simulation = play_posed(posed, plan)
     rows = ProfileDatabase(database)
     factor = step_factor(graph, plan, rows, lambda other: play_posed(posed, other).step_seconds)
-    return Played(plan, price_played(posed, plan, simulation), simulation, factor)
+    known = remembered_step_seconds(graph, plan, rows) is not None
+    return Played(plan, price_played(posed, plan, simulation), simulation, factor, known)
 
 
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)

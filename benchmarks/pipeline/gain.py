@@ -65,8 +65,8 @@ CONVOLUTIONS = Workload(  # large activations at first, small ones at the end
     data="synthetic",
     synthetic=SyntheticSettings(num_classes=10, image_shape=(3, 32, 32)),
     optimizer=OptimizerSettings(name="sgd", learning_rate=0.05),
-    batch_size=96,
-    num_microbatches=12,
+    batch_size=64,
+    num_microbatches=8,
     trials=TrialSettings(count=0),
 )
 QUICK: dict[str, Any] = {"settings": ("1:2", "slow link"), "rounds": 1, "num_random": 2}

@@ -98,6 +98,13 @@ def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase)
     return max(rows, key=lambda row: row.measured_at).seconds if rows else None
 
 
+def remembered_plans(graph: Graph, database: ProfileDatabase) -> list[Plan]:
+    """Every plan under which this very model was trained, at this microbatch size."""
+    rows = database.latest(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype)
+    known = [json.loads(row.extra or "{}") for row in rows]
+    return [Plan.from_dict(one["plan"]) for one in known if one.get("graph") == graph.fingerprint]
+
+
 def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Callable[[Plan], float]) -> float:
     """What the played step of a plan has to be multiplied with, as remembered steps of this model say.
 
