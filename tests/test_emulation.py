@@ -15,7 +15,7 @@ import pytest
 from benchmarks.pipeline import emulation, gain
 from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, enter, own_group, slowed, take_seat
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
-from benchmarks.pipeline.ranks import train_all
+from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.bind import Binding
 from dejavu.cluster import Device
 from tests.launching import DRAW, TINY, TOLERANCE, largest_difference
@@ -103,7 +103,7 @@ def test_ranks_on_two_hosts_train_one_job_after_another(namespaces: dict[str, st
         for bounds, hosts in (((0, 2, 5), HOSTS), ((0, 1, 5), HOSTS[::-1]), ((0, 5), HOSTS[1:]))
     ]
     workload = TINY.model_copy(update={"num_steps": 4})
-    for trained in train_all(jobs, 120.0, Emulation(namespaces=namespaces)):
+    for trained in train_in_turn(jobs, 120.0, Emulation(namespaces=namespaces)):
         assert largest_difference(workload, trained.losses) < TOLERANCE
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, measure_emulated, slowed
 from benchmarks.pipeline.plans import even_bounds, job_of
-from benchmarks.pipeline.ranks import train_all
+from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.bind import Binding, Placement, bind
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
 from dejavu.graph import capture
@@ -226,7 +226,7 @@ def _step_seconds(bindings: list[Binding], site: Site, rounds: int, steps: int) 
     """Of every step of all rounds."""
     jobs = [job_of(site.workload, binding, steps) for binding in bindings] * rounds
     found: dict[Binding, list[float]] = {binding: [] for binding in bindings}
-    for job, trained in zip(jobs, train_all(jobs, emulation=site.emulation), strict=True):
+    for job, trained in zip(jobs, train_in_turn(jobs, emulation=site.emulation), strict=True):
         found[job.binding] += trained.step_seconds
     return found
 

@@ -60,10 +60,23 @@ class Trained:
         return median(self.step_seconds)
 
 
-def train_all(
+def train_all(jobs: Sequence[TrainingJob]) -> list[Trained]:
+    """Train every job from its first to its last step, those of as many ranks one after another in one launch.
+
+    Raises:
+        RuntimeError: a rank failed; the message has the end of what it said.
+    """
+    found: dict[int, Trained] = {}
+    for num_ranks in sorted({len(job.binding.placements) for job in jobs}):
+        numbers = [k for k, job in enumerate(jobs) if len(job.binding.placements) == num_ranks]
+        found.update(zip(numbers, train_in_turn([jobs[k] for k in numbers]), strict=True))
+    return [found[number] for number in range(len(jobs))]
+
+
+def train_in_turn(
     jobs: Sequence[TrainingJob], timeout_seconds: float = 1800.0, emulation: Emulation = NOTHING_EMULATED
 ) -> list[Trained]:
-    """Train every job in turn, from its first to its last step; where one has fewer ranks, the others wait.
+    """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.

@@ -15,7 +15,7 @@ from dejavu.graph import Graph
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
 from dejavu.runtime.job import TrainingJob, TrainingResult
-from dejavu.runtime.measured import bubble_fraction, transfer_seconds
+from dejavu.runtime.measured import bubble_fraction
 from dejavu.stage_costs import PlanError
 
 
@@ -49,7 +49,6 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
                     "graph": graph.fingerprint,
                     "plan": plan.to_dict(),
                     "bubble_fraction": bubble_fraction(job.binding, result.last_step_passes),
-                    "transfer_seconds": transfer_seconds(job.binding, result.last_step_passes),
                 }
             ),
             **shared,
