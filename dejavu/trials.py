@@ -28,7 +28,6 @@ from dejavu.models import model_of, source_hash
 from dejavu.profiles import stable_hash
 from dejavu.runtime import optimizer, training
 from dejavu.runtime.job import write_json
-from dejavu.runtime.process import KEEPS_MEMORY
 from dejavu.runtime.single import train_single
 from dejavu.workload import Workload
 
@@ -111,7 +110,7 @@ def local_client(num_workers: int, folder: Path) -> Iterator[distributed.Client]
     with (
         dask.config.set(
             {
-                "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1} | KEEPS_MEMORY,
+                "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1},
                 "distributed.scheduler.allowed-failures": MOST_ATTEMPTS - 1,
             }
         ),

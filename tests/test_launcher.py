@@ -101,6 +101,7 @@ def digits(model: str) -> Workload:
     )
 
 
+@pytest.mark.slow
 def test_of_ranks_that_all_sleep_the_one_that_waits_for_nobody_is_ended(tmp_path: Path) -> None:
     workload = digits("hangs_once")
     result = launch(job_of(workload, tmp_path, (1, 3, 4)), stall_seconds=2.0)

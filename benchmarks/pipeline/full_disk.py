@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SIZE_BYTES = 64 * 2**20
+SIZE_BYTES, BLOCK_BYTES = 64 * 2**20, 64 * 2**10
 
 
 class Filler:
@@ -19,8 +17,9 @@ class Filler:
         self._ballast = folder / "ballast"
 
     def __call__(self) -> None:
-        with self._ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._ballast.parent).free)
+        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(BLOCK_BYTES))
 
     def free(self) -> None:
         self._ballast.unlink()
