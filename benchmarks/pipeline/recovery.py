@@ -43,14 +43,17 @@ class Watch:
 
     def __init__(self, fault: Callable[[], None]) -> None:
         self._fault, self._furthest = fault, -1
-        self.began: float | None = None
+        self._went_back = False
+        self.began = 0.0
         self.recovered_seconds: float | None = None
 
     def __call__(self, step: int, loss: float) -> None:
-        if self.began is not None and self.recovered_seconds is None and step > self._furthest:
+        if self.began and step <= self._furthest:
+            self._went_back = True  # to the last checkpoint; steps seen before were trained before the fault
+        if self._went_back and self.recovered_seconds is None and step > self._furthest:
             self.recovered_seconds = time.monotonic() - self.began
         self._furthest = max(self._furthest, step)
-        if self.began is None and step >= FAULT_AT:
+        if not self.began and step >= FAULT_AT:
             self.began = time.monotonic()
             self._fault()
 
