@@ -85,9 +85,9 @@ class Site:
 def table(
     *,
     settings: tuple[str, ...] = ("1:2", "1:3", "slow link"),
-    rounds: int = 3,
-    steps: int = 4,
-    num_random: int = 4,
+    rounds: int = 2,
+    steps: int = 5,
+    num_random: int = 3,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Every setting × competitor.
 
