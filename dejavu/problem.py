@@ -11,7 +11,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, TransferCost
 from dejavu.cost.memory import example_bytes, fixed_bytes, message_bytes, step_bytes
 from dejavu.cost.parallel import ParallelPrices
-from dejavu.cost.passes import PassCost
+from dejavu.cost.passes import USUAL_PARTS, PassCost
 from dejavu.cost.sharding import most_tensor_parallel
 from dejavu.cost.stage_collectives import stage_transfer
 from dejavu.errors import InputError
@@ -30,17 +30,28 @@ class Posed:
     Attributes:
         forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
         pass_costs: what the runtime takes besides, by device type; nothing where a type is absent.
+        backward_parts_L2: by device type, what the input's and the weights' part of each layer's backward pass take
+            where they run apart, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
     """
 
     problem: Problem
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
     pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
+    backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
         """Forward and backward of one microbatch."""
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
         return float(self.forward_seconds_CL[c, span].sum()), float(self.backward_seconds_CL[c, span].sum())
+
+    def parts_seconds(self, stage: Stage) -> tuple[float, float]:
+        """Of a microbatch's backward pass: the input's part, and the weights'."""
+        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
+        known = self.backward_parts_L2.get(stage.configuration.device_type)
+        shares = np.array(USUAL_PARTS) if known is None else known[span]
+        of_input, of_weights = (self.backward_seconds_CL[c, span, None] * shares).sum(axis=0)
+        return float(of_input), float(of_weights)
 
 
 def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers) -> Problem:
@@ -78,6 +89,7 @@ def pose_parallel(
     transfers: Transfers,
     parallelism: Parallelism,
     pass_costs: Mapping[str, PassCost] | None = None,
+    backward_parts_L2: Mapping[str, Floats] | None = None,
 ) -> Posed:
     """The problem of cutting the layers into stages that may take several devices each.
 
@@ -92,6 +104,7 @@ def pose_parallel(
         found.forward_seconds_CL,
         found.backward_seconds_CL,
         dict(pass_costs or {}),
+        dict(backward_parts_L2 or {}),
     )
 
 

@@ -76,6 +76,10 @@ class DenseCosts:
         """Unknown in this form: only whether it fits was given."""
         return float("nan")
 
+    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        """Unknown in this form, and played as nothing."""
+        return 0.0, 0.0
+
     def dense(self) -> DenseCosts:
         return self
 
@@ -159,6 +163,11 @@ class AdditiveCosts:
         working = float(self.temporary_bytes_CL[c, start:stop].max())
         working += in_flight * self._sum("activation_bytes_CL", start, stop, c)
         return self._always_bytes(start, stop, c) + max(working, self._sum("step_bytes_CL", start, stop, c))
+
+    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        """Bytes on each device of the stage: all through the step, and for each microbatch in flight."""
+        working = float(self.temporary_bytes_CL[c, start:stop].max())
+        return self._always_bytes(start, stop, c) + working, self._sum("activation_bytes_CL", start, stop, c)
 
     def _always_bytes(self, start: int, stop: int, c: int) -> float:
         messages = self.message_bytes_CL1[c, start] + self.message_bytes_CL1[c, stop]

@@ -19,7 +19,7 @@ from dejavu.models import layers_of
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.launcher import LaunchError, launch
-from dejavu.runtime.measured import bubble_fraction, measured_events
+from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
 from dejavu.runtime.refusals import refuse_split
 from dejavu.runtime.single import train_single
 from dejavu.schedule import SCHEDULES, actions
@@ -160,6 +160,21 @@ def test_the_measured_step_is_a_trace_like_the_simulated_one(trained: dict[str, 
     share = bubble_fraction(binding, passes)
     assert share is not None and 0 <= share < 1
     assert bubble_fraction(binding, ()) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_messages_are_timed_where_somebody_waited(trained: dict[str, Trained], name: str) -> None:
+    _, schedule, bounds, ranks = CASES[name]
+    binding, passes = by_hand(schedule, bounds, ranks, 4), trained[name].passes
+    simulated = simulate(binding.plan, [StageSeconds(1.0, 2.0, 0.0)] * (len(bounds) - 1))
+    sent = {(e.stage, e.name, e.rank, e.to_rank) for e in simulated.messages}
+    found = waited_messages(binding, passes)
+    for message in found:
+        assert (message.stage, message.name, message.rank, message.to_rank) in sent
+        assert message.seconds > 0
+    first, last = (binding.plan.rank_configuration(rank).data_parallel for rank in (0, len(ranks) - 1))
+    if len(ranks) > 1 and first == last:  # the last rank has nothing to do until the first message
+        assert any(message.name == "F0" for message in found)
 
 
 def launched(job: TrainingJob, folder: Path, **fields: object) -> TrainingJob:

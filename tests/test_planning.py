@@ -99,6 +99,27 @@ def test_every_stage_says_what_it_needs(choice: Choice) -> None:
         assert set(row) >= {"search", "microbatches", "step_seconds", "lower_bound_seconds"}
 
 
+def test_the_schedules_are_those_that_fit_the_fastest_first(choice: Choice) -> None:
+    assert choice.plan in [one.plan for one in choice.schedules]
+    seconds = [one.simulation.step_seconds for one in choice.schedules]
+    assert seconds == sorted(seconds)
+    rows = choice.to_dict()["schedules"]
+    assert [row["simulated_step_seconds"] for row in rows] == seconds
+    assert {row["schedule"] for row in rows} > {"1f1b"}
+    for one in choice.schedules:
+        devices = {how for stages in one.plan.ranks for how in {one.plan.stages[s].configuration for s in stages}}
+        assert devices == {stage.configuration for stage in choice.plan.stages}
+
+
+def test_a_played_plan_holds_what_the_price_says(choice: Choice) -> None:
+    for row in choice.considered:
+        if row.result is None:
+            continue
+        peaks = price(row.posed.problem, row.found.plan).peak_bytes
+        for played, priced in zip(row.simulation.peak_bytes, peaks, strict=True):
+            assert 0 < played <= priced * (1 + 1e-9)  # the optimizer's step may need more than the passes
+
+
 def test_it_reads_like_a_sentence(choice: Choice, capsys: pytest.CaptureFixture[str]) -> None:
     print_choice(choice)
     printed = capsys.readouterr().out

@@ -11,6 +11,8 @@ import numpy as np
 from dejavu.cluster import Cluster, Link
 from dejavu.profiles import Measurement, ProfileDatabase
 
+EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
+
 
 @dataclass(frozen=True)
 class TransferCost:
@@ -30,7 +32,7 @@ def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, rece
     """
     link = _typical_link(cluster, sender, receiver)
     if link.assumed:
-        rows = database.latest(kind="transfer", device_type=sender, peer_device_type=receiver)
+        rows = database.latest(kind="transfer", subject=EXCHANGE, device_type=sender, peer_device_type=receiver)
         if len(rows) >= 2:
             return fit(rows)
     return TransferCost(link.latency_seconds, 1.0 / link.bytes_per_second, "assumed" if link.assumed else "declared")

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from dejavu.cluster import Cluster
 from dejavu.plan import InfeasibleError, Plan, Price, SearchResult, price
+from dejavu.planning.schedules import fits, under_schedules
 from dejavu.problem import Posed
 from dejavu.simulate import Simulation, play_posed
+from dejavu.workload import AUTO
 
 EVEN = "uniform"
 CLOSE = 1e-3  # a gap below which a plan counts as the best, as a fraction
@@ -64,6 +66,13 @@ class PricedPlan(NamedTuple):
     @property
     def headroom_bytes(self) -> tuple[float, ...]:
         return tuple(has - needs for has, needs in zip(self.capacity_bytes, self.price.peak_bytes, strict=True))
+
+
+class Scheduled(NamedTuple):
+    """The chosen plan's devices under one schedule, which may cut the layers finer."""
+
+    plan: Plan
+    simulation: Simulation
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,14 @@ class Choice:
         """Of the best even split over all numbers of microbatches; None where none fits."""
         found = [row.result.step_seconds for row in self.considered if row.search == EVEN and row.result]
         return min(found, default=None)
+
+    @cached_property
+    def schedules(self) -> tuple[Scheduled, ...]:
+        """The chosen plan under every schedule that can run it in its memory, the fastest as played first."""
+        posed = self.chosen.posed
+        played = [Scheduled(plan, play_posed(posed, plan)) for plan in under_schedules(posed, self.plan, AUTO)]
+        holding = [one for one in played if fits(posed, one.plan, one.simulation)] or played[:1]
+        return tuple(sorted(holding, key=lambda one: one.simulation.step_seconds))
 
     def priced(self, row: Considered) -> PricedPlan:
         """The plan that an answer gave."""
@@ -194,6 +211,15 @@ class Choice:
             ],
             "schedule": plan.schedule,
             "microbatches": plan.num_microbatches,
+            "schedules": [
+                {
+                    "schedule": one.plan.schedule,
+                    "cuts": list(one.plan.cuts),
+                    "simulated_step_seconds": one.simulation.step_seconds,
+                    "bubble_fraction": one.simulation.bubble_fraction,
+                }
+                for one in self.schedules
+            ],
             "search": self.chosen.search,
             "reason": self.reason,
             "considered": [self._row(row) for row in self.considered],

@@ -9,7 +9,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import cost_table, remember_stages, sources, transfer_costs
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
-from dejavu.cost.passes import pass_cost
+from dejavu.cost.passes import backward_parts, pass_cost
 from dejavu.cost.predicted import Predicted
 from dejavu.cost.stage_collectives import StageCollectives
 from dejavu.errors import InputError
@@ -57,4 +57,6 @@ def pose_workload(
     rows = ProfileDatabase(database)
     prices, transfers = parallel_prices(workload, cluster, database, known), transfer_costs(cluster, rows)
     costs = {name: pass_cost(rows, name) for name in cluster.device_counts}
-    return pose_parallel(prices, cluster, workload, transfers, parallelism, costs)
+    graph = prices.at(workload.microbatch_size).graph
+    parts = {name: backward_parts(rows, graph, name) for name in cluster.device_counts}
+    return pose_parallel(prices, cluster, workload, transfers, parallelism, costs, parts)

@@ -24,6 +24,8 @@ def print_choice(choice: Choice) -> None:
     price, played = format_seconds(choice.step_seconds), format_seconds(choice.chosen.simulation.step_seconds)
     gap = f"certified gap {max(choice.gap_percent, 0.0):.2f}%"
     console.print(f"Step {price} by the searches' price, {gap}; {played} as torch's order plays it.", highlight=False)
+    times = [f"{one.plan.schedule} {format_seconds(one.simulation.step_seconds)}" for one in choice.schedules]
+    console.print(f"On the same devices, as played: {', '.join(times)}.", highlight=False)
 
 
 def write_choice(choice: Choice, path: Path | None) -> None:

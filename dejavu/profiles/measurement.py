@@ -15,7 +15,7 @@ from dejavu.errors import DejavuError
 
 SCHEMA_VERSION = 1
 KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step")
-DIRECTIONS = ("forward", "backward", "optimizer", "both")
+DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer", "both")
 SAME_MEASUREMENT = (
     *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),
     *("microbatch_size", "tensor_parallel", "num_ranks", "size_bytes"),
@@ -70,7 +70,8 @@ class Measurement:
         kind: one of `KINDS`.
         subject: `stable_hash` of what was measured; two layers that cost the same share it. `name` is for people.
         peer_device_type: the other end of a link.
-        direction: forward, backward, both; None where there is none, as in a transfer.
+        direction: forward, backward, its input and its weight part where they run apart, both; None where there is
+            none, as in a transfer.
         size_bytes: what was sent, for transfers and collectives.
         seconds: the median of `repeats`; `seconds_low` and `seconds_high` are its 10th and 90th percentile.
         peak_bytes: the most memory that was allocated.

@@ -12,7 +12,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price, SearchResult
 from dejavu.runtime.job import TrainingResult
-from dejavu.runtime.measured import bubble_fraction, measured_events
+from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
 from dejavu.simulate import Simulation, StageSeconds, trace_rows
 from dejavu.trials import TrialResult
 from dejavu.workload import Workload
@@ -146,7 +146,8 @@ class ReportData:
         """One step for Perfetto: as it was played, and beside it as it was measured."""
         found = self.simulation.to_trace()
         if self.training is not None:
-            events = measured_events(self.binding, self.training.last_step_passes)
+            passes = self.training.last_step_passes
+            events = measured_events(self.binding, passes) + waited_messages(self.binding, passes)
             found["traceEvents"] += trace_rows(events, 1, "measured")
         return found
 

@@ -15,6 +15,7 @@ from dejavu.cluster import Cluster, this_machine
 from dejavu.collective import COLLECTIVES
 from dejavu.cost import transfer_cost
 from dejavu.cost.calibration import calibration_kernels
+from dejavu.cost.communication import EXCHANGE
 from dejavu.cost.measured import Measured
 from dejavu.errors import InputError
 from dejavu.graph import Graph
@@ -136,7 +137,7 @@ class Campaign:
             step(f"transfers between two of {device_type}")
             yield from measure_link(device_type)
 
-        known = bool(self._own_subjects("transfer", device_type))
+        known = EXCHANGE in self._own_subjects("transfer", device_type)
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
         if num_devices < 2 or declared:  # a measurement would not override what a person wrote
             return Errand(0, 0, measure)

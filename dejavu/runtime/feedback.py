@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import torch
 
 from dejavu.cost.remembered import StageRecord
@@ -15,8 +16,10 @@ from dejavu.graph import Graph
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
 from dejavu.runtime.job import TrainingJob, TrainingResult
-from dejavu.runtime.measured import bubble_fraction
+from dejavu.runtime.measured import bubble_fraction, waited_messages
 from dejavu.stage_costs import PlanError
+
+MESSAGE = "message"  # subject of what a training's messages took; a link measured alone is an "exchange"
 
 
 def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: ProfileDatabase) -> int:
@@ -83,7 +86,38 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
                     **shared,
                 )
             )
+    rows += _message_rows(job, result, graph, shared)
     return database.append(rows)
+
+
+def _message_rows(job: TrainingJob, result: TrainingResult, graph: Graph, shared: dict[str, Any]) -> list[Measurement]:
+    """What a message took across each cut in the last step, where somebody waited for it; prices do not use these."""
+    plan, found = job.binding.plan, dict[tuple[int, int], list[float]]()
+    for event in waited_messages(job.binding, result.last_step_passes):
+        cut, way = (event.stage, 0) if event.name[0] == "F" else (event.stage - 1, 1)
+        found.setdefault((cut, way), []).append(event.seconds)
+    rows = []
+    for (cut, way), seconds in sorted(found.items()):
+        ends = [plan.stages[s].configuration for s in (cut, cut + 1)]
+        layer, replicas = graph.layers[plan.cuts[cut] - 1], ends[0].data_parallel
+        low, middle, high = np.percentile(seconds, (10, 50, 90))
+        rows.append(
+            Measurement(
+                kind="transfer",
+                subject=MESSAGE,
+                name=f"{job.workload.model}, {'gradient' if way else 'activation'} behind {layer.name}",
+                device_type=ends[way].device_type,
+                peer_device_type=ends[1 - way].device_type,
+                size_bytes=layer.output_bytes // replicas,
+                seconds=float(middle),
+                seconds_low=float(low),
+                seconds_high=float(high),
+                repeats=len(seconds),
+                how="from a pass to the pass that waited for it, in the last step of a pipeline training",
+                **{**shared, "microbatch_size": max(1, job.workload.microbatch_size // replicas)},
+            )
+        )
+    return rows
 
 
 def step_subject(graph: Graph, plan: Plan) -> str:

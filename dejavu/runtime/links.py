@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 import torch
 import torch.distributed as dist
 
+from dejavu.cost.communication import EXCHANGE
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.launcher import LaunchError, rank_environment
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
@@ -48,7 +49,7 @@ def measure_link(device_type: str) -> Iterator[Measurement]:
         if line.startswith("{"):
             yield Measurement(
                 kind="transfer",
-                subject="exchange",
+                subject=EXCHANGE,
                 name="send and receive at once",
                 device_type=device_type,
                 peer_device_type=device_type,

@@ -19,8 +19,10 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from dejavu.cost.measured import subject_of
+from dejavu.cost.passes import PARTS
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
@@ -37,7 +39,7 @@ LEAST_REPEATS = 5
 MOST_REPEATS = 50
 IN_FLIGHT = 4  # microbatches
 LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
-SECONDS_PER_LAYER = 0.8
+SECONDS_PER_LAYER = 1.2
 
 
 class MeasureError(DejavuError):
@@ -144,7 +146,8 @@ def _main(job: dict[str, Any]) -> None:
                 wanted.discard(layer.signature)
                 module = builder.build().to(device, dtype)
                 loss = model.loss if last else None
-                for direction, seconds in _time_layer(module, x, loss, targets.to(device), workload).items():
+                passes = _time_layer(module, x, loss, targets.to(device), workload, splits=position > 0)
+                for direction, seconds in passes.items():
                     figures = {"signature": layer.signature, "direction": direction, **figures_of(seconds)}
                     print(json.dumps(figures), flush=True)
             x = torch.randn(layer.output_shape, dtype=dtype, device=device)
@@ -158,8 +161,12 @@ def _time_layer(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
     targets: torch.Tensor,
     workload: Workload,
+    *,
+    splits: bool,
 ) -> dict[str, list[float]]:
     """Seconds of every pass; gradients accumulate, as they do over the microbatches of a step.
+
+    With `splits` every second repeat runs the backward pass in its two parts, as torch's runtime does.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
     its activations still in the cache and be some per cent too fast.
@@ -167,7 +174,8 @@ def _time_layer(
     x = x.detach()
     parameters = list(module.parameters())
     optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
-    seconds: dict[str, list[float]] = {direction: [] for direction in DIRECTIONS}
+    splits = splits and x.is_floating_point() and bool(parameters)
+    seconds: dict[str, list[float]] = {direction: [] for direction in (*DIRECTIONS, *(PARTS if splits else ()))}
     started = time.perf_counter()
     for repeat in range(WARMUP_REPEATS + MOST_REPEATS):
         if repeat >= WARMUP_REPEATS + LEAST_REPEATS and time.perf_counter() - started > SECONDS_PER_LAYER:
@@ -180,8 +188,11 @@ def _time_layer(
             fresh = x.clone().requires_grad_(x.is_floating_point())
             with _timed(seconds["forward"]):
                 output = module(fresh)
-                ends.append(loss(output, targets) if loss else output)
-        for end in ends:
+                ends.append((fresh, loss(output, targets) if loss else output))
+        for fresh, end in ends:
+            if splits and repeat % 2:
+                _backward_in_parts(fresh, end, parameters, seconds)
+                continue
             arriving = torch.ones_like(end)
             with _timed(seconds["backward"]):
                 if end.requires_grad:
@@ -190,6 +201,16 @@ def _time_layer(
             if optimizer:
                 optimizer.step()
     return seconds
+
+
+def _backward_in_parts(
+    x: torch.Tensor, end: torch.Tensor, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]
+) -> None:
+    arriving = [torch.ones_like(end)]
+    with _timed(seconds["backward_input"]):
+        _, groups = stage_backward_input([end], arriving, [x], iter(parameters))
+    with _timed(seconds["backward_weight"]):
+        stage_backward_weight(iter(parameters), groups)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import numpy as np
 from dejavu.cost import CostTable
 from dejavu.errors import DejavuError, InputError
 from dejavu.plan import Plan, Price, Problem, price
-from dejavu.problem import Posed
 from dejavu.simulate._listing import Integers, Listing, listing
 from dejavu.simulate._loop import Costs
 from dejavu.simulate._loop import play as play_events
@@ -91,14 +90,6 @@ def stage_seconds(plan: Plan, table: CostTable, price: Price) -> tuple[StageSeco
 def play(problem: Problem, table: CostTable, plan: Plan) -> Simulation:
     """One step of a plan of the problem, at the table's prices."""
     return simulate(plan, stage_seconds(plan, table, price(problem, plan)))
-
-
-def play_posed(posed: Posed, plan: Plan) -> Simulation:
-    """One step of a plan whose stages may take several devices, at its configurations' own prices."""
-    found = price(posed.problem, plan)
-    halves = [both_ways / 2 for both_ways in found.transfer_seconds]
-    rows = zip(plan.stages, found.once_seconds, (*halves, 0.0), strict=True)
-    return simulate(plan, [StageSeconds(*posed.passes_seconds(stage), once, message) for stage, once, message in rows])
 
 
 def simulate(
