@@ -17,13 +17,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
+from benchmarks.pipeline.pace import own_pace_seconds
 from dejavu.bind import Binding
 from dejavu.runtime.clock import Timed
 from dejavu.runtime.hosts import HOST, ranks_on
@@ -48,12 +49,14 @@ class Trained:
         step_seconds: of every step after the first ones, the slowest rank's.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
+        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`).
     """
 
     losses: tuple[float, ...]
     step_seconds: tuple[float, ...]
     stages: tuple[StageTimes, ...]
     passes: tuple[tuple[Timed, ...], ...]
+    pace_seconds: float
 
     @property
     def median_step_seconds(self) -> float:
@@ -128,7 +131,7 @@ def _row_path(path: Path, number: int) -> Path:
 def _trained(row: dict[str, Any]) -> Trained:
     stages = tuple(StageTimes(**times) for times in row["stages"])
     passes = tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"])
-    return Trained(tuple(row["losses"]), tuple(row["step_seconds"]), stages, passes)
+    return Trained(tuple(row["losses"]), tuple(row["step_seconds"]), stages, passes, row["pace_seconds"])
 
 
 def _main(path: Path) -> None:
@@ -186,7 +189,9 @@ def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
         if loss is not None:
             losses.append(loss)
 
+    before = _pace_seconds()
     train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
+    after = _pace_seconds()
     own = [
         stage_times(pipeline.clock, s, place, median(once or [0.0]) / len(pipeline.modules), peak_bytes(device))
         for s in pipeline.modules
@@ -199,7 +204,18 @@ def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
         "passes": gather_passes(pipeline.clock, job.binding),
+        "pace_seconds": mean((*before, *after)),
     }
+
+
+def _pace_seconds() -> list[float]:
+    """Of each core, the first of its ranks speaks; the others wait."""
+    cores = min(os.cpu_count() or 1, dist.get_world_size())
+    dist.barrier()
+    own = own_pace_seconds() if dist.get_rank() < cores else None
+    everyone: list[float | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return [seconds for seconds in everyone if seconds is not None]
 
 
 if __name__ == "__main__":
