@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, 
 from dejavu.schedule import SCHEDULES
 
 AUTO = "auto"
+TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap beside the training that they start
 
 
 class _Record(BaseModel):
@@ -36,12 +37,27 @@ class OptimizerSettings(_Record):
 
 
 class TrialSettings(_Record):
-    """How many initializations are tried, by which proposer, for how many steps each, and the deadline for all."""
+    """How many initializations are tried, which ones, and for how long.
+
+    Attributes:
+        count: how many; 0: none, the framework's default is trained.
+        steps: of the longest trials, the winner's among them; None: a twentieth of the training.
+        reduction: of so many trials about one goes on from a rung to the next, which is so many times longer.
+        proposer: a name of `dejavu.init.PROPOSERS`.
+        schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
+        deadline_seconds: for all trials together.
+    """
 
     count: int = Field(8, ge=0, le=100_000)
-    steps: int = Field(8, ge=1)
-    proposer: str = "latin_hypercube"
+    steps: int | None = Field(None, ge=1)
+    reduction: int = Field(3, ge=2)
+    proposer: str = "mixed"
+    schemes: tuple[str, ...] | None = None
     deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
+
+    def longest(self, num_steps: int) -> int:
+        """Steps of the longest trials, where the whole training has `num_steps`."""
+        return self.steps or max(1, num_steps // TRIED_PART)
 
 
 class SyntheticSettings(_Record):
@@ -62,9 +78,12 @@ class Workload(_Record):
     Attributes:
         model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
         model_options: settings of that model.
-        data: `text` (characters), `digits` (scikit-learn's images) or `synthetic` (random, of any shape).
+        data: `text` (characters), `digits` (scikit-learn's images), `cifar10` or `synthetic` (random, of any shape).
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
+        images: the folder of CIFAR-10's binary files, exactly where data is cifar10.
         synthetic: the shape of random examples.
+        held_out: share of the examples that are never trained on, to test with; which ones depends on `seed`. Of a text
+            it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
         sequence_length: characters or tokens in one example, where the data is no images.
         mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
             crosses a cut stay float32.
@@ -77,9 +96,11 @@ class Workload(_Record):
 
     model: str = "gpt"
     model_options: dict[str, Any] = {}
-    data: Literal["text", "digits", "synthetic"] = "text"
+    data: Literal["text", "digits", "cifar10", "synthetic"] = "text"
     text: Path | None = None
+    images: Path | None = None
     synthetic: SyntheticSettings | None = None
+    held_out: float = Field(0.0, ge=0, lt=1)
     sequence_length: int = Field(128, ge=2)
     batch_size: int = Field(32, ge=1)
     num_microbatches: int = Field(8, ge=1)
@@ -87,7 +108,7 @@ class Workload(_Record):
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool = False
     optimizer: OptimizerSettings = OptimizerSettings()
-    num_steps: int = Field(40, ge=1)
+    num_steps: int = Field(160, ge=1)
     checkpoint_every: int = Field(10, ge=1)
     seed: int = Field(0, ge=0, lt=2**31)
     trials: TrialSettings = TrialSettings()
@@ -100,6 +121,15 @@ class Workload(_Record):
         if text is not None and not text.exists():
             raise ValueError(f"there is no file or folder {text}")
         return text
+
+    @field_validator("images")
+    @classmethod
+    def _images_are_there(cls, images: Path | None, info: ValidationInfo) -> Path | None:
+        if (info.data.get("data") == "cifar10") != (images is not None):
+            raise ValueError(f"wanted exactly where data is cifar10; data is {info.data.get('data')!r}")
+        if images is not None and not images.is_dir():
+            raise ValueError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
+        return images
 
     @field_validator("synthetic")
     @classmethod
@@ -126,10 +156,15 @@ class Workload(_Record):
     @field_validator("trials")
     @classmethod
     def _trials_leave_something(cls, trials: TrialSettings, info: ValidationInfo) -> TrialSettings:
-        num_steps = info.data.get("num_steps", trials.steps + 1)
-        if trials.count and trials.steps >= num_steps:
-            raise ValueError(f"{trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline")
+        num_steps = info.data.get("num_steps")
+        if num_steps and trials.count and (steps := trials.longest(num_steps)) >= num_steps:
+            raise ValueError(f"{steps} steps leave nothing of num_steps {num_steps} to train as a pipeline")
         return trials
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps of the longest trials."""
+        return self.trials.longest(self.num_steps)
 
     @property
     def searched_schedule(self) -> str:

@@ -105,17 +105,18 @@ def dejavu(
         )
         if train:
             tried = None if resume else try_initializations(workload, machines, work / "trials", run)
+            winner = tried.winner if tried else None
             if resume:
                 job = resume_training(workload, binding, project / resume)
             else:
-                job = prepare_training(workload, binding, tried and tried[1], work / "runs" / str(flow_run.id))
+                job = prepare_training(workload, binding, winner, work / "runs" / str(flow_run.id))
             result = train_pipeline(job, graph, database, run, needed_bytes(binding, chosen.price), dask)
             remember_times(job, result, graph, database)
             difference = compare_with_one_process(job, result)
             found = replace(
                 found,
-                trials=tried and tried[0],
-                winner=tried and tried[1],
+                trials=tried.results if tried else None,
+                winner=winner,
                 training=result,
                 torchrun_line="" if dask else torchrun_line(job),
                 reference_difference=difference,

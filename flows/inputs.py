@@ -17,7 +17,9 @@ from dejavu.workload import Workload
 
 EXAMPLES = Path("examples/workloads")
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
-ZOO_DATA: dict[str, dict] = {"cnn": {"data": "digits"}, "vgg": IMAGES, "wide_resnet": IMAGES}  # others read text
+DIGITS = {"data": "digits"}
+# Others read text.
+ZOO_DATA: dict[str, dict] = {"cnn": DIGITS, "mlp": DIGITS, "vgg": IMAGES, "wide_resnet": IMAGES}
 
 
 def load_cluster_file(cluster: Path) -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,11 +13,20 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.graph import Graph
 from dejavu.plan import SearchResult
-from dejavu.report import ReportData, losses_figure, page, plan_figure, stages_figure, summary_markdown, timeline_figure
+from dejavu.report import (
+    ReportData,
+    losses_figure,
+    page,
+    plan_figure,
+    space_figure,
+    stages_figure,
+    summary_markdown,
+    timeline_figure,
+)
 from dejavu.runtime.campaign import MeasureResult
 from dejavu.runtime.job import TrainingResult
 from dejavu.track import Metric, Run
-from dejavu.trials import TrialResult
+from dejavu.trials import Trials
 from dejavu.workload import Workload
 
 
@@ -59,15 +67,22 @@ def record_search(run: Run, result: SearchResult) -> None:
     run.artifact_json("plan.json", result.plan.to_dict())
 
 
-def record_trials(run: Run, trials: Sequence[TrialResult], winner: TrialResult) -> None:
-    """Every trial's losses, and who won."""
-    run.parameters({"winner": str(winner.draw), "num_trials": len(trials)})
+def record_trials(run: Run, trials: Trials) -> None:
+    """Every trial's losses, who went on at each rung, and who won."""
+    run.parameters({"winner": str(trials.winner.draw), "num_trials": len(trials.results)})
+    run.metrics(
+        [
+            Metric("total_steps", trials.total_steps),
+            Metric("seconds", trials.seconds),
+            *(Metric("best_score", rung.best_score, rung.steps) for rung in trials.rungs),
+        ]
+    )
     run.metrics(
         Metric(f"trial_{number}_loss", loss, step)
-        for number, trial in enumerate(trials)
+        for number, trial in enumerate(trials.results)
         for step, loss in enumerate(trial.losses)
     )
-    run.artifact_json("trials.json", [asdict(trial) for trial in trials])
+    run.artifact_json("trials.json", asdict(trials))
 
 
 def record_training(run: Run, result: TrainingResult) -> None:
@@ -112,6 +127,7 @@ def record_report(run: Run, data: ReportData) -> None:
         run.figure("figures/stages.png", stages_figure(data.predicted_stages, data.training))
     if data.trials and data.winner:
         run.figure("figures/losses.png", losses_figure(data.trials, data.winner, data.training))
+        run.figure("figures/space.png", space_figure(data.trials, data.winner))
     run.artifact_text("report.html", page(data))
     run.tags({"mlflow.note.content": summary_markdown(data)})
     create_markdown_artifact(summary_markdown(data), key="summary", description=f"MLflow run {run.run_id}")

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.graph import Graph
-from dejavu.init import Draw, proposer_named
+from dejavu.init import Draw
 from dejavu.plan import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import remember, remembered_step_seconds
@@ -22,7 +23,7 @@ from dejavu.runtime.launcher import RankError, launch, torchrun_line
 from dejavu.runtime.single import reference_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.track import Run
-from dejavu.trials import TrialResult, TrialSpec, best, client_of, local_client, run_trials
+from dejavu.trials import Rung, TrialResult, Trials, client_of, local_client, search_initialization
 from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
 
@@ -35,28 +36,35 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
 
 
 @task(name="trials", cache_policy=NO_CACHE)
-def try_initializations(
-    workload: Workload, cluster: Cluster, folder: Path, record: Run
-) -> tuple[tuple[TrialResult, ...], TrialResult] | None:
-    """N initializations at once on Dask workers, one for each device: all results and the best; None: none wanted."""
-    log, settings = get_run_logger(), workload.trials
-    draws = proposer_named(settings.proposer).propose(settings.count, seed=workload.seed)
-    if not draws:
+def try_initializations(workload: Workload, cluster: Cluster, folder: Path, record: Run) -> Trials | None:
+    """N initializations at once on Dask workers, one for each device, halved until one is left; None: none wanted."""
+    log, count = get_run_logger(), workload.trials.count
+    if not count:
         return None
 
     def on_result(result: TrialResult) -> None:
         took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
         again = f", attempt {result.attempts}" if result.attempts > 1 else ""
-        log.info("trial %s: %s (%s%s)", result.draw, result.failure or f"loss {result.score:.4f}", took, again)
+        found = result.failure or f"loss {result.score:.4f} after {result.steps} steps"
+        log.info("trial %s: %s (%s%s)", result.draw, found, took, again)
 
-    specs = [TrialSpec(workload, draw, settings.steps) for draw in draws]
+    def on_rung(rung: Rung) -> None:
+        number, best = len(rung.survivors), rung.best_score
+        log.info("%d steps: %d tried, %d go on, the best at loss %.4f", rung.steps, len(rung.draws), number, best)
+
+    gpus = torch.cuda.device_count()
     with record.child("trials") as run:
-        with local_client(min(cluster.num_devices, len(specs)), folder / "dask") as client:
-            results = run_trials(client, specs, folder, deadline_seconds=settings.deadline_seconds, on_result=on_result)
-        winner = best(results)
-        record_trials(run, results, winner)
-    log.info("the best of %d initializations: %s", len(results), winner.draw)
-    return tuple(results), winner
+        with local_client(min(gpus or cluster.num_devices, count), folder / "dask", gpus=gpus > 0) as client:
+            trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
+        record_trials(run, trials)
+    log.info(
+        "the best of %d initializations: %s, by %d steps together in %.1f s",
+        len(trials.results),
+        trials.winner.draw,
+        trials.total_steps,
+        trials.seconds,
+    )
+    return trials
 
 
 @task(name="prepare", cache_policy=NO_CACHE)
@@ -67,7 +75,7 @@ def prepare_training(workload: Workload, binding: Binding, winner: TrialResult |
         binding=binding,
         draw=winner.draw if winner else Draw(seed=workload.seed),
         start_from=winner.state if winner else None,
-        first_step=workload.trials.steps if winner else 0,
+        first_step=winner.steps if winner else 0,
         last_step=workload.num_steps,
         folder=str(folder),
     )

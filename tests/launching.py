@@ -18,7 +18,7 @@ from dejavu.workload import TrialSettings, Workload
 from tests.conftest import local_binding
 
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
-DRAW = Draw("xavier", 1.0, 7)
+DRAW = Draw("xavier", seed=7)
 TINY = Workload(  # a GPT of 5 layers that takes milliseconds a step
     model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
     sequence_length=32,

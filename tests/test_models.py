@@ -16,7 +16,7 @@ from dejavu import strict_yaml
 from dejavu.data import DATASETS, dataset_of
 from dejavu.errors import InputError
 from dejavu.graph import CaptureError, Graph, capture
-from dejavu.init import PROPOSERS, SCHEMES, Draw, draw_layer
+from dejavu.init import Draw
 from dejavu.models import MODELS, layers_of, model_of
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
@@ -37,6 +37,7 @@ ZOO = {
     "t5_gated": small("t5", {**HEADS, "head_width": 8, "feedforward": 48, "gated": True}, **TOKENS),
     "moe": small("moe", {**HEADS, "num_experts": 4, "feedforward_factor": 2}, **TOKENS),
     "cnn": small("cnn", {}, data="digits"),
+    "mlp": small("mlp", {"num_blocks": 4, "width": 32}, data="digits"),
     "vgg": small("vgg", {"convolutions": [1, 1, 2, 1, 1], "width": 4, "hidden": 16}, **IMAGES),
     "wide_resnet": small("wide_resnet", {"blocks": [1, 2, 1, 1], "width": 4}, **IMAGES),
     "wide_resnet_alpa": small("wide_resnet", {"blocks": [1, 1, 1, 1], "width": 4, "widened": "output"}, **IMAGES),
@@ -145,7 +146,8 @@ class Tuples(nn.Module):
 
 def test_the_zoo_is_covered() -> None:
     assert set(MODELS) <= set(ZOO)
-    assert {workload.data for workload in ZOO.values()} == set(DATASETS)
+    needs_files = {"cifar10"}  # tests/test_data.py writes some
+    assert {workload.data for workload in ZOO.values()} == set(DATASETS) - needs_files
 
 
 @every_model
@@ -216,41 +218,6 @@ def test_a_part_that_cannot_be_traced_is_named() -> None:
 
 
 @every_model
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_stage_draws_the_same_weights_as_the_whole(name: str, scheme: str) -> None:
-    workload = ZOO[name]
-    draw, cpu = Draw(scheme, 0.7, seed=3), torch.device("cpu")
-    before = torch.random.get_rng_state()
-    whole = build_layers(workload, draw, cpu).state_dict()
-    parts = {
-        **build_layers(workload, draw, cpu, 0, 2).state_dict(),
-        **build_layers(workload, draw, cpu, 2).state_dict(),
-    }
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert list(parts) == list(whole)
-    assert all(torch.equal(parts[name], whole[name]) for name in whole)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_seeds_and_gains_matter(scheme: str) -> None:
-    builder = layers_of(ZOO["user"])[1]
-    one, other = (draw_layer(builder, Draw(scheme, 1.0, seed), depth=4).weight for seed in (0, 1))
-    twice = draw_layer(builder, Draw(scheme, 2.0, 0), depth=4).weight
-    assert not torch.equal(one, other)
-    assert torch.allclose(twice, 2 * one)
-
-
-@pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("count", [0, 1, 2, 9])
-def test_proposers_repeat_and_begin_with_the_default(name: str, count: int) -> None:
-    draws = PROPOSERS[name].propose(count, seed=5)
-    assert len(draws) == count
-    assert draws == PROPOSERS[name].propose(count, seed=5)
-    assert draws[:1] == [Draw("default", 1.0, 5)][:count]
-    assert len(set(draws)) == count
-
-
-@every_model
 def test_a_batch_depends_on_its_step_alone(name: str) -> None:
     dataset = dataset_of(ZOO[name])
     later = [dataset.batch(step, 4, seed=1)[0] for step in (3, 4)]
@@ -314,6 +281,8 @@ def test_the_examples_can_be_read(path: Path) -> None:
         ({"model_options": {"num_blocks": 0}}, "num_blocks is 0; wanted a whole number"),
         ({"data": "digits"}, "model gpt reads tokens"),
         ({"model": "cnn"}, "model cnn reads images"),
+        ({"model": "mlp"}, "model mlp reads images"),
+        ({"model": "mlp", "data": "digits", "model_options": {"width": 0}}, "width is 0; wanted a whole number"),
         ({"model": "no.such.module:thing"}, "wanted package.module:factory"),
         ({"model": "tests.test_models:not_a_module"}, "returns a int; wanted a module or a Model"),
         ({"model": "bert", "data": "digits"}, "model bert reads tokens"),

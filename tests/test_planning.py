@@ -167,7 +167,7 @@ def test_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Path("examples/clusters/4x8-v100.yaml")
     assert read_what_if(cluster, "t5-11b", None, "gpipe")[1].model_options["feedforward"] == 65536
     assert read_what_if(cluster, "t5-11b", None, "gpipe")[1].schedule == "gpipe"
-    for name in ("gpt", "bert", "t5", "moe", "cnn", "vgg", "wide_resnet"):
+    for name in ("gpt", "bert", "t5", "moe", "cnn", "mlp", "vgg", "wide_resnet"):
         assert read_what_if(cluster, name, None, None)[1].model == name
 
 

@@ -68,7 +68,7 @@ def own_ranks() -> list[psutil.Process]:
 def job_of(workload: Workload, folder: Path, cuts: tuple[int, ...], **fields: object) -> TrainingJob:
     binding = local_binding(workload, cuts, len(layers_of(workload)))
     values: dict = {
-        "draw": Draw("xavier", 1.0, 7),
+        "draw": Draw("xavier", seed=7),
         "start_from": None,
         "first_step": 0,
         "last_step": workload.num_steps,
@@ -116,7 +116,7 @@ def test_images_too_and_the_weights_end_equal(tmp_path: Path) -> None:
 
 def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tmp_path: Path) -> None:
     """Trial → two stages → three stages from the checkpoint: the losses of one unbroken process."""
-    draw = Draw("default", 1.0, 1)
+    draw = Draw("default", seed=1)
     unbroken = train_single(tiny, draw, range(8))
     state = tmp_path / "trial.safetensors"
     train_single(tiny, draw, range(3), save_to=state)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import distributed
@@ -13,11 +18,28 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.data.text import _read
-from dejavu.init import Draw, proposer_named
-from dejavu.trials import TrialError, TrialResult, TrialSpec, best, local_client, run_trials
-from dejavu.workload import OptimizerSettings, Workload
+from dejavu.init import Draw
+from dejavu.runtime.single import probe, train_single
+from dejavu.trials import (
+    Rung,
+    TrialError,
+    TrialResult,
+    Trials,
+    TrialSpec,
+    best,
+    client_of,
+    clients,
+    local_client,
+    probe_draws,
+    run_trials,
+    running,
+    search_initialization,
+)
+from dejavu.trials.halving import LEAST_RUNG_STEPS
+from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 pytestmark = pytest.mark.integration
 
@@ -34,17 +56,60 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Cli
 
 
 def specs_of(workload: Workload, count: int, steps: int = 3) -> list[TrialSpec]:
-    draws = proposer_named(workload.trials.proposer).propose(count, seed=workload.seed)
-    return [TrialSpec(workload, draw, steps) for draw in draws]
+    return [TrialSpec(workload, Draw(seed=seed), steps) for seed in range(count)]
 
 
 class Breaks(nn.Module):
+    """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.how = how
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("this layer always breaks")
+        if not isinstance(x, FakeTensor):
+            self.how()
+        return x
 
 
-def breaking() -> nn.Sequential:
-    return nn.Sequential(nn.Embedding(256, 8), Breaks())
+def breaks(how: Callable[[], object]) -> nn.Module:
+    return nn.Sequential(nn.Embedding(256, 256), Breaks(how))
+
+
+def raises(error: Exception) -> nn.Module:
+    def how() -> None:
+        raise error
+
+    return breaks(how)
+
+
+def breaking() -> nn.Module:
+    return raises(RuntimeError("this layer always breaks"))
+
+
+def gpu_breaking() -> nn.Module:
+    return raises(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+
+
+def memory_breaking() -> nn.Module:
+    return breaks(lambda: torch.empty(2**50))
+
+
+def killing() -> nn.Module:
+    return breaks(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def dead() -> nn.Module:
+    """No gradient reaches any of its weights."""
+    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), nn.Threshold(1e9, 0.0), nn.Linear(8, 256, bias=False))
+
+
+def trivial() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+
+def of_model(workload: Workload, name: str) -> Workload:
+    return workload.model_copy(update={"model": f"{__name__}:{name}", "model_options": {}})
 
 
 def attempts(folder: Path) -> int:
@@ -89,41 +154,36 @@ def test_a_lost_state_is_trained_again(client: distributed.Client, tiny: Workloa
     assert not again.remembered and Path(again.state).exists() and again.losses == first.losses
 
 
-def test_the_answer_does_not_depend_on_the_workers(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
-    many = run_trials(client, specs_of(tiny, 4), tmp_path / "two")
-    with local_client(1, tmp_path / "dask") as single:
-        one = run_trials(single, specs_of(tiny, 4), tmp_path / "one")
-    assert [result.losses for result in many] == [result.losses for result in one]
-    assert best(many).draw == best(one).draw
-
-
 def test_a_killed_worker_s_trial_runs_again_once_and_the_others_once(
-    client: distributed.Client, tiny: Workload, tmp_path: Path
+    client: distributed.Client, rungs: Workload, tmp_path: Path
 ) -> None:
-    specs = specs_of(tiny, 8, steps=150)
-    killed: list[int] = []
+    """kill -9 in the middle of trial 7 of 16: 17 executions, and nothing else changes."""
+    specs = specs_of(rungs, 16, steps=80)
+    seventh = specs[6].key
 
-    def kill(result: TrialResult) -> None:
-        if killed:
-            return
-        stop = time.monotonic() + 60
-        while attempts(tmp_path) < 3 and time.monotonic() < stop:  # until both workers are in the middle of a trial
-            time.sleep(0.01)
-        busy = {address: keys for address, keys in client.processing().items() if keys}
-        pids = client.run(os.getpid, workers=list(busy)[:1], on_error="ignore")
-        killed.extend(pids.values())
-        os.kill(killed[0], signal.SIGKILL)
+    def executing(dask_worker: distributed.Worker) -> tuple[int, list[str]]:
+        return os.getpid(), [task.key for task in dask_worker.state.executing]
 
-    results = run_trials(client, specs, tmp_path, on_result=kill)
-    assert len(killed) == 1
-    assert len(results) == 8 and not any(result.failure for result in results)
-    assert sorted(result.attempts for result in results) == [*[1] * 7, 2]
-    assert attempts(tmp_path) == 9
+    def kill() -> None:
+        while not (tmp_path / "killed" / f"{seventh}.attempt-1").exists():
+            time.sleep(0.002)
+        ((pid, _),) = [found for found in client.run(executing).values() if any(seventh in key for key in found[1])]
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    results = run_trials(client, specs, tmp_path / "killed")
+    killer.join()
+    assert [result.attempts for result in results] == [*[1] * 6, 2, *[1] * 9]
+    assert attempts(tmp_path / "killed") == 17
+    quiet = run_trials(client, specs, tmp_path / "quiet")
+    assert [result.losses for result in results] == [result.losses for result in quiet]
+    assert best(results).draw == best(quiet).draw
 
 
 def test_a_diverging_trial_fails_alone(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
     wild = tiny.model_copy(update={"optimizer": OptimizerSettings(name="sgd", learning_rate=1e30)})
-    specs = [TrialSpec(wild, Draw("normal", 1.0, 0), 6), TrialSpec(tiny, Draw(), 3)]
+    specs = [TrialSpec(wild, Draw("normal", seed=0), 6), TrialSpec(tiny, Draw(), 3)]
     results = run_trials(client, specs, tmp_path)
     assert "the loss was" in results[0].failure and results[0].state == ""
     assert best(results) == results[1]
@@ -134,8 +194,8 @@ def test_a_diverging_trial_fails_alone(client: distributed.Client, tiny: Workloa
 def test_a_trial_that_raises_is_told_and_the_others_go_on(
     client: distributed.Client, tiny: Workload, tmp_path: Path
 ) -> None:
-    broken = tiny.model_copy(update={"model": "tests.test_trials:breaking", "model_options": {}})
-    results = run_trials(client, [TrialSpec(broken, Draw(), 3), TrialSpec(tiny, Draw(), 3)], tmp_path)
+    broken = TrialSpec(of_model(tiny, "breaking"), Draw(), 3)
+    results = run_trials(client, [broken, TrialSpec(tiny, Draw(), 3)], tmp_path)
     assert "RuntimeError: this layer always breaks" in results[0].failure
     assert results[0].attempts == 3
     assert results[1].failure == ""
@@ -188,3 +248,298 @@ def test_the_key_is_of_all_that_decides_and_nothing_else(tiny: Workload, tmp_pat
     (tmp_path / "copy.txt").write_text("b" * 500)
     copy = TrialSpec(tiny.model_copy(update={"text": tmp_path / "copy.txt"}), Draw(), 3)
     assert copy.key == others[-1].key  # what it is called does not matter
+
+
+def test_a_decaying_learning_rate_makes_the_length_count(tiny: Workload) -> None:
+    falling = tiny.model_copy(update={"optimizer": OptimizerSettings(decay="linear")})
+    longer = falling.model_copy(update={"num_steps": 99})
+    assert TrialSpec(longer, Draw(), 3).key != TrialSpec(falling, Draw(), 3).key
+
+
+# From rung to rung
+
+SECOND, LAST = 3 * LEAST_RUNG_STEPS, 9 * LEAST_RUNG_STEPS
+
+
+@pytest.fixture
+def rungs(tiny: Workload) -> Workload:
+    """Nine trials on the first rung, three or more on the second, one or more on the last."""
+    small = {"model_options": {"num_blocks": 1, "width": 16, "num_heads": 1}, "sequence_length": 16, "batch_size": 4}
+    settings = TrialSettings(count=9, steps=LAST)
+    return tiny.model_copy(update={**small, "num_microbatches": 1, "num_steps": 20 * LAST, "trials": settings})
+
+
+def test_a_trial_goes_on_from_where_it_stopped(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    parts = [run_trials(client, [TrialSpec(tiny, Draw(seed=1), steps)], tmp_path)[0] for steps in (3, 9, 14)]
+    assert parts[2].losses == tuple(train_single(tiny, Draw(seed=1), range(14), save_to=tmp_path / "unbroken"))
+    assert Path(parts[2].state).read_bytes() == (tmp_path / "unbroken").read_bytes()
+    assert [part.losses for part in parts[:2]] == [parts[2].losses[:3], parts[2].losses[:9]]
+    assert [str(path) for path in tmp_path.glob("*.safetensors")] == [parts[2].state]
+    assert attempts(tmp_path) == 3 and parts[2].seconds >= parts[1].seconds >= parts[0].seconds
+
+
+def test_no_step_is_trained_twice(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    """The losses of the first part are read from its file, here another's."""
+    (first,) = run_trials(client, specs_of(tiny, 1), tmp_path)
+    path = Path(first.state).with_suffix(".json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [30.0, 20.0, 10.0]}))
+    (longer,) = run_trials(client, specs_of(tiny, 1, steps=5), tmp_path)
+    assert (
+        longer.losses[:3] == (30.0, 20.0, 10.0) and longer.losses[3:] == tuple(train_single(tiny, Draw(), range(5)))[3:]
+    )
+    path.unlink()
+    assert probe_draws(client, tiny, [Draw()], tmp_path)[0].loss == 30.0  # of the longer one
+    assert attempts(tmp_path) == 2
+
+
+def test_a_torn_result_is_as_if_it_were_not_there(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    (first,) = run_trials(client, specs_of(tiny, 1), tmp_path)
+    Path(first.state).with_suffix(".json").write_text('{"losses": [1.0')
+    (again,) = run_trials(client, specs_of(tiny, 1), tmp_path)
+    assert again.losses == first.losses and not again.remembered and again.attempts == 2
+
+
+def test_a_probe_is_the_first_step_without_the_step(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    clipped = tiny.model_copy(update={"optimizer": OptimizerSettings(clip_norm=1e-3)})
+    draws = [Draw(seed=0), Draw("normal", 2.0, seed=1)]
+    found = probe_draws(client, clipped, draws, tmp_path)
+    results = run_trials(client, [TrialSpec(clipped, draw, 2) for draw in draws], tmp_path)
+    for draw, one, result in zip(draws, found, results, strict=True):
+        assert (one.loss, one.gradient_norm) == (result.losses[0], result.first_gradient_norm) == probe(clipped, draw)
+        assert one.gradient_norm > 1e-3  # before the clipping
+    (broken,) = probe_draws(client, of_model(tiny, "breaking"), draws[:1], tmp_path)
+    assert broken.loss == broken.gradient_norm == float("inf")
+
+
+def check(found: Trials, workload: Workload, folder: Path) -> None:
+    """That a search did what it says."""
+    last = found.rungs[-1]
+    assert [len(rung.draws) for rung in found.rungs[:1]] == [workload.trials.count] == [len(found.results)]
+    assert [rung.survivors for rung in found.rungs[:-1]] == [rung.draws for rung in found.rungs[1:]]
+    assert last.survivors == (found.winner.draw,) and last.steps == found.winner.steps == workload.trial_steps
+    assert found.winner.score == last.best_score == min(r.score for r in found.results if r.steps == last.steps)
+    for result in found.results:
+        assert result.steps == max(rung.steps for rung in found.rungs if result.draw in rung.draws)
+    assert found.total_steps >= sum(result.steps for result in found.results)
+    assert [str(path) for path in folder.glob("*.safetensors")] == [found.winner.state]
+
+
+def the_same(one: Trials, other: Trials) -> bool:
+    """Whatever depends on the workload alone."""
+    decided = [[(rung.steps, rung.draws, rung.survivors) for rung in found.rungs] for found in (one, other)]
+    losses = [[(result.draw, result.losses) for result in found.results] for found in (one, other)]
+    return decided[0] == decided[1] and losses[0] == losses[1] and one.winner.draw == other.winner.draw
+
+
+def test_the_winner_does_not_depend_on_the_workers_or_their_order(
+    client: distributed.Client, rungs: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Rung] = []
+    first = search_initialization(client, rungs, tmp_path / "2", on_rung=told.append)
+    check(first, rungs, tmp_path / "2")
+    assert [rung.steps for rung in first.rungs] == [LEAST_RUNG_STEPS, SECOND, LAST] and tuple(told) == first.rungs
+    assert first.winner.losses == tuple(train_single(rungs, first.winner.draw, range(LAST)))
+    for workers in (1, 3):
+        with local_client(workers, tmp_path / "dask") as other:
+            assert the_same(first, search_initialization(other, rungs, tmp_path / str(workers)))
+    submit = running.Pool.submit
+
+    def permuted(pool: running.Pool, specs: Sequence[TrialSpec], **options: bool) -> None:
+        submit(pool, random.Random(len(specs)).sample(specs, len(specs)), **options)
+
+    monkeypatch.setattr(running.Pool, "submit", permuted)
+    assert the_same(first, search_initialization(client, rungs, tmp_path / "permuted"))
+
+
+def test_idle_workers_go_ahead_and_the_complete_rung_decides(
+    client: distributed.Client, rungs: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = search_initialization(client, rungs, tmp_path / "plain")
+    offered = running._offered
+    monkeypatch.setattr(running, "_offered", lambda *given: (offered(*given)[0], 6, 0))  # as if most workers idled
+    found = search_initialization(client, rungs, tmp_path / "idle")
+    assert the_same(plain, found)
+    assert sum(rung.num_ahead for rung in found.rungs) > 0
+    assert all(rung.num_confirmed <= rung.num_ahead for rung in found.rungs)
+    assert found.total_steps >= plain.total_steps - LAST * sum(rung.num_ahead for rung in plain.rungs)
+
+
+def test_a_stopped_search_goes_on_and_repeats_nothing(
+    client: distributed.Client, rungs: Workload, tmp_path: Path
+) -> None:
+    whole = search_initialization(client, rungs, tmp_path / "whole")
+    begun: dict[str, int] = {}
+    for stop_after in (4, 11):
+        seen: list[TrialResult] = []
+
+        def on_result(result: TrialResult, seen: list[TrialResult] = seen, stop_after: int = stop_after) -> None:
+            seen.append(result)
+            if len(seen) == stop_after:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            search_initialization(client, rungs, tmp_path / "stopped", on_result=on_result)
+        while any(client.processing().values()):
+            time.sleep(0.05)
+        for path in (tmp_path / "stopped").glob("*.json"):
+            begun.setdefault(path.stem, len(list(path.parent.glob(f"{path.stem}.attempt-*"))))
+    assert len(begun) >= 11
+    assert the_same(whole, search_initialization(client, rungs, tmp_path / "stopped"))
+    for key, count in begun.items():
+        assert len(list((tmp_path / "stopped").glob(f"{key}.attempt-*"))) == count
+    seconds: list[TrialResult] = []
+    check(
+        search_initialization(client, rungs, tmp_path / "stopped", on_result=seconds.append),
+        rungs,
+        tmp_path / "stopped",
+    )
+    assert all(result.remembered for result in seconds)
+
+
+def test_a_winner_whose_state_is_gone_is_trained_again(
+    client: distributed.Client, rungs: Workload, tmp_path: Path
+) -> None:
+    first = search_initialization(client, rungs, tmp_path)
+    Path(first.winner.state).unlink()
+    again = search_initialization(client, rungs, tmp_path)
+    assert the_same(first, again) and again.winner.attempts == 2
+    check(again, rungs, tmp_path)
+
+
+@pytest.mark.parametrize("proposer", ["adaptive", "loss_and_gradient", "single"])
+def test_proposers_of_several_batches_and_with_probes(
+    client: distributed.Client, rungs: Workload, tmp_path: Path, proposer: str
+) -> None:
+    settings = TrialSettings(count=1 if proposer == "single" else 6, steps=SECOND, proposer=proposer)
+    workload = rungs.model_copy(update={"trials": settings})
+    found = search_initialization(client, workload, tmp_path)
+    check(found, workload, tmp_path)
+    probed = 24 if proposer == "loss_and_gradient" else 0
+    assert len(list(tmp_path.glob("*-0.json"))) == probed
+    assert found.total_steps >= probed + sum(result.steps for result in found.results)
+
+
+def test_where_all_that_went_on_diverge_the_next_best_follow(
+    client: distributed.Client, rungs: Workload, tmp_path: Path
+) -> None:
+    """Results on disk decide, so a later divergence of the best can be written there."""
+    first = search_initialization(client, rungs, tmp_path)
+    for draw in first.rungs[1].draws:
+        path = tmp_path / f"{TrialSpec(rungs, draw, SECOND).key}.json"
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({**kept, "losses": kept["losses"][:5], "failure": "the loss was nan after 6 steps"}))
+        (tmp_path / f"{TrialSpec(rungs, draw, LAST).key}.json").unlink(missing_ok=True)
+    found = search_initialization(client, rungs, tmp_path)
+    assert found.winner.draw not in first.rungs[1].draws and found.winner.steps == LAST
+
+
+# Bad input and faults
+
+
+def test_all_diverging_is_said_with_the_first_reason(
+    client: distributed.Client, rungs: Workload, tmp_path: Path
+) -> None:
+    wild = rungs.model_copy(update={"optimizer": OptimizerSettings(name="sgd", learning_rate=1e30)})
+    with pytest.raises(TrialError, match="none of 9 trials gave a finite loss; the first: the loss was"):
+        search_initialization(client, wild, tmp_path)
+    with pytest.raises(TrialError, match=r"none of 9 trials .* the gradient norm was 0 at step 0"):
+        search_initialization(client, of_model(rungs, "dead"), tmp_path)
+    none = rungs.model_copy(update={"trials": TrialSettings(count=0)})
+    with pytest.raises(TrialError, match="wanted a count of at least 1, found 0"):
+        search_initialization(client, none, tmp_path)
+
+
+def test_a_hundred_times_more_trials_than_workers(client: distributed.Client, tmp_path: Path) -> None:
+    shape = SyntheticSettings(num_classes=2, image_shape=(1, 2, 2))
+    model = f"{__name__}:trivial"
+    workload = Workload(
+        model=model,
+        data="synthetic",
+        synthetic=shape,
+        batch_size=1,
+        num_microbatches=1,
+        trials=TrialSettings(count=200),
+    )
+    found = search_initialization(client, of_model(workload, "trivial"), tmp_path)
+    check(found, workload, tmp_path)
+    assert len(found.results) == 200
+
+
+def test_a_worker_without_the_resource_is_no_silent_wait(
+    client: distributed.Client, tiny: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TrialError, match=r"no Dask worker offers GPU 1, .* 2 workers offer nothing"):
+        run_trials(client, specs_of(tiny, 1), tmp_path, resources={"GPU": 1})
+    monkeypatch.setattr(clients, "_visible_gpus", lambda: ["5", "7"])
+    with (
+        pytest.raises(TrialError, match="3 workers want a GPU each; this machine shows 2"),
+        local_client(3, tmp_path / "dask", gpus=True),
+    ):
+        pass
+    with local_client(2, tmp_path / "dask", gpus=True) as two:
+        seen = two.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(seen.values()) == ["5", "7"]
+        assert running._offered(two, None)[:2] == ({"GPU": 1}, 2)
+        assert not any(result.failure for result in run_trials(two, specs_of(tiny, 3), tmp_path))
+
+
+def test_a_gpu_error_does_not_poison_the_next_trial(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    before = set(client.run(os.getpid).values())
+    specs = [TrialSpec(of_model(tiny, "gpu_breaking"), Draw(), 3), *specs_of(tiny, 3)]
+    results = run_trials(client, specs, tmp_path)
+    assert "AcceleratorError: CUDA error: an illegal memory access" in results[0].failure and results[0].attempts == 1
+    assert not any(result.failure for result in results[1:])
+    client.wait_for_workers(2, timeout=60)
+    assert len(before - set(client.run(os.getpid).values())) == 1
+    assert run_trials(client, specs[:1], tmp_path)[0].attempts == 2  # it may have been the machine: another call tries
+    client.wait_for_workers(2, timeout=60)
+
+
+def test_a_trial_out_of_memory_fails_alone(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
+    specs = [TrialSpec(of_model(tiny, name), Draw(), 3) for name in ("memory_breaking", "killing")]
+    results = run_trials(client, [*specs, *specs_of(tiny, 6)], tmp_path)
+    assert "out of memory" in results[0].failure and f"{4 * 2**50}" in results[0].failure
+    assert "bytes are free" in results[0].failure and results[0].attempts == 3
+    assert "died in each of 3 attempts" in results[1].failure and "a worker may take" in results[1].failure
+    assert results[1].attempts == 3
+    assert not any(result.failure for result in results[2:])
+    client.wait_for_workers(2, timeout=60)
+
+
+def test_a_scheduler_that_dies_is_said_and_nothing_is_lost(
+    client: distributed.Client, tiny: Workload, tmp_path: Path
+) -> None:
+    address_file = tmp_path / "scheduler.json"
+    line = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    line += ["--scheduler-file", str(address_file), "--no-dashboard"]
+    scheduler = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    line = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(address_file)]
+    line += ["--nthreads", "1", "--no-dashboard", "--no-nanny"]
+    line += ["--death-timeout", "20", "--local-directory", str(tmp_path / "dask")]
+    worker = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    specs = specs_of(tiny, 6, steps=20)
+    try:
+        stop = time.monotonic() + 60
+        while not address_file.exists() and time.monotonic() < stop:
+            time.sleep(0.05)
+        with client_of(json.loads(address_file.read_text())["address"]) as outer:
+            assert outer is not None
+            outer.wait_for_workers(1, timeout=60)
+            seen: list[TrialResult] = []
+
+            def on_result(result: TrialResult) -> None:
+                seen.append(result)
+                if len(seen) == 2:
+                    scheduler.kill()
+
+            with pytest.raises(TrialError, match="of 6 trials were done when the Dask scheduler was lost"):
+                run_trials(outer, specs, tmp_path, on_result=on_result)
+    finally:
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+    finished = {path.stem for path in tmp_path.glob("*.json")} & {spec.key for spec in specs}
+    assert len(finished) >= 2
+    results = run_trials(client, specs, tmp_path)
+    assert {spec.key for spec, result in zip(specs, results, strict=True) if result.remembered} == finished
+    assert not any(result.failure for result in results)

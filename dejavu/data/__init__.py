@@ -1,18 +1,22 @@
-"""Data for the zoo. To add a data set: its file, and one line in `dataset_of`."""
+"""Data for the zoo. To add a data set: its file, and one line in `DATASETS`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dejavu.data._base import Dataset, ExampleShape
+from dejavu.data.cifar10 import Cifar10
 from dejavu.data.digits import Digits
 from dejavu.data.synthetic import Synthetic
 from dejavu.data.text import Text
 from dejavu.workload import Workload
 
-__all__ = ["DATASETS", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "dataset_of"]
+__all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "dataset_of"]
 
 DATASETS = {
     "text": lambda workload: Text(workload.text, workload.sequence_length),
     "digits": lambda workload: Digits(),
+    "cifar10": lambda workload: Cifar10(workload.images),
     "synthetic": lambda workload: Synthetic(
         workload.synthetic.num_classes, workload.sequence_length, workload.synthetic.image_shape
     ),
@@ -20,5 +24,5 @@ DATASETS = {
 
 
 def dataset_of(workload: Workload) -> Dataset:
-    """The data that the workload names."""
-    return DATASETS[workload.data](workload)
+    """The data that the workload names, with the share of them that it holds out."""
+    return replace(DATASETS[workload.data](workload), held_out=workload.held_out, split_seed=workload.seed)

@@ -11,6 +11,7 @@ from dejavu.models.bert import BERT
 from dejavu.models.cnn import CNN
 from dejavu.models.gpt import GPT
 from dejavu.models.hugging_face import PREFIX, load_config
+from dejavu.models.mlp import MLP
 from dejavu.models.moe import MoE
 from dejavu.models.t5 import T5
 from dejavu.models.user import UserModel, load_model
@@ -26,6 +27,7 @@ MODELS: dict[str, type[Model]] = {
     "t5": T5,
     "moe": MoE,
     "cnn": CNN,
+    "mlp": MLP,
     "vgg": VGG,
     "wide_resnet": WideResNet,
 }

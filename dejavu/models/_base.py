@@ -74,11 +74,14 @@ class LayerBuilder:
 
     Attributes:
         tensor_parallel: how it may be split; None: not at all.
+        residual: names of the modules inside the layer whose output is added to a residual stream; a scheme may draw
+            their weights smaller. Empty: none is known.
     """
 
     name: str
     build: Callable[[], nn.Module]
     tensor_parallel: TensorParallel | None = None
+    residual: tuple[str, ...] = ()
 
 
 class Model(ABC):

@@ -14,6 +14,7 @@ from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divid
 NORM_EPSILON = 1e-12  # as published
 MASK_EVERY, MASK_FROM = 7, 3  # 14.3 % of the positions; the paper draws 15 %
 NUM_SEGMENTS = 2
+RESIDUAL = ("projection", "contract")  # what a block adds to its input
 
 
 def masked_positions(length: int) -> list[int]:
@@ -105,7 +106,7 @@ class BERT(Model):
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
         return (
             LayerBuilder("embedding", embedding, TensorParallel.embedding(heads, "token")),
-            *(LayerBuilder(f"block{i}", block, split) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(TokenHead, self.width, shape.num_classes),

@@ -11,6 +11,8 @@ from torch import nn
 from dejavu.data import ExampleShape
 from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divides, check_tokens, check_whole_numbers
 
+RESIDUAL = ("projection", "contract")  # what a block adds to its input
+
 
 class Embedding(nn.Module):
     """Tokens (batch, length) to vectors (batch, length, width), positions added."""
@@ -81,7 +83,7 @@ class GPT(Model):
                 partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
                 TensorParallel.embedding(heads, "token"),
             ),
-            *(LayerBuilder(f"block{i}", block, split) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, self.width, shape.num_classes),

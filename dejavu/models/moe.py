@@ -17,6 +17,7 @@ from dejavu.errors import InputError
 from dejavu.models._base import LayerBuilder, Model, TensorParallel, check_divides, check_tokens, check_whole_numbers
 
 NUM_CHOICES = 2  # experts that a token is sent to
+RESIDUAL = ("projection", "feedforward.contract")  # what a block adds to its input
 
 
 class Embedding(nn.Module):
@@ -159,7 +160,7 @@ class MoE(Model):
                 partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
                 TensorParallel.embedding(heads, "token"),
             ),
-            *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split, RESIDUAL) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, self.width, shape.num_classes),

@@ -21,6 +21,7 @@ from dejavu.models._base import LayerBuilder, Model, Split, TensorParallel, chec
 
 NUM_BUCKETS, MAX_DISTANCE = 32, 128  # as published
 NORM_EPSILON = 1e-6
+RESIDUAL = ("attention.projection", "cross_attention.projection", "feedforward.contract")  # added to a block's states
 
 
 class RelativeBias(nn.Module):
@@ -223,12 +224,12 @@ class T5(Model):
             LayerBuilder(
                 "embedding", partial(nn.Embedding, shape.num_classes, self.width), TensorParallel.embedding(heads, "")
             ),
-            *(LayerBuilder(f"encoder{i}", encoder, split_encoder) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"encoder{i}", encoder, split_encoder, RESIDUAL) for i in range(self.num_blocks)),
             # Each device normalizes its part of the tokens.
             LayerBuilder(
                 "encoder_norm", partial(EncoderNorm, encoder_length, self.width), TensorParallel(heads, weights=())
             ),
-            *(LayerBuilder(f"decoder{i}", decoder, split_decoder) for i in range(self.num_blocks)),
+            *(LayerBuilder(f"decoder{i}", decoder, split_decoder, RESIDUAL) for i in range(self.num_blocks)),
             LayerBuilder(
                 "head",
                 partial(Head, encoder_length, self.width, shape.num_classes),

@@ -3,6 +3,7 @@
 from dejavu.report.data import ReportData, StageReport
 from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
 from dejavu.report.page import page
+from dejavu.report.space import space_figure
 from dejavu.report.table import WIDTH_COLUMNS, summary_markdown, summary_table
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "losses_figure",
     "page",
     "plan_figure",
+    "space_figure",
     "stages_figure",
     "summary_markdown",
     "summary_table",

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from dejavu.report.data import ReportData
 from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
+from dejavu.report.space import space_figure
 from dejavu.units import format_bytes, format_seconds
 
 MOST_TRIALS = 50
@@ -30,6 +31,7 @@ def page(run: ReportData) -> str:
         figures["stages"] = stages_figure(run.predicted_stages, run.training)
     if run.trials and run.winner is not None:
         figures["losses"] = losses_figure(run.trials, run.winner, run.training)
+        figures["space"] = space_figure(run.trials, run.winner)
     trials = sorted(run.trials or (), key=lambda trial: trial.score)
     return _template().render(
         run=run,

@@ -26,7 +26,7 @@ from dejavu.runtime.hosts import (
 )
 from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
-from dejavu.runtime.refusals import refuse_devices, refuse_hosts, refuse_plan, refuse_spreading
+from dejavu.runtime.refusals import refuse_devices, refuse_draw, refuse_hosts, refuse_plan, refuse_spreading
 from dejavu.runtime.torchrun import torchrun_words, words_by_host
 from dejavu.runtime.watchdog import STALL_SECONDS, Watch, heartbeats
 
@@ -50,11 +50,12 @@ def launch(
         on_step: (step, loss), as ranks report them.
 
     Raises:
-        InputError: a host that cannot be reached.
+        InputError: a host that cannot be reached, or weights that only the whole model could draw.
         LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
     """
     refuse_plan(job)
     refuse_spreading(job)
+    refuse_draw(job)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
         refuse_hosts(names)

@@ -9,6 +9,7 @@ from dejavu import units
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cluster.catalogue import catalogue
 from dejavu.errors import InputError
+from dejavu.init import scheme_named
 from dejavu.models import LayerBuilder, layers_of
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.failures import LaunchError
@@ -71,6 +72,19 @@ def refuse_spreading(job: TrainingJob) -> None:
             )
     if any(len(grid) > 1 for grid in grids):
         boundaries(workload)  # refuses layers whose outputs do not begin with the examples
+
+
+def refuse_draw(job: TrainingJob) -> None:
+    """That the weights which the training begins with can be drawn a stage at a time.
+
+    Raises:
+        InputError: there is no such scheme, or it needs the whole model.
+    """
+    if scheme_named(job.draw.scheme).calibrated and job.start_from is None:
+        raise InputError(
+            f"the scheme {job.draw.scheme!r} rescales weights by a batch through the whole model, which no stage has; "
+            "wanted the saved weights of a trial to start from, or another scheme"
+        )
 
 
 def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:

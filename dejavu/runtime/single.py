@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from dejavu.init import Draw
+from dejavu.data import dataset_of
+from dejavu.graph import DTYPES
+from dejavu.init import Draw, calibrate, scheme_named
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, restore_state, save_trial
-from dejavu.runtime.training import WholeModel, build_layers, train
+from dejavu.runtime.training import Layers, WholeModel, build_layers, train
 from dejavu.workload import Workload
+
+OnFirst = Callable[[float, float], None]
+
+
+class _Watched(WholeModel):
+    """Tells of the training's first step, before any clipping and before the weights change."""
+
+    def __init__(self, module: Layers, workload: Workload, on_first: OnFirst) -> None:
+        super().__init__(module, workload)
+        self.on_first = on_first
+
+    def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        loss = super().__call__(step, inputs, targets)
+        if step == 0:
+            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+            self.on_first(loss, nn.utils.get_total_norm(gradients).item())
+        return loss
 
 
 def train_single(
@@ -24,6 +45,7 @@ def train_single(
     start_from: Path | None = None,
     save_to: Path | None = None,
     on_loss: Callable[[float], None] = lambda loss: None,
+    on_first: OnFirst = lambda loss, gradient_norm: None,
 ) -> list[float]:
     """The losses of these steps in this process, one compute thread, as one rank would compute.
 
@@ -31,6 +53,7 @@ def train_single(
         start_from: a trial's state; None: the draw's weights.
         save_to: where the state after the last step goes.
         on_loss: called after each step; may raise to stop.
+        on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
@@ -40,6 +63,8 @@ def train_single(
         optimizer = make_optimizer(workload.optimizer, module.parameters())
         if start_from:
             restore_state(module, optimizer, read_trial(start_from, {name for name, _ in module.named_children()}))
+        elif scheme_named(draw.scheme).calibrated:
+            _calibrate(module, workload, device)
         losses: list[float] = []
 
         def on_step(step: int, loss: float | None, seconds: float, once_seconds: float) -> None:
@@ -47,12 +72,36 @@ def train_single(
             losses.append(loss)
             on_loss(loss)
 
-        train(WholeModel(module, workload), optimizer, workload, steps, device=device, on_step=on_step)
+        executor = _Watched(module, workload, on_first)
+        train(executor, optimizer, workload, steps, device=device, on_step=on_step)
         if save_to:
             save_trial(save_to, module, optimizer)
         return losses
     finally:
         torch.set_num_threads(threads)
+
+
+def _calibrate(module: Layers, workload: Workload, device: torch.device) -> None:
+    """On the first batch of the training, whatever steps come now: the weights follow from the draw alone."""
+    inputs, _ = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
+    calibrate(module, inputs.to(device, DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs.to(device))
+
+
+class _Probed(Exception):
+    pass
+
+
+def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
+    """Loss and norm of all gradients of the training's first step, which is not taken."""
+    found: list[tuple[float, float]] = []
+
+    def on_first(loss: float, gradient_norm: float) -> None:
+        found.append((loss, gradient_norm))
+        raise _Probed
+
+    with suppress(_Probed):
+        train_single(workload, draw, range(1), on_first=on_first)
+    return found[0]
 
 
 NUM_COMPARED = 3  # steps; later ones only repeat what the first ones show

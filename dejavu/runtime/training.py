@@ -79,7 +79,10 @@ def build_layers(
 ) -> Layers:
     """Layers `start` to `stop` (not included) with drawn weights."""
     builders = layers_of(workload)
-    drawn = OrderedDict((b.name, draw_layer(b, draw, depth=len(builders))) for b in builders[start:stop])
+    drawn = OrderedDict(
+        (builder.name, draw_layer(builder, draw, position=position, depth=len(builders)))
+        for position, builder in enumerate(builders[start:stop], start)
+    )
     return Layers(drawn, workload, start, recompute=recompute).to(device, DTYPES[workload.dtype])
 
 

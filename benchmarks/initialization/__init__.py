@@ -1,0 +1,1 @@
+"""What choosing among initial weights gains, and what it costs."""

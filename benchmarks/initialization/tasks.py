@@ -1,0 +1,72 @@
+"""Three small real tasks and their targets, fixed before anything was compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
+
+HELD_OUT = 0.2  # share of the examples
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload, and when it counts as learned.
+
+    Attributes:
+        train_loss: target of the running training loss (`runs.AVERAGED_STEPS`).
+        test_loss: target on held-out examples.
+    """
+
+    workload: Workload
+    train_loss: float
+    test_loss: float
+
+
+TASKS = {
+    "cnn": Task(
+        Workload(
+            model="cnn",
+            model_options={"num_blocks": 4, "width": 16},
+            data="digits",
+            batch_size=64,
+            num_microbatches=1,
+            num_steps=1000,
+            optimizer=OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=0.0),
+            held_out=HELD_OUT,
+            trials=TrialSettings(count=40),
+        ),
+        train_loss=0.3,
+        test_loss=0.3,
+    ),
+    "gpt": Task(
+        Workload(
+            model="gpt",
+            model_options={"num_blocks": 2, "width": 32, "num_heads": 2},
+            sequence_length=32,
+            batch_size=16,
+            num_microbatches=1,
+            num_steps=1000,
+            optimizer=OptimizerSettings(learning_rate=1e-3),
+            held_out=HELD_OUT,
+            trials=TrialSettings(count=40),
+        ),
+        train_loss=2.8,
+        test_loss=2.85,
+    ),
+    "mlp": Task(
+        Workload(
+            model="mlp",
+            model_options={"num_blocks": 20, "width": 64},
+            data="digits",
+            batch_size=64,
+            num_microbatches=1,
+            num_steps=1000,
+            optimizer=OptimizerSettings(name="sgd", learning_rate=0.01, momentum=0.9, weight_decay=0.0),
+            held_out=HELD_OUT,
+            trials=TrialSettings(count=40),
+        ),
+        train_loss=0.5,
+        test_loss=0.5,
+    ),
+}

@@ -1,0 +1,65 @@
+"""Drawing one layer: which of its parameters is what, and by what it is multiplied."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import nn
+
+from dejavu.init._base import Draw, Role
+from dejavu.init.schemes import scheme_named
+from dejavu.models import LayerBuilder
+
+
+def layer_seed(seed: int, name: str) -> int:
+    """The seed of one layer's own stream."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
+
+
+def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) -> nn.Module:
+    """The layer with its weights drawn, the same in every process; torch's global random state is left as it was.
+
+    Args:
+        position: of the layer in its model of `depth` layers.
+
+    Raises:
+        InputError: there is no such scheme.
+    """
+    scheme, seed = scheme_named(draw.scheme), layer_seed(draw.seed, builder.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = builder.build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter, what in roles(module, builder, is_last=0 < position == depth - 1):
+            if what == "bias":
+                parameter.mul_(draw.bias)
+            else:
+                scheme.fill(parameter, generator, role=what, depth=depth)
+                parameter.mul_(draw.factor(what, position=position, depth=depth))
+    return module
+
+
+def roles(
+    module: nn.Module, builder: LayerBuilder, *, is_last: bool
+) -> Iterator[tuple[nn.Parameter, Role | Literal["bias"]]]:
+    """Each matrix and bias of a layer once, under the first of its names; other vectors (norms) are left out.
+
+    Args:
+        is_last: the layer is the last of several. (The one layer of a model that could not be cut has no head.)
+    """
+    for name, parameter in module.named_parameters():
+        path, _, own_name = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if parameter.dim() >= 2:
+            if isinstance(owner, nn.Embedding):
+                yield parameter, "embedding"
+            elif is_last:
+                yield parameter, "head"
+            else:
+                yield parameter, "residual" if path in builder.residual else "hidden"
+        elif own_name.endswith("bias") and any(own.dim() >= 2 for own in owner.parameters(recurse=False)):
+            yield parameter, "bias"

@@ -1,0 +1,77 @@
+"""What every way to choose draws gives: as many as are wanted, in one batch or several.
+
+Shape letters: N = points, d = dimensions of the space.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dejavu.init._base import Draw
+from dejavu.init.space import Space
+
+
+class Scored(NamedTuple):
+    """A draw that was tried, and its score: lower is better, infinite where it failed."""
+
+    draw: Draw
+    score: float
+
+
+class Probe(NamedTuple):
+    """What one batch says of a draw before any step: the mean loss, and the norm of all its gradients together."""
+
+    draw: Draw
+    loss: float
+    gradient_norm: float
+
+
+class Proposer(ABC):
+    """N draws for a seed, the same for the same seed, none of them twice.
+
+    Each has random numbers of its own: the k-th of all batches has `seed + k`. Of all proposers but the two plain
+    samples (`random`, `latin_hypercube`), the first draw is the framework's default, so that a gain over it is known.
+    """
+
+    def batches(self, count: int) -> tuple[int, ...]:
+        """How many are proposed at a time; each later batch is proposed knowing the scores of all before it."""
+        return (count,)
+
+    def num_probed(self, count: int) -> int:
+        """How many are to be proposed and probed, for `choose` to leave `count` of them; 0: nothing is probed."""
+        return 0
+
+    @abstractmethod
+    def propose(self, space: Space, count: int, *, seed: int, known: Sequence[Scored] = ()) -> list[Draw]:
+        """The next `count` draws.
+
+        Args:
+            known: all draws of the earlier batches.
+        """
+
+    def choose(self, probes: Sequence[Probe], count: int) -> list[Draw]:
+        """The draws that are worth trying; asked only where `num_probed` is not 0."""
+        return [probe.draw for probe in probes[:count]]
+
+
+def hypercube(num_points: int, num_dimensions: int, random: np.random.Generator) -> np.ndarray:
+    """A scrambled Latin hypercube (N, d): each of N slices of each dimension holds one point (McKay et al., 1979)."""
+    if not num_points:
+        return np.empty((0, num_dimensions))
+    from scipy.stats import qmc  # half a second, which ranks need not wait for
+
+    return qmc.LatinHypercube(d=num_dimensions, scramble=True, rng=random).random(num_points)
+
+
+def draws_at(space: Space, points_Nd: Iterable[np.ndarray], *, seed: int, first: int = 0) -> list[Draw]:
+    """The draws at these points, of which the first is the search's draw number `first`."""
+    return [space.draw(point_d, seed + k) for k, point_d in enumerate(points_Nd, start=first)]
+
+
+def usable(space: Space, known: Iterable[Scored]) -> list[Scored]:
+    """Those that lie in the space; the framework's default is tried even where the space leaves it out."""
+    return [one for one in known if one.draw.scheme in space.schemes]

@@ -1,0 +1,28 @@
+"""N initializations tried at once on a Dask client; the only package that knows Dask.
+
+A trial is a few numbers, its result is a file under a key that is a hash of its settings, and a finished trial is
+never run again: Dask runs a finished task anew when the worker that held its result dies.
+"""
+
+from __future__ import annotations
+
+from dejavu.trials.clients import client_of, local_client
+from dejavu.trials.halving import rungs
+from dejavu.trials.running import best, probe_draws, run_trials
+from dejavu.trials.search import Rung, Trials, search_initialization
+from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
+
+__all__ = [
+    "Rung",
+    "TrialError",
+    "TrialResult",
+    "TrialSpec",
+    "Trials",
+    "best",
+    "client_of",
+    "local_client",
+    "probe_draws",
+    "run_trials",
+    "rungs",
+    "search_initialization",
+]

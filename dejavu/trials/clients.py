@@ -1,0 +1,105 @@
+"""Dask clients: of a running scheduler, or of a cluster of processes on this machine that ends with its block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+import torch
+from distributed.system import MEMORY_LIMIT
+
+from dejavu.trials.spec import MOST_ATTEMPTS, TrialError
+
+CONNECT_SECONDS = 20.0
+LOOPBACK = "127.0.0.1"
+GPU = "GPU"  # the resource that a worker offers for each GPU it may use alone
+
+
+@contextmanager
+def client_of(address: str) -> Iterator[distributed.Client | None]:
+    """A client of a running scheduler, whose workers reach the cluster's hosts; none where no address is given.
+
+    Raises:
+        TrialError: no scheduler answers there.
+    """
+    if not address:
+        yield None
+        return
+    try:
+        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise TrialError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        yield client
+
+
+@contextmanager
+def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Iterator[distributed.Client]:
+    """A Dask cluster of processes on this machine's loopback, and its client; both end with the block.
+
+    Dask's own default makes workers give freed memory back at once (MALLOC_TRIM_THRESHOLD_), which made training
+    1.5 × slower here, and writes that into this process's environment, where later children find it. Neither is kept.
+
+    Args:
+        gpus: each worker sees one GPU alone, and offers it as a resource.
+
+    Raises:
+        TrialError: there are fewer GPUs than workers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1},
+        "distributed.scheduler.allowed-failures": MOST_ATTEMPTS - 1,
+        # A nanny starts its worker again, which takes a while on a busy machine; Dask would give up on it after 15 s.
+        "distributed.deploy.lost-worker-timeout": "1 day",
+        "distributed.worker.profile.enabled": False,  # it stops a training 100 times a second to look at it
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}}
+    workers = dict(enumerate(_workers(num_workers, folder, gpus)))
+    environment = dict(os.environ)
+    with (
+        dask.config.set(settings),
+        distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        try:
+            yield client
+        finally:
+            for name in os.environ.keys() - environment.keys():
+                del os.environ[name]
+            os.environ.update(environment)
+
+
+def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:
+    """What each worker's nanny is to be told; a nanny starts its process again, on the same GPU."""
+    options = {
+        "host": LOOPBACK,
+        "nthreads": 1,
+        "memory_limit": MEMORY_LIMIT // max(1, num_workers),
+        "local_directory": str(folder),
+        "silence_logs": "CRITICAL",
+    }
+    if not gpus:
+        return [{"cls": distributed.Nanny, "options": options} for _ in range(num_workers)]
+    visible = _visible_gpus()
+    if num_workers > len(visible):
+        raise TrialError(f"{num_workers} workers want a GPU each; this machine shows {len(visible)}")
+    return [
+        {
+            "cls": distributed.Nanny,
+            "options": {**options, "resources": {GPU: 1}, "env": {"CUDA_VISIBLE_DEVICES": gpu}},
+        }
+        for gpu in visible[:num_workers]
+    ]
+
+
+def _visible_gpus() -> list[str]:
+    """By the names that CUDA_VISIBLE_DEVICES takes."""
+    count = torch.cuda.device_count()
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (told.split(",") if told else [str(k) for k in range(count)])[:count]

@@ -1,0 +1,302 @@
+"""Trials as tasks on a Dask client: one deadline for all, no silent wait, no trial lost with a worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import distributed
+
+from dejavu.init import Draw, Probe
+from dejavu.trials.clients import GPU
+from dejavu.trials.halving import running_loss
+from dejavu.trials.spec import MOST_ATTEMPTS, Keys, TrialError, TrialResult, TrialSpec, split_key
+from dejavu.trials.worker import RESULT, run_trial
+from dejavu.workload import Workload
+
+DEADLINE_SECONDS = 3600.0
+GATHER_SECONDS = 0.05  # results of short trials are fetched together, so many at a time as come in this
+Resources = Mapping[str, float]
+OnResult = Callable[[TrialResult], None]
+
+
+class Asked(NamedTuple):
+    """A trial that is being run."""
+
+    spec: TrialSpec
+    key: str
+    needs_state: bool
+    future: distributed.Future
+
+
+class Ended(NamedTuple):
+    """A trial that has ended, well or not."""
+
+    spec: TrialSpec
+    key: str
+    result: TrialResult
+
+
+class Pool:
+    """Trials in flight on a client. Leaving it stops what has not ended; results stay in the folder.
+
+    Args:
+        deadline_seconds: from now, for all that will ever be submitted.
+        resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
+
+    Attributes:
+        num_slots: how many trials the workers that offer it can run at once.
+
+    Raises:
+        TrialError: there is no worker, or none that offers the resources.
+    """
+
+    def __init__(
+        self, client: distributed.Client, folder: Path, deadline_seconds: float, resources: Resources | None = None
+    ) -> None:
+        self.client, self.folder, self.keys = client, folder, Keys()
+        self.deadline_seconds, self._deadline = deadline_seconds, time.monotonic() + deadline_seconds
+        self.resources, self.num_slots, self.memory_bytes = _offered(client, resources)
+        self._call = uuid.uuid4().hex[:8]  # an earlier call's tasks of the same trials may not yet be forgotten
+        self._numbers = itertools.count()
+        self._kept = _kept_steps(folder)
+        self._asked: dict[str, Asked] = {}
+        self._done = distributed.as_completed((), client.loop, raise_errors=False, timeout=deadline_seconds)
+        self._num_ended = 0
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._asked and self.client.status == "running":
+            self.client.cancel([asked.future for asked in self._asked.values()], force=True)
+
+    @property
+    def num_running(self) -> int:
+        """Trials that were submitted and have not ended."""
+        return len(self._asked)
+
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
+        """Have these trials run, or their results read; `needs_state`: a result without its state is not enough."""
+        if not specs:
+            return
+        keys = [self.keys.of(spec) for spec in specs]
+        names = [f"trial-{key}-{self._call}-{next(self._numbers)}" for key in keys]
+        futures = self.client.map(
+            run_trial,
+            keys,
+            [json.dumps(asdict(spec.draw)) for spec in specs],
+            [spec.workload.model_dump_json() for spec in specs],
+            [self._others(key) for key in keys],
+            key=names,
+            folder=str(self.folder),
+            call=self._call,
+            needs_state=needs_state,
+            retries=MOST_ATTEMPTS - 1,
+            resources=dict(self.resources) or None,
+        )
+        for name, spec, key, future in zip(names, specs, keys, futures, strict=True):
+            self._asked[name] = Asked(spec, key, needs_state, future)
+        self._done.update(futures)
+
+    def wait(self) -> list[Ended]:
+        """Those that ended since the last call, at least one.
+
+        Raises:
+            TrialError: the deadline passed, or the scheduler was lost; finished trials are kept.
+        """
+        ended: list[Ended] = []
+        while not ended:
+            futures, plain = self._next_batch()
+            for future in futures:
+                asked = self._asked.pop(str(future.key))
+                if result := self._result(asked, plain.get(asked.key)):
+                    ended.append(Ended(asked.spec, asked.key, result))
+                    trial, steps = split_key(asked.key)
+                    self._kept.setdefault(trial, set()).add(steps)
+                else:  # queued on workers that other trials killed, or finished on one that died before it could tell
+                    self.submit([asked.spec], needs_state=asked.needs_state)
+        self._num_ended += len(ended)
+        return ended
+
+    def cancel(self, specs: Sequence[TrialSpec]) -> None:
+        """Of these, what still runs stops after the step that it is at; it never ends for `wait`."""
+        keys = {self.keys.of(spec) for spec in specs}
+        names = [name for name, asked in self._asked.items() if asked.key in keys]
+        if names:
+            self.client.cancel([self._asked.pop(name).future for name in names], force=True)
+
+    def run(
+        self, specs: Sequence[TrialSpec], *, needs_state: bool = False, on_result: OnResult = lambda result: None
+    ) -> list[TrialResult]:
+        """All of these, in their order; one that is asked twice runs once."""
+        wanted = {self.keys.of(spec): spec for spec in specs}
+        results: dict[str, TrialResult] = {}
+        self.submit(list(wanted.values()), needs_state=needs_state)
+        while not wanted.keys() <= results.keys():
+            for _, key, result in self.wait():
+                results[key] = result
+                on_result(result)
+        return [results[self.keys.of(spec)] for spec in specs]
+
+    def _next_batch(self) -> tuple[list[distributed.Future], dict[str, dict[str, Any]]]:
+        """Tasks that ended, and what those returned that ended well, by the trials' keys; fetched all at once."""
+        try:
+            batch = self._done.next_batch()
+            if self.num_running > 2 * self.num_slots:  # no worker waits for what comes of these
+                time.sleep(GATHER_SECONDS)
+                batch += self._done.next_batch(block=False)
+            futures = [future for future in batch if future.key in self._asked]  # not those that were cancelled
+            good = [future for future in futures if future.status == "finished"]
+            gather = partial(self.client.gather, good, errors="skip", asynchronous=True)
+            left_seconds = max(0.0, self._deadline - time.monotonic())
+            returned = self.client.sync(gather, callback_timeout=left_seconds) if good else []
+        except TimeoutError:
+            raise self._stopped(f"when the deadline of {self.deadline_seconds:g} s passed") from None
+        except OSError as error:
+            raise self._stopped(f"when the Dask scheduler was lost ({error})") from error
+        if self.client.status != "running" or any(future.status == "cancelled" for future in futures):
+            raise self._stopped("when the Dask scheduler was lost")
+        return futures, {plain["key"]: plain for plain in returned}
+
+    def _others(self, key: str) -> tuple[int, ...]:
+        """For how many other steps there are results of the same trial, the most first."""
+        trial, steps = split_key(key)
+        return tuple(sorted(self._kept.get(trial, set()) - {steps}, reverse=True))
+
+    def _stopped(self, when: str) -> TrialError:
+        total = self._num_ended + len(self._asked)
+        return TrialError(
+            f"{self._num_ended} of {total} trials were done {when}; their results are kept in {self.folder}"
+        )
+
+    def _result(self, asked: Asked, plain: Mapping[str, Any] | None) -> TrialResult | None:
+        """None: it has to be asked for again."""
+        draw = asked.spec.draw
+        if plain is not None:
+            return TrialResult(
+                draw=draw,
+                losses=tuple(plain["losses"]),
+                score=math.inf if plain["failure"] else running_loss(plain["losses"]),
+                **{name: plain[name] for name in _AS_IT_IS},
+            )
+        if asked.future.status != "error":
+            return None
+        error = asked.future.exception()
+        why = str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"
+        attempts = len(list(self.folder.glob(f"{asked.key}.attempt-*")))
+        if isinstance(error, distributed.KilledWorker):
+            if attempts < MOST_ATTEMPTS:
+                return None
+            why = (
+                f"its worker died in each of {attempts} attempts, as where it needs more memory than there is; "
+                f"a worker may take {self.memory_bytes:,} bytes"
+            )
+        return TrialResult(draw, (), math.inf, "", attempts, 0.0, failure=why)
+
+
+_AS_IT_IS = ("state", "attempts", "seconds", "remembered", "failure", "first_gradient_norm")
+
+
+def _kept_steps(folder: Path) -> dict[str, set[int]]:
+    """The steps of each trial's results in a folder."""
+    kept: dict[str, set[int]] = {}
+    for path in folder.glob(f"*-*{RESULT}"):
+        if path.stem.rpartition("-")[2].isdigit():
+            trial, steps = split_key(path.stem)
+            kept.setdefault(trial, set()).add(steps)
+    return kept
+
+
+def _offered(client: distributed.Client, resources: Resources | None) -> tuple[Resources, int, int]:
+    """What to ask of workers for a trial, how many trials they can run at once, and the memory that each may take."""
+    workers = list(client.scheduler_info(n_workers=-1)["workers"].values())
+    if not workers:
+        raise TrialError("the Dask cluster has no workers; wanted at least one")
+    if resources is None:
+        resources = {GPU: 1} if any(worker["resources"].get(GPU, 0) >= 1 for worker in workers) else {}
+    room = [
+        min([worker["nthreads"], *(int(worker["resources"].get(name, 0) // much) for name, much in resources.items())])
+        for worker in workers
+    ]
+    if not any(room):
+        found = {name: much for worker in workers for name, much in worker["resources"].items()}
+        raise TrialError(
+            f"no Dask worker offers {_words(resources)}, which a trial is to have; "
+            f"{len(workers)} workers offer {_words(found)}"
+        )
+    return resources, sum(room), min(worker["memory_limit"] for worker in workers)
+
+
+def _words(resources: Resources) -> str:
+    return ", ".join(f"{name} {much:g}" for name, much in resources.items()) or "nothing"
+
+
+def run_trials(
+    client: distributed.Client,
+    specs: Sequence[TrialSpec],
+    folder: Path,
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    resources: Resources | None = None,
+    on_result: OnResult = lambda result: None,
+) -> list[TrialResult]:
+    """All trials to their own last step, in the order of `specs`; results stay in `folder` and are not computed again.
+
+    Args:
+        resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
+
+    Raises:
+        TrialError: no worker, or none with the resources; the deadline passed; the scheduler was lost.
+    """
+    with Pool(client, folder, deadline_seconds, resources) as pool:
+        return pool.run(specs, needs_state=True, on_result=on_result)
+
+
+def probe_draws(
+    client: distributed.Client,
+    workload: Workload,
+    draws: Sequence[Draw],
+    folder: Path,
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> list[Probe]:
+    """Loss and gradient norm of each draw on the first batch; infinite where they are of no use.
+
+    Raises:
+        TrialError: as `run_trials`.
+    """
+    with Pool(client, folder, deadline_seconds) as pool:
+        return probes(pool, workload, draws)
+
+
+def probes(pool: Pool, workload: Workload, draws: Sequence[Draw]) -> list[Probe]:
+    """As `probe_draws`, on a pool."""
+    results = pool.run([TrialSpec(workload, draw, 0) for draw in draws])
+    return [
+        Probe(result.draw, math.inf, math.inf)
+        if result.failure or result.first_gradient_norm is None
+        else Probe(result.draw, result.losses[0], result.first_gradient_norm)
+        for result in results
+    ]
+
+
+def best(results: Sequence[TrialResult]) -> TrialResult:
+    """The trial with the lowest score; of equals the first.
+
+    Raises:
+        TrialError: none has a finite score.
+    """
+    usable = [result for result in results if math.isfinite(result.score)]
+    if not usable:
+        why = results[0].failure if results else "there were none"
+        raise TrialError(f"none of {len(results)} trials gave a finite loss; the first: {why}")
+    return min(usable, key=lambda result: result.score)

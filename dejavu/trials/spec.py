@@ -1,0 +1,104 @@
+"""A trial, what came of it, and the name under which that is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+
+from dejavu.data import dataset_of
+from dejavu.errors import DejavuError
+from dejavu.init import Draw, _base, calibration, drawing, schemes
+from dejavu.models import model_of, source_hash
+from dejavu.profiles import stable_hash
+from dejavu.runtime import optimizer, training
+from dejavu.workload import Workload
+
+MOST_ATTEMPTS = 3
+_CODE = (
+    _base,
+    calibration,
+    drawing,
+    schemes,
+    training,
+    optimizer,
+)  # also decides the losses: other code, other results
+# Names, not contents: what is in the files is in the data's fingerprint.
+_FREE = {"trials", "checkpoint_every", "text", "images"}
+
+
+class TrialError(DejavuError):
+    """The trials could not be run, or none of them gave a usable model."""
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """One trial: train the workload from this draw for its first `steps` steps; 0: only look at the first batch."""
+
+    workload: Workload
+    draw: Draw
+    steps: int
+
+    @property
+    def key(self) -> str:
+        """The name of its files: a hash of all that decides the losses, and the number of steps."""
+        return Keys().of(self)
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """The trial, which is the same for the same draw whatever its steps, and the number of steps."""
+    trial, _, steps = key.rpartition("-")
+    return trial, int(steps)
+
+
+class Keys:
+    """Keys of trials. What all trials of a workload share (its data, its code) is looked at once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, str] = {}
+
+    def of(self, spec: TrialSpec) -> str:
+        text = spec.workload.model_dump_json()
+        if text not in self._shared:
+            self._shared[text] = _shared_hash(spec.workload)
+        return f"{stable_hash([self._shared[text], asdict(spec.draw)])}-{spec.steps}"
+
+
+def _shared_hash(workload: Workload) -> str:
+    # The learning rate of a step depends on the length of the training only where it decays.
+    free = _FREE | ({"num_steps"} if workload.optimizer.decay == "constant" else set())
+    decides = json.loads(workload.model_dump_json(exclude=free))
+    code = [torch.__version__, model_of(workload).code, *map(source_hash, _CODE)]
+    return stable_hash([code, dataset_of(workload).fingerprint, decides])
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What came of a trial.
+
+    Attributes:
+        losses: of each step from the training's first, over all rungs.
+        score: the running training loss at the end; infinite where the trial failed.
+        state: the file with weights and optimizer after the last step; empty where there is none (any more).
+        attempts: how often its last part was begun, or a part before that, if that was more often.
+        seconds: of all steps.
+        remembered: it had been run before, and was only read.
+        failure: why there is no score; empty otherwise.
+        first_gradient_norm: of all gradients together at step 0, before any clipping; None where it was not finite.
+    """
+
+    draw: Draw
+    losses: tuple[float, ...]
+    score: float
+    state: str
+    attempts: int
+    seconds: float
+    remembered: bool = False
+    failure: str = ""
+    first_gradient_norm: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many were trained."""
+        return len(self.losses)

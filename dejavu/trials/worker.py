@@ -1,0 +1,227 @@
+"""What runs on a worker: one trial, from the longest state that is kept of it; its result is a file.
+
+A trial's files are `<key>.json`, `<key>.safetensors` and `<key>.attempt-1` …, where a key ends in the number of steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import distributed
+import psutil
+import torch
+
+from dejavu.init import Draw
+from dejavu.runtime.single import probe, train_single
+from dejavu.trials.halving import unsafe
+from dejavu.trials.spec import TrialError, split_key
+from dejavu.workload import Workload
+
+RESULT, STATE = ".json", ".safetensors"
+GPU_ERROR = "CUDA error"  # how torch's messages begin where a kernel failed, and with it all of the process's context
+NO_MEMORY = "can't allocate memory"  # how torch says it of the CPU, as a plain RuntimeError
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A trial as its file has it.
+
+    Attributes:
+        losses: from step 0; finite.
+        call: the only call that this result is for; empty: it is for all. An accident may not happen again.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    first_gradient_norm: float | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+    call: str = ""
+
+
+def run_trial(
+    key: str, draw: str, workload: str, others: tuple[int, ...], *, folder: str, call: str, needs_state: bool
+) -> dict[str, Any]:
+    """Run a trial, or read its result if some worker has finished it before.
+
+    Args:
+        draw, workload: as JSON: a worker needs none of our classes to receive them.
+        others: for how many other steps results of the same trial are kept, the most first.
+        call: names the caller's search.
+        needs_state: a result whose state is gone is not enough.
+
+    Raises:
+        TrialError: there was not enough memory, or the task was cancelled.
+    """
+    here, state = Path(folder), Path(folder) / f"{key}{STATE}"
+    kept = _known(here, key, others, call)
+    remembered = kept is not None and (bool(kept.failure) or not needs_state or state.exists())
+    if kept is None or not remembered:
+        attempt = _count_attempt(here, key)
+        kept = _run(_workload(workload), Draw(**json.loads(draw)), here, key, others, attempt, call)
+    return {"key": key, "state": str(state) if state.exists() else "", "remembered": remembered, **asdict(kept)}
+
+
+@lru_cache(maxsize=8)
+def _workload(text: str) -> Workload:
+    return Workload.model_validate_json(text)
+
+
+def _known(folder: Path, key: str, others: Sequence[int], call: str) -> Kept | None:
+    """What a run of as many steps or more says of this trial, or a shorter one that failed; None: nothing does."""
+    trial, steps = split_key(key)
+    least = max(1, steps)  # a look at the first batch gives a loss too
+    for own in (steps, *others):
+        kept = _read(folder / f"{trial}-{own}{RESULT}")
+        if kept is None or kept.call not in ("", call):
+            continue
+        if len(kept.losses) >= least:
+            return replace(kept, losses=kept.losses[:least], failure="")
+        if kept.failure:
+            return kept
+    return None
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        return Kept(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):  # torn by a power cut: it is as if the trial had not run
+        return None
+
+
+def _write(path: Path, kept: Kept) -> None:
+    """Whole or not at all. Not forced to the disk: a trial that a power cut takes runs again."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(json.dumps(asdict(kept)))
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _count_attempt(folder: Path, key: str) -> int:
+    """How often this trial has now been begun; a file each, so that a killed worker's attempt counts too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = 1
+    while True:
+        try:
+            os.close(os.open(folder / f"{key}.attempt-{attempt}", os.O_CREAT | os.O_EXCL))
+            return attempt
+        except FileExistsError:
+            attempt += 1
+
+
+def _run(
+    workload: Workload, draw: Draw, folder: Path, key: str, others: Sequence[int], attempt: int, call: str
+) -> Kept:
+    """Train from the longest kept state of the same trial, and keep what comes of it in place of that.
+
+    After an error of the GPU this process can use it no more: the failure is written for the task's next run to read,
+    and the process ends; its nanny starts another.
+    """
+    trial, steps = split_key(key)
+    shorter = {own: folder / f"{trial}-{own}{STATE}" for own in others if own < steps}
+    before, start = _longest(shorter)
+    started, losses = time.perf_counter(), list(before.losses)
+    norms, is_cancelled = [before.first_gradient_norm], _cancellation()
+
+    def on_first(loss: float, gradient_norm: float) -> None:
+        norms.append(gradient_norm if math.isfinite(gradient_norm) else None)
+        if why := unsafe(loss, gradient_norm):
+            raise FloatingPointError(why)
+
+    def on_loss(loss: float) -> None:
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss was {loss} after {len(losses) + 1} steps")
+        losses.append(loss)
+        if is_cancelled():
+            raise TrialError(f"cancelled after {len(losses)} steps")
+
+    def keep(failure: str = "", only_call: str = "") -> Kept:
+        seconds = before.seconds + time.perf_counter() - started
+        kept = Kept(losses, norms[-1], max(before.attempts, attempt), seconds, failure, only_call)
+        _write(folder / f"{key}{RESULT}", kept)
+        return kept
+
+    try:
+        if steps:
+            train_single(
+                workload,
+                draw,
+                range(len(losses), steps),
+                start_from=start,
+                save_to=folder / f"{key}{STATE}",
+                on_loss=on_loss,
+                on_first=on_first,
+            )
+        else:
+            loss, gradient_norm = probe(workload, draw)
+            on_first(loss, gradient_norm)
+            losses.append(loss)
+    except FloatingPointError as error:
+        return keep(str(error))
+    except Exception as error:
+        if _spoils_the_process(error) and _has_nanny():
+            keep(f"{type(error).__name__}: {error}", call)
+            os._exit(1)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error):
+            raise TrialError(f"out of memory: {error or 'no size was said'}; {_free_memory()}") from None
+        raise
+    kept = keep()
+    for path in shorter.values():
+        path.unlink(missing_ok=True)
+    return kept
+
+
+def _longest(states: dict[int, Path]) -> tuple[Kept, Path | None]:
+    """The longest of these states, by their steps, with its result."""
+    for steps, state in sorted(states.items(), reverse=True):
+        kept = _read(state.with_suffix(RESULT)) if state.exists() else None
+        if kept and not kept.failure and len(kept.losses) == steps:
+            return kept, state
+    return Kept(), None
+
+
+def _spoils_the_process(error: Exception) -> bool:
+    return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and GPU_ERROR in str(error))
+
+
+def _cancellation() -> Callable[[], bool]:
+    """Whether the scheduler wants no more of the task of this thread; Dask itself would let it run to its end."""
+    try:
+        worker = distributed.get_worker()
+    except ValueError:  # this is no worker
+        return lambda: False
+    name = worker.get_current_task()
+
+    def is_cancelled() -> bool:
+        task = worker.state.tasks.get(name)
+        return task is None or task.state == "cancelled"
+
+    return is_cancelled
+
+
+def _has_nanny() -> bool:
+    try:
+        return distributed.get_worker().nanny is not None
+    except ValueError:  # this is no worker
+        return False
+
+
+def _free_memory() -> str:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return f"{free_bytes:,} of the GPU's {total_bytes:,} bytes are free without it"
+    memory = psutil.virtual_memory()
+    return f"{memory.available:,} of this machine's {memory.total:,} bytes are free without it"
