@@ -9,7 +9,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.data import dataset_of
 from dejavu.errors import InputError
 from dejavu.graph import CaptureError, capture
-from dejavu.init import proposer_named
+from dejavu.init import proposer_named, space_of
 from dejavu.models import layers_of
 from dejavu.runtime.refusals import refuse_cluster
 from dejavu.schedule import schedule_named
@@ -112,6 +112,8 @@ def check(workload: Workload) -> None:
     """
     dataset_of(workload).batch(0, 1, seed=workload.seed)
     proposer_named(workload.trials.proposer)
+    if workload.trials.count:
+        space_of(workload)
     try:
         capture(workload)
     except CaptureError as error:

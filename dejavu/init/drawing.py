@@ -30,7 +30,7 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
     """
     scheme, seed = scheme_named(draw.scheme), layer_seed(draw.seed, builder.name)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch's own asks every kind of device, for a millisecond
         module = builder.build()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
