@@ -1,7 +1,7 @@
 """Parallel initialization, measured: what it gains over plain ways to start, and what running it on Dask costs.
 
-python -m benchmarks.initialization --json initialization.json            # everything; most of an hour on 2 cores
-python -m benchmarks.initialization --quick --json quick.json             # 5 repeats, within 8 minutes
+python -m benchmarks.initialization --json initialization.json            # everything, 10 repeats
+python -m benchmarks.initialization --quick --json quick.json             # a short form, 5 repeats
 python -m benchmarks.initialization --tasks gpt --repeats 10 --counts 40
 python -m benchmarks.initialization --overhead                            # only what orchestration costs
 """

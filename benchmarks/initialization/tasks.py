@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 
-HELD_OUT = 0.2  # share of the examples
+SHARED: dict[str, Any] = {
+    "num_microbatches": 1,
+    "num_steps": 1000,
+    "held_out": 0.2,  # share of the examples
+    "trials": TrialSettings(count=40),
+}
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,8 @@ TASKS = {
             model_options={"num_blocks": 4, "width": 16},
             data="digits",
             batch_size=64,
-            num_microbatches=1,
-            num_steps=1000,
             optimizer=OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=0.0),
-            held_out=HELD_OUT,
-            trials=TrialSettings(count=40),
+            **SHARED,
         ),
         train_loss=0.3,
         test_loss=0.3,
@@ -45,11 +48,8 @@ TASKS = {
             model_options={"num_blocks": 2, "width": 32, "num_heads": 2},
             sequence_length=32,
             batch_size=16,
-            num_microbatches=1,
-            num_steps=1000,
             optimizer=OptimizerSettings(learning_rate=1e-3),
-            held_out=HELD_OUT,
-            trials=TrialSettings(count=40),
+            **SHARED,
         ),
         train_loss=2.8,
         test_loss=2.85,
@@ -60,11 +60,8 @@ TASKS = {
             model_options={"num_blocks": 20, "width": 64},
             data="digits",
             batch_size=64,
-            num_microbatches=1,
-            num_steps=1000,
             optimizer=OptimizerSettings(name="sgd", learning_rate=0.01, momentum=0.9, weight_decay=0.0),
-            held_out=HELD_OUT,
-            trials=TrialSettings(count=40),
+            **SHARED,
         ),
         train_loss=0.5,
         test_loss=0.5,
