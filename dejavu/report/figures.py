@@ -120,7 +120,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
     axes.set_ylabel("training loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(facecolor="white", framealpha=0.9, edgecolor="none", loc="best")
     _title(axes, title)
     return figure
 
