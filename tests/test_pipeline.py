@@ -17,12 +17,13 @@ from dejavu.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.models import layers_of
 from dejavu.plan import StageConfiguration
+from dejavu.runtime.clock import Timed
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.launcher import LaunchError, launch
 from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
 from dejavu.runtime.refusals import refuse_split
 from dejavu.runtime.single import train_single
-from dejavu.schedule import SCHEDULES, actions
+from dejavu.schedule import SCHEDULES, Pass, actions
 from dejavu.simulate import StageSeconds, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
@@ -172,9 +173,26 @@ def test_messages_are_timed_where_somebody_waited(trained: dict[str, Trained], n
     for message in found:
         assert (message.stage, message.name, message.rank, message.to_rank) in sent
         assert message.seconds > 0
-    first, last = (binding.plan.rank_configuration(rank).data_parallel for rank in (0, len(ranks) - 1))
-    if len(ranks) > 1 and first == last:  # the last rank has nothing to do until the first message
-        assert any(message.name == "F0" for message in found)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages_that_somebody_waited_for_took_what_was_simulated(name: str) -> None:
+    num_stages = 2 * SCHEDULES[name].stages_per_rank
+    binding = by_hand(name, range(num_stages + 1), TWO, 4)
+    played = simulate(binding.plan, [StageSeconds(1.0, 2.0, 0.0, transfer_seconds=0.25)] * num_stages)
+    way = {"F": Pass.FORWARD, "B": Pass.BACKWARD, "I": Pass.BACKWARD_INPUT, "W": Pass.BACKWARD_WEIGHT}
+    ran = [event for event in played.events if event.to_rank is None and event.name != "optimizer"]
+    passes = [
+        [
+            Timed(e.stage, way[e.name[0]], int(e.name[1:]), e.start_seconds, e.stop_seconds)
+            for e in ran
+            if e.rank == rank
+        ]
+        for rank in range(2)
+    ]
+    found = waited_messages(binding, passes)
+    assert ("F0", 1) in {(message.name, message.to_rank) for message in found}  # rank 1 has nothing to do until then
+    assert [message.seconds for message in found] == pytest.approx([0.25] * len(found))
 
 
 def launched(job: TrainingJob, folder: Path, **fields: object) -> TrainingJob:
