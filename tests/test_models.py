@@ -37,6 +37,7 @@ ZOO = {
     "t5_gated": small("t5", {**HEADS, "head_width": 8, "feedforward": 48, "gated": True}, **TOKENS),
     "moe": small("moe", {**HEADS, "num_experts": 4, "feedforward_factor": 2}, **TOKENS),
     "cnn": small("cnn", {}, data="digits"),
+    "cnn_plain": small("cnn", {"plain": True}, data="digits"),
     "mlp": small("mlp", {"num_blocks": 4, "width": 32}, data="digits"),
     "vgg": small("vgg", {"convolutions": [1, 1, 2, 1, 1], "width": 4, "hidden": 16}, **IMAGES),
     "wide_resnet": small("wide_resnet", {"blocks": [1, 2, 1, 1], "width": 4}, **IMAGES),

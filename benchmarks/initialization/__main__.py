@@ -15,11 +15,11 @@ import typer
 
 from benchmarks._report import report, write
 from benchmarks.initialization import figures, gains, overhead
-from benchmarks.initialization.tasks import TASKS
+from benchmarks.initialization.tasks import TASKS, USUAL
 
 
 def main(
-    tasks: Annotated[str, typer.Option(help="with commas")] = ",".join(TASKS),
+    tasks: Annotated[str, typer.Option(help=f"with commas, of {', '.join(TASKS)}")] = ",".join(USUAL),
     repeats: Annotated[int | None, typer.Option(min=2, help="fresh seeds and splits; 10, quick 5")] = None,
     counts: Annotated[
         str, typer.Option(help="numbers of trials, with commas; the last is the one that is summed up")

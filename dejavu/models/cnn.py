@@ -12,6 +12,17 @@ from dejavu.data import ExampleShape
 from dejavu.models._base import LayerBuilder, Model, check_images, check_whole_numbers
 
 
+class PlainConvolution(nn.Module):
+    """3 × 3 convolution, ReLU."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(num_inputs, num_outputs, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu(self.convolution(x))
+
+
 class Convolution(nn.Module):
     """3 × 3 convolution, group norm, ReLU; added to its input where shapes allow."""
 
@@ -38,18 +49,24 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class CNN(Model):
-    """A stem, blocks of one width, a classifier."""
+    """A stem, blocks of one width, a classifier.
+
+    Attributes:
+        plain: neither norms nor a residual stream, as before both were known.
+    """
 
     num_blocks: int = 6
     width: int = 32
+    plain: bool = False
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, "num_blocks", "width")
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_images("cnn", shape)
+        convolution = PlainConvolution if self.plain else Convolution
         return (
-            LayerBuilder("stem", partial(Convolution, shape.input_shape[0], self.width)),
-            *(LayerBuilder(f"block{i}", partial(Convolution, self.width, self.width)) for i in range(self.num_blocks)),
+            LayerBuilder("stem", partial(convolution, shape.input_shape[0], self.width)),
+            *(LayerBuilder(f"block{i}", partial(convolution, self.width, self.width)) for i in range(self.num_blocks)),
             LayerBuilder("classifier", partial(Classifier, self.width, shape.num_classes)),
         )
