@@ -276,7 +276,7 @@ def test_a_space_has_the_dimensions_that_change_something(name: str) -> None:
 def test_a_chain_at_the_critical_gain_keeps_its_activations(scheme: str) -> None:
     """Through thirty wide layers; away from it they grow or vanish. Deviations that ignore the width have none."""
     gain = SCHEMES[scheme].critical_gain
-    if gain == 1.0 and scheme != "kaiming":
+    if gain is None:
         assert scheme in ("normal", "depth_scaled")
         return
     builder, depth, x = LayerBuilder("layer", partial(nn.Linear, 512, 512, bias=False)), 30, torch.randn(64, 512)
@@ -292,8 +292,23 @@ def test_a_chain_at_the_critical_gain_keeps_its_activations(scheme: str) -> None
 
 def test_only_a_bare_chain_is_one() -> None:
     spaces = {name: space_of(workload) for name, workload in ZOO.items()}
-    assert {name for name, space in spaces.items() if space.is_chain and not name.startswith("user")} <= {"mlp", "vgg"}
+    assert {name for name, space in spaces.items() if space.is_chain and not name.startswith("user")} <= {
+        "mlp",
+        "vgg",
+        "cnn_plain",
+    }
     assert spaces["mlp"].is_chain and not spaces["gpt"].is_chain and not spaces["cnn"].is_chain
+
+
+def test_only_schemes_that_follow_the_width_are_scaled_in_a_chain() -> None:
+    """The others are tried as published; where nothing else is left to try they are scaled all the same."""
+    fixed = {"normal", "depth_scaled"}
+    assert SPACE.scaled_schemes == MENU
+    assert set(CHAIN.scaled_schemes) == set(MENU) - fixed
+    assert Space(("normal",), CHAIN.dimensions, is_chain=True).scaled_schemes == ("normal",)
+    draws = proposer_named("mixed").propose(CHAIN, 40, seed=0)
+    assert {draw.scheme for draw in draws[:8]} == set(MENU)
+    assert {draw.scheme for draw in draws[8:]} == set(MENU) - fixed
 
 
 def test_points_and_draws_are_inverse() -> None:
@@ -304,8 +319,8 @@ def test_points_and_draws_are_inverse() -> None:
             back = space.point(draw)
             assert space.draw(back, 7) == draw
             assert back[1:] == pytest.approx(point[1:], abs=2e-3)
-            assert abs(back[0] - point[0]) <= 0.5 / len(space.schemes)
-            unit = SCHEMES[draw.scheme].critical_gain if space.is_chain else 1.0
+            assert abs(back[0] - point[0]) <= 0.5 / len(space.scaled_schemes)
+            unit = (space.is_chain and SCHEMES[draw.scheme].critical_gain) or 1.0
             for one in space.dimensions:
                 value = getattr(draw, one.name) / (unit if one.name == "gain" else 1.0)
                 assert one.least * (1 - 1e-3) <= value <= one.most * (1 + 1e-3)

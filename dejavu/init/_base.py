@@ -62,14 +62,14 @@ class Scheme(ABC):
     Attributes:
         calibrated: the weights are rescaled by a batch through the whole model once it is drawn; see `calibrate`.
         critical_gain: the factor with which activations neither grow nor vanish through many equally wide layers with
-            ReLU between them (He et al., 2015, eq. 10); 1 where it is none for all widths.
+            ReLU between them (He et al., 2015, eq. 10); None where it is not the same for all widths.
     """
 
     calibrated: ClassVar[bool] = False
 
     @property
-    def critical_gain(self) -> float:
-        return 1.0
+    def critical_gain(self) -> float | None:
+        return None
 
     @abstractmethod
     def fill(self, weight: torch.Tensor, generator: torch.Generator, *, role: Role, depth: int) -> None:

@@ -108,6 +108,10 @@ class LSUV(Scheme):
 
     calibrated: ClassVar[bool] = True
 
+    @property
+    def critical_gain(self) -> float:
+        return 1.0
+
     def fill(self, weight: torch.Tensor, generator: torch.Generator, *, role: Role, depth: int) -> None:
         nn.init.orthogonal_(weight, generator=generator)
 

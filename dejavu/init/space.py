@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -93,6 +94,7 @@ class Space:
     """All draws with one of these schemes and factors in these ranges; every other factor is 1.
 
     Attributes:
+        schemes: those that are tried as published.
         is_chain: the range of the gain is relative to each scheme's critical gain.
 
     Raises:
@@ -114,6 +116,12 @@ class Space:
         if self.num_dimensions > MOST_DIMENSIONS:
             raise InputError(f"the space has {self.num_dimensions} dimensions; wanted at most {MOST_DIMENSIONS}")
 
+    @cached_property
+    def scaled_schemes(self) -> tuple[str, ...]:
+        """Those that the first coordinate chooses from: in a chain they have a critical gain, if any has."""
+        known = tuple(name for name in self.schemes if scheme_named(name).critical_gain is not None)
+        return known if known and self.is_chain else self.schemes
+
     @property
     def num_dimensions(self) -> int:
         """How many coordinates a point has."""
@@ -123,20 +131,20 @@ class Space:
         """The draw at a point of the unit cube [0, 1)^d."""
         which, *where = map(float, point_d)
         factors = {one.name: one.value(x) for one, x in zip(self.dimensions, where, strict=True)}
-        scheme = self.schemes[int(which * len(self.schemes))]
+        scheme = self.scaled_schemes[int(which * len(self.scaled_schemes))]
         if "gain" in factors:
             factors["gain"] = _rounded(factors["gain"] * self._unit_gain(scheme))
         return Draw(scheme, **factors, seed=seed)
 
     def point(self, draw: Draw) -> np.ndarray:
-        """Where a draw lies: the inverse of `draw`; a scheme is the middle of its interval."""
-        scheme = (self.schemes.index(draw.scheme) + 0.5) / len(self.schemes)
+        """Where a draw of one of the `scaled_schemes` lies, in the middle of the scheme's part: the inverse of `draw`."""
+        scheme = (self.scaled_schemes.index(draw.scheme) + 0.5) / len(self.scaled_schemes)
         unit = {"gain": self._unit_gain(draw.scheme)}
         factors = [getattr(draw, one.name) / unit.get(one.name, 1.0) for one in self.dimensions]
         return np.array([scheme, *(one.coordinate(x) for one, x in zip(self.dimensions, factors, strict=True))])
 
     def _unit_gain(self, scheme: str) -> float:
-        return scheme_named(scheme).critical_gain if self.is_chain else 1.0
+        return (self.is_chain and scheme_named(scheme).critical_gain) or 1.0
 
 
 def space_of(workload: Workload) -> Space:

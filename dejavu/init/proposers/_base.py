@@ -73,5 +73,5 @@ def draws_at(space: Space, points_Nd: Iterable[np.ndarray], *, seed: int, first:
 
 
 def usable(space: Space, known: Iterable[Scored]) -> list[Scored]:
-    """Those that lie in the space; the framework's default is tried even where the space leaves it out."""
-    return [one for one in known if one.draw.scheme in space.schemes]
+    """Those that lie in the space; of a scheme that is only tried as published a score says nothing of other points."""
+    return [one for one in known if one.draw.scheme in space.scaled_schemes]

@@ -56,12 +56,12 @@ def _grid(space: Space, num_points: int, random: np.random.Generator) -> list[np
 
     The first factors get their levels first; those without levels are left as published.
     """
-    num_schemes, num_levels = len(space.schemes), [1] * len(space.dimensions)
+    num_schemes, num_levels = len(space.scaled_schemes), [1] * len(space.dimensions)
     for k in itertools.cycle(range(len(num_levels))):
         if num_schemes * math.prod(num_levels) >= num_points:
             break
         num_levels[k] = 2 * num_levels[k] + 1  # 1, 3, 7: the middle, which is near the published scale, stays a level
-    plain_d = space.point(Draw(space.schemes[0]))
+    plain_d = space.point(Draw(space.scaled_schemes[0]))
     axes = [_middles(num_schemes)]
     axes += [_middles(count) if count > 1 else plain_d[k : k + 1] for k, count in enumerate(num_levels, start=1)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))

@@ -90,8 +90,8 @@ def _bounded(scores: Sequence[float]) -> np.ndarray:
 
 def _features(space: Space, points_Nd: np.ndarray) -> np.ndarray:
     """(N, f): a column for each scheme, any two of them as far apart as the ends of a factor's range; the factors."""
-    which_N = (points_Nd[:, 0] * len(space.schemes)).astype(int)
-    return np.hstack([np.eye(len(space.schemes))[which_N] / math.sqrt(2.0), points_Nd[:, 1:]])
+    which_N = (points_Nd[:, 0] * len(space.scaled_schemes)).astype(int)
+    return np.hstack([np.eye(len(space.scaled_schemes))[which_N] / math.sqrt(2.0), points_Nd[:, 1:]])
 
 
 def _fitted(features_Nf: np.ndarray, scores_N: np.ndarray, kernel: Any = None) -> Any:
