@@ -39,12 +39,18 @@ def run(
     resume: Annotated[
         str, typer.Option(help="folder of an earlier training, .dejavu/runs/…: goes on from its last checkpoint")
     ] = "",
+    dask: Annotated[
+        str, typer.Option(help="address of a Dask scheduler with a worker on every host; otherwise all is on this one")
+    ] = "",
 ) -> None:
-    """The whole way, in this process: measure, plan, try initializations, train, remember."""
+    """The whole way, in this process: measure, plan, try initializations, train, remember.
+
+    Hosts of one cluster share the project's folder.
+    """
     from flows.inputs import read_inputs
     from flows.temporary_server import use_temporary_server
 
-    _, wanted = read_inputs(cluster, workload, train=train)  # mistakes end here, before anything starts
+    _, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end here, before anything starts
     with use_temporary_server(Path.cwd()) as server:
         from rich.console import Console
 
@@ -54,7 +60,7 @@ def run(
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
         server.wait()
-        found = dejavu(workload=wanted, cluster=str(cluster), train=train, resume=resume)
+        found = dejavu(workload=wanted, cluster=str(cluster), train=train, dask=dask, resume=resume)
         Console(width=WIDTH_COLUMNS).print(summary_table(found.report, found.artifacts, found.tracking_uri))
 
 

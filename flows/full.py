@@ -104,7 +104,7 @@ def dejavu(
             predicted_stages=tuple(stages_of(posed, chosen.plan)),
         )
         if train:
-            tried = None if resume else try_initializations(workload, machines, work / "trials", run)
+            tried = None if resume else try_initializations(workload, machines, work / "trials", run, dask)
             winner = tried.winner if tried else None
             if resume:
                 job = resume_training(workload, binding, project / resume)

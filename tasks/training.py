@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,14 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
 
 
 @task(name="trials", cache_policy=NO_CACHE)
-def try_initializations(workload: Workload, cluster: Cluster, folder: Path, record: Run) -> Trials | None:
-    """N initializations at once on Dask workers, one for each device, halved until one is left; None: none wanted."""
+def try_initializations(
+    workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = ""
+) -> Trials | None:
+    """N initializations at once, halved until one is left; None: none wanted.
+
+    Args:
+        dask: address of a scheduler, whose workers share the folder; none: one worker here for each device.
+    """
     log, count = get_run_logger(), workload.trials.count
     if not count:
         return None
@@ -53,8 +60,9 @@ def try_initializations(workload: Workload, cluster: Cluster, folder: Path, reco
         log.info("%d steps: %d tried, %d go on, the best at loss %.4f", rung.steps, len(rung.draws), number, best)
 
     gpus = torch.cuda.device_count()
+    workers = min(gpus or cluster.num_devices, count)
     with record.child("trials") as run:
-        with local_client(min(gpus or cluster.num_devices, count), folder / "dask", gpus=gpus > 0) as client:
+        with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
             trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
         record_trials(run, trials)
     log.info(
@@ -114,7 +122,7 @@ def train_pipeline(
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
-    with client_of(dask) as client:
+    with client_of(dask) if dask else nullcontext() as client:
         line = torchrun_line(job, client)
         log.info("by hand: %s", line)
         with record.child("training", {"torchrun": line}) as run:

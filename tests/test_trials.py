@@ -335,6 +335,22 @@ def the_same(one: Trials, other: Trials) -> bool:
     return decided[0] == decided[1] and losses[0] == losses[1] and one.winner.draw == other.winner.draw
 
 
+def test_a_worker_of_many_threads_runs_one_trial_at_a_time(
+    client: distributed.Client, tiny: Workload, tmp_path: Path
+) -> None:
+    """The weights follow from torch's random state, which all threads of a process share."""
+    specs = specs_of(tiny, 8, steps=3)
+    alone = run_trials(client, specs, tmp_path / "alone")
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=8, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as threads,
+    ):
+        together = run_trials(threads, specs, tmp_path / "together")
+    assert [result.losses for result in together] == [result.losses for result in alone]
+
+
 def test_the_winner_does_not_depend_on_the_workers_or_their_order(
     client: distributed.Client, rungs: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,7 +543,6 @@ def test_a_scheduler_that_dies_is_said_and_nothing_is_lost(
         while not address_file.exists() and time.monotonic() < stop:
             time.sleep(0.05)
         with client_of(json.loads(address_file.read_text())["address"]) as outer:
-            assert outer is not None
             outer.wait_for_workers(1, timeout=60)
             seen: list[TrialResult] = []
 

@@ -137,7 +137,7 @@ class Space:
         return Draw(scheme, **factors, seed=seed)
 
     def point(self, draw: Draw) -> np.ndarray:
-        """Where a draw of one of the `scaled_schemes` lies: the inverse of `draw`, a scheme in the middle of its part."""
+        """Where a draw of a scaled scheme lies: the inverse of `draw`, the scheme in the middle of its part."""
         scheme = (self.scaled_schemes.index(draw.scheme) + 0.5) / len(self.scaled_schemes)
         unit = {"gain": self._unit_gain(draw.scheme)}
         factors = [getattr(draw, one.name) / unit.get(one.name, 1.0) for one in self.dimensions]

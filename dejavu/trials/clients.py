@@ -21,15 +21,12 @@ GPU = "GPU"  # the resource that a worker offers for each GPU it may use alone
 
 
 @contextmanager
-def client_of(address: str) -> Iterator[distributed.Client | None]:
-    """A client of a running scheduler, whose workers reach the cluster's hosts; none where no address is given.
+def client_of(address: str) -> Iterator[distributed.Client]:
+    """A client of a running scheduler, whose workers reach the cluster's hosts.
 
     Raises:
         TrialError: no scheduler answers there.
     """
-    if not address:
-        yield None
-        return
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError) as error:

@@ -217,23 +217,20 @@ def _kept_steps(folder: Path) -> dict[str, set[int]]:
 
 
 def _offered(client: distributed.Client, resources: Resources | None) -> tuple[Resources, int, int]:
-    """What to ask of workers for a trial, how many trials they can run at once, and the memory that each may take."""
+    """What to ask of workers for a trial, how many can run one (each of them one at a time), and a worker's memory."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"].values())
     if not workers:
         raise TrialError("the Dask cluster has no workers; wanted at least one")
     if resources is None:
         resources = {GPU: 1} if any(worker["resources"].get(GPU, 0) >= 1 for worker in workers) else {}
-    room = [
-        min([worker["nthreads"], *(int(worker["resources"].get(name, 0) // much) for name, much in resources.items())])
-        for worker in workers
-    ]
-    if not any(room):
+    room = sum(all(worker["resources"].get(name, 0) >= much for name, much in resources.items()) for worker in workers)
+    if not room:
         found = {name: much for worker in workers for name, much in worker["resources"].items()}
         raise TrialError(
             f"no Dask worker offers {_words(resources)}, which a trial is to have; "
             f"{len(workers)} workers offer {_words(found)}"
         )
-    return resources, sum(room), min(worker["memory_limit"] for worker in workers)
+    return resources, room, min(worker["memory_limit"] for worker in workers)
 
 
 def _words(resources: Resources) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from dejavu.trials.spec import TrialError, split_key
 from dejavu.workload import Workload
 
 RESULT, STATE = ".json", ".safetensors"
+ONE_AT_A_TIME = threading.Lock()  # torch's random state and its number of threads are the process's
 GPU_ERROR = "CUDA error"  # how torch's messages begin where a kernel failed, and with it all of the process's context
 NO_MEMORY = "can't allocate memory"  # how torch says it of the CPU, as a plain RuntimeError
 
@@ -65,8 +67,9 @@ def run_trial(
     kept = _known(here, key, others, call)
     remembered = kept is not None and (bool(kept.failure) or not needs_state or state.exists())
     if kept is None or not remembered:
-        attempt = _count_attempt(here, key)
-        kept = _run(_workload(workload), Draw(**json.loads(draw)), here, key, others, attempt, call)
+        with ONE_AT_A_TIME:
+            attempt = _count_attempt(here, key)
+            kept = _run(_workload(workload), Draw(**json.loads(draw)), here, key, others, attempt, call)
     return {"key": key, "state": str(state) if state.exists() else "", "remembered": remembered, **asdict(kept)}
 
 
