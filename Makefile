@@ -26,6 +26,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.feedback
 	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.initialization
 	$(BIN)/python -m benchmarks.cost --memory
 	$(BIN)/python -m benchmarks.cost --profiling-time
 	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --fp16 $(DATA)/vidur/compute_a100_a40.parquet
