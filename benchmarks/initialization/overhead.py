@@ -1,7 +1,8 @@
 """What orchestration costs: successive halving on Dask against plain training, and trials that do nothing.
 
-The steps that all trials of a search train together, at the pace of plain trainings that keep all cores busy, are the
-work; what the search takes longer is orchestration: tasks, drawing weights, files between rungs, waiting at rungs.
+Drawing the weights of each trial once and the steps that all of them train together, at the pace of plain trainings
+that keep all cores busy, are the work; what the search takes longer is orchestration: tasks, files between rungs, building
+the model again behind a rung, waiting at rungs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from statistics import mean, median
 from typing import Any
 
 import distributed
+import numpy as np
 from torch import nn
 
 from benchmarks.initialization.gains import FIRST_SEED
 from benchmarks.initialization.runs import workload_of
-from dejavu.init import Draw
+from dejavu.init import Draw, proposer_named, space_of
 from dejavu.runtime.single import train_single
 from dejavu.trials import TrialSpec, local_client, run_trials, search_initialization
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -27,6 +29,7 @@ from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 ROUNDS, QUICK_ROUNDS = 3, 1
 PLAIN_STEPS = 60  # of a plain training beside the others
 WARMUP_STEPS = 5
+NUM_DRAWN = 10
 NUM_TRIVIAL = 1000
 
 
@@ -52,31 +55,37 @@ def measure(names: Sequence[str], *, quick: bool) -> tuple[list[dict[str, Any]],
     return [*rows, trivial], {"tasks": tasks, "trivial_trial_ms": trivial["ms_each"]}
 
 
-def plain_step_seconds(task: str, seed: int) -> float:
-    """Of a training without any orchestration, in a worker's process; the median step."""
-    began = list[float]()
+def plain_seconds(task: str, seed: int) -> tuple[float, float]:
+    """A step, and drawing a model, of trainings without any orchestration, in a worker's process."""
+    began, drew = list[float](), list[float]()
     workload = workload_of(task, seed)
     train_single(workload, Draw(seed=seed), range(PLAIN_STEPS), on_loss=lambda loss: began.append(time.perf_counter()))
-    return mean(b - a for a, b in zip(began[WARMUP_STEPS:], began[WARMUP_STEPS + 1 :], strict=False))
+    for draw in proposer_named("mixed").propose(space_of(workload), NUM_DRAWN, seed=seed):
+        before = time.perf_counter()
+        train_single(workload, draw, range(0))
+        drew.append(time.perf_counter() - before)
+    steps = zip(began[WARMUP_STEPS:], began[WARMUP_STEPS + 1 :], strict=False)
+    return mean(b - a for a, b in steps), mean(drew)
 
 
 def _halving(client: distributed.Client, task: str, workers: int, seed: int, folder: Path) -> dict[str, Any]:
-    def plain() -> float:
-        futures = [client.submit(plain_step_seconds, task, seed, pure=False) for _ in range(workers)]
-        return mean(client.gather(futures))
+    def plain() -> np.ndarray:
+        futures = [client.submit(plain_seconds, task, seed, pure=False) for _ in range(workers)]
+        return np.mean(client.gather(futures), axis=0)
 
     before = plain()
     began = time.perf_counter()
     found = search_initialization(client, workload_of(task, seed), folder)
     seconds = time.perf_counter() - began
-    step_seconds = (before + plain()) / 2  # the speed of a shared machine drifts
-    work = found.total_steps * step_seconds / workers
+    step_seconds, draw_seconds = map(float, (before + plain()) / 2)  # the speed of a shared machine drifts
+    work = (found.total_steps * step_seconds + len(found.results) * draw_seconds) / workers
     return {
         "task": task,
         "seed": seed,
         "trials": len(found.results),
         "steps": found.total_steps,
         "plain_step_ms": 1e3 * step_seconds,
+        "plain_draw_ms": 1e3 * draw_seconds,
         "plain_training_s": len(found.winner.losses) * step_seconds,
         "work_s": work,
         "halving_s": seconds,

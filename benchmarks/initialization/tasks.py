@@ -1,6 +1,7 @@
 """Small real tasks and their targets, fixed before anything was compared.
 
-Planned are some six to ten times the steps that a good static family needs. Where a norm follows every convolution, weights' sizes hardly matter; `normed_cnn` is there to show that.
+Planned are five to ten times the steps that a good static family needs. Where a norm follows every convolution, the
+size of weights hardly matters; `normed_cnn` is there to show that.
 """
 
 from __future__ import annotations
