@@ -1,8 +1,8 @@
 """What orchestration costs: successive halving on Dask against plain training, and trials that do nothing.
 
 Drawing the weights of each trial once and the steps that all of them train together, at the pace of plain trainings
-that keep all cores busy, are the work; what the search takes longer is orchestration: tasks, files between rungs, building
-the model again behind a rung, waiting at rungs.
+that keep all cores busy, are the work; what the search takes longer is orchestration: tasks, files between rungs,
+building the model again behind a rung, waiting at rungs.
 """
 
 from __future__ import annotations
