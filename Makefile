@@ -3,17 +3,19 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DATA := ../shared/data
+# A process for each core; a test that starts servers, workers or ranks wants them all for itself.
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .PHONY: run test quick slow lint up down bench clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
-test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+test: lint quick
+	$(BIN)/python -m pytest -m "integration and not slow and not gpu"
 
 quick: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not slow and not gpu and not integration"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and not integration" $(PARALLEL)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.database --rows 1000000

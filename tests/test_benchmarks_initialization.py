@@ -27,7 +27,7 @@ from benchmarks.initialization.runs import Run
 from benchmarks.initialization.tasks import TASKS, USUAL
 from dejavu.init import MENU, space_of
 
-PLANNED = TASKS["cnn"].workload.num_steps
+PLANNED = TASKS["gpt"].workload.num_steps
 
 
 def run(steps: int | None, ended: bool = False) -> Run:
@@ -39,14 +39,14 @@ def repeat(seed: int, default: int | None, kaiming: int, winner: int, seeds: int
     families = {scheme: [run(None)] for scheme in MENU}
     families |= {DEFAULT: [run(default, ended=True), run(default), run(default)], "kaiming": [run(kaiming)]}
     methods = {ours(4): run(kaiming), ours(40): run(winner, ended=True), SEEDS: run(seeds), FILTER: run(filtered)}
-    return Repeat("cnn", seed, families, methods, {}, {})
+    return Repeat("gpt", seed, families, methods, {}, {})
 
 
 REPEATS = [repeat(0, 400, 200, 100, 300, None), repeat(1, 200, 160, 120, 200, 250), repeat(2, None, 250, 200, 900, 500)]
 
 
 def test_the_summary_is_what_one_counts_by_hand() -> None:
-    found = summary(REPEATS)["cnn"]
+    found = summary(REPEATS)["gpt"]
     assert found["best_family"] == best_family(REPEATS) == "kaiming"
     expected = {
         "fewer_steps_than_default_percent": (75 + 40 + 80) / 3,
@@ -67,7 +67,7 @@ def test_everything_is_plain_json_and_every_training_has_a_row() -> None:
     text = json.dumps({"rows": rows(REPEATS), "summary": summary(REPEATS)}, allow_nan=False)
     assert len(json.loads(text)["rows"]) == sum(len(runs) for row in REPEATS for runs in row.families.values()) + 12
     assert len(table(REPEATS)) == len(MENU) + 4
-    assert all(isinstance(value, str | int | float) for value in flat(summary(REPEATS)["cnn"]).values())
+    assert all(isinstance(value, str | int | float) for value in flat(summary(REPEATS)["gpt"]).values())
 
 
 @pytest.mark.parametrize("seed", range(5))
