@@ -32,7 +32,7 @@ PLANNED = TASKS["gpt"].workload.num_steps
 
 def run(steps: int | None, ended: bool = False) -> Run:
     taken = PLANNED if ended or steps is None else steps
-    return Run((1.0,) * taken, steps, steps, 0.25 if taken == PLANNED else float("nan"))
+    return Run((1.0,) * taken, PLANNED, steps, steps, 0.25 if taken == PLANNED else float("nan"))
 
 
 def repeat(seed: int, default: int | None, kaiming: int, winner: int, seeds: int, filtered: int | None) -> Repeat:

@@ -37,12 +37,12 @@ def _steps(tasks: dict[str, list[Repeat]]) -> Figure:
     for at, (task, repeats) in zip(axes[0], tasks.items(), strict=True):
         starts = [*repeats[0].families, *repeats[0].methods]
         runs = [
-            [gains._steps(run, task) for row in repeats for run in (*row.families.get(s, []), *_method(row, s))]
+            [gains.steps_to("train", run) for row in repeats for run in (*row.families.get(s, []), *_method(row, s))]
             for s in starts
         ]
         at.boxplot(runs, orientation="horizontal", tick_labels=starts, medianprops={"color": "C3"})
         at.invert_yaxis()
-        at.axvline(TASKS[task].workload.num_steps, color="0.8", linewidth=1)
+        at.axvline(max(run.most_steps for row in repeats for run in row.methods.values()), color="0.8", linewidth=1)
         at.set_xlabel(f"steps to a training loss of {TASKS[task].train_loss:g}")
         at.set_title(task, loc="left", fontsize=10)
     figure.tight_layout()

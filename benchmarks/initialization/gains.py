@@ -2,8 +2,9 @@
 
 For each repeat (a seed of data order and split that no other has) one training from each of several draws of the
 framework's default and of every static family, and the winner of N trials going on from where its trial stopped. A
-training that does not reach the target counts with all planned steps. The best static family is the one that needs the
-fewest steps over all repeats, which nobody knows beforehand. Intervals are bootstrapped over the repeats.
+training that does not reach the target counts with all the steps that it had: the planned ones, in the short form
+fewer. The best static family is the one that needs the fewest steps over all repeats, which nobody knows beforehand.
+Intervals are bootstrapped over the repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from rich.progress import Progress
 from scipy.stats import bootstrap
 
 from benchmarks.initialization.runs import Run, Start, train_to_target, workload_of
-from benchmarks.initialization.tasks import TASKS
 from dejavu.init import MENU, Draw, proposer_named, space_of
 from dejavu.trials import Trials, local_client, probe_draws, search_initialization
 from dejavu.workload import Workload
@@ -43,15 +43,17 @@ class How:
     Attributes:
         default_draws, family_draws: of the default, and of each other family, in a repeat.
         ended_draws: of the default, that are trained to the end for their final test loss.
+        most_steps: of any training; None: as many as are planned.
     """
 
     repeats: int
     default_draws: int
     family_draws: int
     ended_draws: int
+    most_steps: int | None = None
 
 
-WHOLE, QUICK = How(10, 5, 3, 3), How(5, 3, 1, 1)
+WHOLE, QUICK = How(10, 5, 3, 3), How(5, 3, 1, 1, most_steps=600)
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ def _repeat(client: distributed.Client, task: str, seed: int, counts: Sequence[i
         for scheme, draws in families.items()
         for k, draw in enumerate(draws)
     ]
-    futures = [client.submit(train_to_target, task, seed, start, ends, pure=False) for _, start, ends in asked]
     workload = workload_of(task, seed)
+    most = min(how.most_steps or workload.num_steps, workload.num_steps)
+    futures = [client.submit(train_to_target, task, seed, start, ends, most, pure=False) for _, start, ends in asked]
     trials, seconds, starts = dict[str, Trials](), dict[str, float](), dict[str, Start]()
     runs = [Run(**plain) for plain in client.gather(futures)]
     for method, proposer, count in [*((ours(n), "mixed", n) for n in counts), (SEEDS, "seeds", counts[-1])]:
@@ -120,7 +123,8 @@ def _repeat(client: distributed.Client, task: str, seed: int, counts: Sequence[i
     starts[FILTER] = Start(_filtered(client, _with_trials(workload, "mixed", counts[-1]), folder / "filter"))
     main = ours(counts[-1])
     winners = [
-        client.submit(train_to_target, task, seed, start, name == main, pure=False) for name, start in starts.items()
+        client.submit(train_to_target, task, seed, start, name == main, most, pure=False)
+        for name, start in starts.items()
     ]
     methods = {name: Run(**plain) for name, plain in zip(starts, client.gather(winners), strict=True)}
     by_family = {
@@ -141,10 +145,10 @@ def _filtered(client: distributed.Client, workload: Workload, folder: Path) -> D
     return chosen
 
 
-def _steps(run: Run, task: str, target: str = "train") -> int:
-    """Until the target; all planned steps where it was not reached."""
+def steps_to(target: str, run: Run) -> int:
+    """Until the target; as many as were allowed where it was not reached."""
     reached = run.train_steps if target == "train" else run.test_steps
-    return TASKS[task].workload.num_steps if reached is None else reached
+    return run.most_steps if reached is None else reached
 
 
 def best_family(repeats: Sequence[Repeat], target: str = "train") -> str:
@@ -153,11 +157,11 @@ def best_family(repeats: Sequence[Repeat], target: str = "train") -> str:
 
 
 def _other_steps(row: Repeat, name: str, target: str) -> float:
-    return _steps(row.methods[name], row.task, target) if name in row.methods else _family_steps(row, name, target)
+    return steps_to(target, row.methods[name]) if name in row.methods else _family_steps(row, name, target)
 
 
 def _family_steps(row: Repeat, scheme: str, target: str = "train") -> float:
-    return median(_steps(run, row.task, target) for run in row.families[scheme])
+    return median(steps_to(target, run) for run in row.families[scheme])
 
 
 def fewer_percent(repeats: Sequence[Repeat], method: str, other: str, target: str = "train") -> list[float]:
@@ -167,8 +171,7 @@ def fewer_percent(repeats: Sequence[Repeat], method: str, other: str, target: st
         other: a family, by the median over its draws, or a method.
     """
     values = [
-        100.0 * (1.0 - _steps(row.methods[method], row.task, target) / _other_steps(row, other, target))
-        for row in repeats
+        100.0 * (1.0 - steps_to(target, row.methods[method]) / _other_steps(row, other, target)) for row in repeats
     ]
     if min(values) == max(values):
         return [values[0]] * 3
@@ -188,7 +191,7 @@ def table(measured: Sequence[Repeat]) -> list[dict[str, Any]]:
         for scheme in MENU:
             runs = [run for row in repeats for run in row.families[scheme]]
             about = {"task": task, "start": scheme + (" (best family)" if scheme == best else "")}
-            found.append({**about, **_figures(task, runs)})
+            found.append({**about, **_figures(runs)})
         for method in repeats[0].methods:
             runs = [row.methods[method] for row in repeats]
             trials = [row.trials[method] for row in repeats if method in row.trials]
@@ -196,7 +199,7 @@ def table(measured: Sequence[Repeat]) -> list[dict[str, Any]]:
                 {
                     "task": task,
                     "start": method,
-                    **_figures(task, runs),
+                    **_figures(runs),
                     "fewer_than_default": _interval(fewer_percent(repeats, method, DEFAULT)),
                     "fewer_than_best_family": _interval(fewer_percent(repeats, method, best)),
                     "fewer_than_default_on_test": _interval(fewer_percent(repeats, method, DEFAULT, "test")),
@@ -207,10 +210,10 @@ def table(measured: Sequence[Repeat]) -> list[dict[str, Any]]:
     return found
 
 
-def _figures(task: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     return {
-        "steps_to_train_target": median(_steps(run, task) for run in runs),
-        "steps_to_test_target": median(_steps(run, task, "test") for run in runs),
+        "steps_to_train_target": median(steps_to("train", run) for run in runs),
+        "steps_to_test_target": median(steps_to("test", run) for run in runs),
         "not_reached": sum(run.train_steps is None for run in runs),
         "runs": len(runs),
     }
@@ -263,7 +266,7 @@ def summary(measured: Sequence[Repeat]) -> dict[str, dict[str, Any]]:
             "by_count_percent": {name.removeprefix("N = "): fewer_percent(repeats, name, DEFAULT) for name in counts},
             "repeats": len(repeats),
             "never_worse_than_default": all(
-                _steps(row.methods[main], task) <= _family_steps(row, DEFAULT) for row in repeats
+                steps_to("train", row.methods[main]) <= _family_steps(row, DEFAULT) for row in repeats
             ),
             "final_test_loss": mean(final),
             "default_final_test_loss": mean(default) if default else None,

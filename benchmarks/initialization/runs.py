@@ -43,11 +43,13 @@ class Run:
 
     Attributes:
         losses: of each training step, the trial's own included.
-        train_steps, test_steps: until the targets; None: not within the planned steps.
+        most_steps: after which it would have stopped.
+        train_steps, test_steps: until the targets; None: not within `most_steps`.
         test_loss: at the end of the run.
     """
 
     losses: tuple[float, ...]
+    most_steps: int
     train_steps: int | None
     test_steps: int | None
     test_loss: float
@@ -62,8 +64,8 @@ def workload_of(task: str, seed: int) -> Workload:
     return TASKS[task].workload.model_copy(update={"seed": seed})
 
 
-def train_to_target(task: str, seed: int, start: Start, to_the_end: bool) -> dict[str, Any]:
-    """Train until both targets are reached, or through all planned steps; a `Run` as plain values."""
+def train_to_target(task: str, seed: int, start: Start, to_the_end: bool, most_steps: int) -> dict[str, Any]:
+    """Train until both targets are reached, or to the last step; a `Run` as plain values."""
     torch.set_num_threads(1)
     workload, goal, cpu = workload_of(task, seed), TASKS[task], torch.device("cpu")
     module = build_layers(workload, start.draw, cpu)
@@ -90,10 +92,10 @@ def train_to_target(task: str, seed: int, start: Start, to_the_end: bool) -> dic
 
     try:
         executor = WholeModel(module, workload)
-        train(executor, optimizer, workload, range(len(losses), workload.num_steps), device=cpu, on_step=on_step)
+        train(executor, optimizer, workload, range(len(losses), most_steps), device=cpu, on_step=on_step)
     except _Stop:
         pass
-    return asdict(Run(tuple(losses), reached["train"], reached["test"], test(module, workload)))
+    return asdict(Run(tuple(losses), most_steps, reached["train"], reached["test"], test(module, workload)))
 
 
 def _first_reached(losses: list[float], target: float) -> int | None:
