@@ -49,7 +49,8 @@ class Trained:
         step_seconds: of every step after the first ones, the slowest rank's.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
-        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`).
+        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`); 0 where it
+            was not asked for.
     """
 
     losses: tuple[float, ...]
@@ -63,8 +64,11 @@ class Trained:
         return median(self.step_seconds)
 
 
-def train_all(jobs: Sequence[TrainingJob]) -> list[Trained]:
+def train_all(jobs: Sequence[TrainingJob], *, paced: bool = False) -> list[Trained]:
     """Train every job from its first to its last step, those of as many ranks one after another in one launch.
+
+    Args:
+        paced: the machine's pace is measured too, for a second in each job.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
@@ -72,17 +76,22 @@ def train_all(jobs: Sequence[TrainingJob]) -> list[Trained]:
     found: dict[int, Trained] = {}
     for num_ranks in sorted({len(job.binding.placements) for job in jobs}):
         numbers = [k for k, job in enumerate(jobs) if len(job.binding.placements) == num_ranks]
-        found.update(zip(numbers, train_in_turn([jobs[k] for k in numbers]), strict=True))
+        found.update(zip(numbers, train_in_turn([jobs[k] for k in numbers], paced=paced), strict=True))
     return [found[number] for number in range(len(jobs))]
 
 
 def train_in_turn(
-    jobs: Sequence[TrainingJob], timeout_seconds: float = 1800.0, emulation: Emulation = NOTHING_EMULATED
+    jobs: Sequence[TrainingJob],
+    timeout_seconds: float = 1800.0,
+    emulation: Emulation = NOTHING_EMULATED,
+    *,
+    paced: bool = False,
 ) -> list[Trained]:
     """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
+        paced: as in `train_all`.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
@@ -93,7 +102,7 @@ def train_in_turn(
         ranks |= Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
     with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder, ExitStack() as stack:
         path = Path(folder) / "jobs.json"
-        path.write_text(json.dumps([job.to_dict() for job in jobs]))
+        path.write_text(json.dumps({"paced": paced, "jobs": [job.to_dict() for job in jobs]}))
         agents = [
             stack.enter_context(_agent(host, ranks[host], sorted(ranks), path, emulation)) for host in sorted(ranks)
         ]
@@ -138,7 +147,8 @@ def _main(path: Path) -> None:
     die_with_parent(signal.SIGKILL)
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     hosts: list[str] = []
-    for number, data in enumerate(json.loads(path.read_text())):
+    asked = json.loads(path.read_text())
+    for number, data in enumerate(asked["jobs"]):
         job = TrainingJob.from_dict(data)
         rank, before = _own_rank(job.binding), hosts
         hosts = [place.device.host for place in job.binding.placements]
@@ -149,7 +159,7 @@ def _main(path: Path) -> None:
                 _join(rank, len(hosts), device, f"job{number}")
         if rank is not None:
             take_seat(job.binding.placements[rank].device)
-            row = _one(job, device)
+            row = _one(job, device, paced=asked["paced"])
             if rank == 0:
                 _row_path(path, number).write_text(json.dumps(row))
             dist.barrier()
@@ -172,7 +182,7 @@ def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
 
 
-def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
+def _one(job: TrainingJob, device: torch.device, *, paced: bool) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
@@ -189,9 +199,9 @@ def _one(job: TrainingJob, device: torch.device) -> dict[str, Any]:
         if loss is not None:
             losses.append(loss)
 
-    before = _pace_seconds()
+    before = _pace_seconds() if paced else [0.0]
     train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
-    after = _pace_seconds()
+    after = _pace_seconds() if paced else [0.0]
     own = [
         stage_times(pipeline.clock, s, place, median(once or [0.0]) / len(pipeline.modules), peak_bytes(device))
         for s in pipeline.modules

@@ -95,7 +95,8 @@ def table(
             workload, databases = group[0].workload, [Path(folder) / f"{model}-{count}-{when}" for when in range(2)]
             costs = [_costs(workload, cluster, databases[0])]
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
-            found = train_all([job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)])
+            jobs = [job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)]
+            found = train_all(jobs, paced=True)
             costs.append(_costs(workload, cluster, databases[1]))
             rows += [_row(s, one.plan, costs, run) for s, one, run in zip(group, plans, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
