@@ -17,6 +17,7 @@ from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign, MeasureResult
 from dejavu.runtime.refusals import refuse_cluster
+from dejavu.trials import client_of
 from dejavu.workload import Workload
 
 
@@ -24,7 +25,10 @@ from dejavu.workload import Workload
 def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     """The cluster as it is now: the run keeps to this, whatever becomes of the file."""
     cluster = load_cluster(path)
-    if train and not dask:
+    if train and dask:
+        with client_of(dask):  # that nothing answers there is better said before anything is measured
+            pass
+    elif train:
         refuse_cluster(cluster)
     log = get_run_logger()
     log.info("cluster %s: %s", cluster.name, ", ".join(f"{n} × {name}" for name, n in cluster.device_counts.items()))

@@ -21,6 +21,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from dejavu.track import sweep_killed
+from dejavu.trials import TrialError
+from tasks.pricing import read_cluster
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,6 +176,12 @@ def test_up_deploys_what_prefect_then_runs(project: Path) -> None:
     finally:
         down = command(project, "dejavu", "down")
     assert down.returncode == 0, down.stdout + down.stderr
+
+
+def test_a_scheduler_that_does_not_answer_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejavu.trials.clients.CONNECT_SECONDS", 0.5)
+    with pytest.raises(TrialError, match="no Dask scheduler answers at tcp://127.0.0.1:1: "):
+        read_cluster.fn(ROOT / "cluster.yaml", True, "tcp://127.0.0.1:1")
 
 
 def _hear_interrupts() -> None:
