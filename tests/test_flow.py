@@ -180,7 +180,7 @@ def test_up_deploys_what_prefect_then_runs(project: Path) -> None:
 
 def test_a_scheduler_that_does_not_answer_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejavu.trials.clients.CONNECT_SECONDS", 0.5)
-    with pytest.raises(TrialError, match="no Dask scheduler answers at tcp://127.0.0.1:1: "):
+    with pytest.raises(TrialError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):
         read_cluster.fn(ROOT / "cluster.yaml", True, "tcp://127.0.0.1:1")
 
 
