@@ -53,7 +53,7 @@ class How:
     most_steps: int | None = None
 
 
-WHOLE, QUICK = How(10, 5, 3, 3), How(5, 3, 1, 1, most_steps=600)
+WHOLE, QUICK = How(10, 5, 3, 3), How(5, 3, 1, 1, most_steps=500)
 
 
 @dataclass(frozen=True)
