@@ -31,6 +31,7 @@ WorkloadOption = Annotated[
 
 @app.command(
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
+    "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786"
 )
 def run(
     workload: WorkloadOption = None,

@@ -6,6 +6,7 @@ Every rank does for each job what the product's own ranks do (`dejavu.runtime.wo
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -49,8 +50,8 @@ class Trained:
         step_seconds: of every step after the first ones, the slowest rank's.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
-        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`); 0 where it
-            was not asked for.
+        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`); not a
+            number where it was not asked for.
     """
 
     losses: tuple[float, ...]
@@ -199,9 +200,9 @@ def _one(job: TrainingJob, device: torch.device, *, paced: bool) -> dict[str, An
         if loss is not None:
             losses.append(loss)
 
-    before = _pace_seconds() if paced else [0.0]
+    before = _pace_seconds() if paced else [math.nan]
     train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
-    after = _pace_seconds() if paced else [0.0]
+    after = _pace_seconds() if paced else [math.nan]
     own = [
         stage_times(pipeline.clock, s, place, median(once or [0.0]) / len(pipeline.modules), peak_bytes(device))
         for s in pipeline.modules
