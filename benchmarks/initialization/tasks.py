@@ -1,8 +1,9 @@
 """Small real tasks and their targets.
 
 The targets were fixed before the ten repeats were compared; the plain CNN took the place of the one with norms after
-that, with the same target, and its planned steps were raised once (docs/log.md has both figures). Planned are five to ten times the steps that a good static family needs. Where a norm
-follows every convolution, the size of weights hardly matters; `normed_cnn` is there to show that.
+that, with the same target, and its planned steps were raised once (docs/log.md has both figures). Planned are five to
+ten times the steps that a good static family needs. Where a norm follows every convolution, the size of weights
+hardly matters; `normed_cnn` is there to show that.
 """
 
 from __future__ import annotations
