@@ -99,6 +99,10 @@ def killing() -> nn.Module:
     return breaks(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def slow() -> nn.Module:
+    return breaks(lambda: time.sleep(0.3))
+
+
 def dead() -> nn.Module:
     """No gradient reaches any of its weights."""
     return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), nn.Threshold(1e9, 0.0), nn.Linear(8, 256, bias=False))
@@ -437,6 +441,22 @@ def test_proposers_of_several_batches_and_with_probes(
     probed = 24 if proposer == "loss_and_gradient" else 0
     assert len(list(tmp_path.glob("*-0.json"))) == probed
     assert found.total_steps >= probed + sum(result.steps for result in found.results)
+
+
+def test_what_was_cancelled_is_waited_for_and_leaves_no_state(
+    client: distributed.Client, tiny: Workload, tmp_path: Path
+) -> None:
+    specs = specs_of(of_model(tiny, "slow"), 4, steps=2)
+    with running.Pool(client, tmp_path, deadline_seconds=60) as pool:
+        pool.submit(specs)
+        while attempts(tmp_path) < 2:
+            time.sleep(0.01)
+        pool.cancel(specs)
+        assert [names for _, names in client.run(executing).values() if names]  # in a step that takes its time
+        pool.settle()
+        assert not [names for _, names in client.run(executing).values() if names]
+        assert not list(tmp_path.glob("*.safetensors")) and attempts(tmp_path) == 2
+        pool.settle()  # at once
 
 
 def test_where_all_that_went_on_diverge_the_next_best_follow(

@@ -19,11 +19,12 @@ from dejavu.init import Draw, Probe
 from dejavu.trials.clients import GPU
 from dejavu.trials.halving import running_loss
 from dejavu.trials.spec import MOST_ATTEMPTS, Keys, TrialError, TrialResult, TrialSpec, split_key
-from dejavu.trials.worker import RESULT, run_trial
+from dejavu.trials.worker import RESULT, run_trial, tasks_held
 from dejavu.workload import Workload
 
 DEADLINE_SECONDS = 3600.0
 GATHER_SECONDS = 0.05  # results of short trials are fetched together, so many at a time as come in this
+SETTLE_SECONDS = 30.0  # the longest wait for cancelled trials to come to the end of their steps
 Resources = Mapping[str, float]
 OnResult = Callable[[TrialResult], None]
 
@@ -69,6 +70,7 @@ class Pool:
         self._numbers = itertools.count()
         self._kept = _kept_steps(folder)
         self._asked: dict[str, Asked] = {}
+        self._cancelled: set[str] = set()
         self._done = distributed.as_completed((), client.loop, raise_errors=False, timeout=deadline_seconds)
         self._num_ended = 0
 
@@ -133,6 +135,23 @@ class Pool:
         names = [name for name, asked in self._asked.items() if asked.key in keys]
         if names:
             self.client.cancel([self._asked.pop(name).future for name in names], force=True)
+            self._cancelled.update(names)
+
+    def settle(self) -> None:
+        """Wait until what was cancelled has stopped, so that it writes no file and takes no time any more.
+
+        Nothing is lost but a file to a step that takes longer than `SETTLE_SECONDS`, or a worker that does not answer.
+        """
+        until = min(self._deadline, time.monotonic() + SETTLE_SECONDS)
+        ask = partial(self.client.run, tasks_held, sorted(self._cancelled), on_error="ignore", asynchronous=True)
+        while self._cancelled and (left_seconds := until - time.monotonic()) > 0:
+            try:
+                held = self.client.sync(ask, callback_timeout=left_seconds)
+            except (TimeoutError, OSError):
+                return
+            self._cancelled &= {name for names in held.values() for name in names}
+            if self._cancelled:
+                time.sleep(GATHER_SECONDS)
 
     def run(
         self, specs: Sequence[TrialSpec], *, needs_state: bool = False, on_result: OnResult = lambda result: None

@@ -88,6 +88,7 @@ def search_initialization(
         draws = race.first_rung()
         final, done = _halve(race, draws, on_rung)
         winner = race.with_state(best([final[draw] for draw in done[-1].draws]))
+        race.end([draw for draw in draws if draw != winner.draw])
         return Trials(
             results=tuple(winner if draw == winner.draw else final[draw] for draw in draws),
             winner=winner,
@@ -201,6 +202,14 @@ class _Race:
         for asked in running:
             del self._asked[asked]
         self.pool.cancel([TrialSpec(self.workload, draw, self.rungs[at]) for draw, at in running])
+        self._forget(draws)
+
+    def end(self, losers: Sequence[Draw]) -> None:
+        """Nothing of the search runs any more, and no state is left by one that was cancelled while it was saved."""
+        self.pool.settle()
+        self._forget(losers)
+
+    def _forget(self, draws: Sequence[Draw]) -> None:
         for draw in draws:
             for steps in self.rungs:
                 key = self.pool.keys.of(TrialSpec(self.workload, draw, steps))

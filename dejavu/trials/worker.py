@@ -214,6 +214,11 @@ def _cancellation() -> Callable[[], bool]:
     return is_cancelled
 
 
+def tasks_held(names: Sequence[str], dask_worker: distributed.Worker) -> list[str]:
+    """Those of these tasks that a worker has not done with; one that was cancelled is held until its thread returns."""
+    return [name for name in names if name in dask_worker.state.tasks]
+
+
 def _has_nanny() -> bool:
     try:
         return distributed.get_worker().nanny is not None
