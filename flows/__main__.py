@@ -53,10 +53,13 @@ def run(
 
     _, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end here, before anything starts
     with use_temporary_server(Path.cwd()) as server:
-        from rich.console import Console
+        from dejavu.imports import uncollected
 
-        from dejavu.report import WIDTH_COLUMNS, summary_table
-        from flows.full import dejavu
+        with uncollected():
+            from rich.console import Console
+
+            from dejavu.report import WIDTH_COLUMNS, summary_table
+            from flows.full import dejavu
 
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())

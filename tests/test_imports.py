@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
+    *("imports", "errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
     *(
         "liveness",
         "graph",

@@ -1,1 +1,8 @@
 """Running for real: measuring, stages, ranks, the launcher, checkpoints. The only place with process groups."""
+
+from __future__ import annotations
+
+from dejavu.imports import uncollected
+
+with uncollected():  # here, because every process that the runtime starts comes by
+    import torch.distributed  # noqa: F401

@@ -11,30 +11,33 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
-import torch
-import torch.distributed as dist
+from dejavu.imports import uncollected
 
-from dejavu.binding import Binding, Placement
-from dejavu.runtime.clock import Clock, Timed
-from dejavu.runtime.hosts import own_rank
-from dejavu.runtime.job import StageTimes, TrainingJob, TrainingResult, parse_progress, write_json
-from dejavu.runtime.layout import Layout
-from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.pipeline import Pipeline
-from dejavu.runtime.process import attempt_number, claim_device, die_with_parent
-from dejavu.runtime.state import (
-    State,
-    checkpoint_step,
-    complete_checkpoints,
-    gather_state,
-    read_checkpoint,
-    read_trial,
-    restore_state,
-    save_checkpoint,
-)
-from dejavu.runtime.training import train
-from dejavu.runtime.watchdog import Heartbeat
-from dejavu.schedule import Pass
+with uncollected():
+    import torch
+    import torch.distributed as dist
+
+    from dejavu.binding import Binding, Placement
+    from dejavu.runtime.clock import Clock, Timed
+    from dejavu.runtime.hosts import own_rank
+    from dejavu.runtime.job import StageTimes, TrainingJob, TrainingResult, parse_progress, write_json
+    from dejavu.runtime.layout import Layout
+    from dejavu.runtime.optimizer import make_optimizer
+    from dejavu.runtime.pipeline import Pipeline
+    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent
+    from dejavu.runtime.state import (
+        State,
+        checkpoint_step,
+        complete_checkpoints,
+        gather_state,
+        read_checkpoint,
+        read_trial,
+        restore_state,
+        save_checkpoint,
+    )
+    from dejavu.runtime.training import train
+    from dejavu.runtime.watchdog import Heartbeat
+    from dejavu.schedule import Pass
 
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog ends a stuck rank before, and names it
 
