@@ -3,8 +3,10 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DATA := ../shared/data
-# A process for each core; a test that starts servers, workers or ranks wants them all for itself.
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
+# Quick tests: a process for each core. Those that start servers, workers or ranks: a file at a time in each of a few.
+QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
+WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: run test quick slow lint up down bench clean
 
@@ -12,10 +14,10 @@ run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
 test: lint quick
-	$(BIN)/python -m pytest -m "integration and not slow and not gpu"
+	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
 
 quick: $(VENV)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu and not integration" $(PARALLEL)
+	$(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.database --rows 1000000
