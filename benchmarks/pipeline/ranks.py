@@ -6,7 +6,6 @@ Every rank does for each job what the product's own ranks do (`dejavu.runtime.wo
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -15,17 +14,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
-from benchmarks.pipeline.pace import own_pace_seconds
+from benchmarks.pipeline.undisturbed import Cores
 from dejavu.bind import Binding
 from dejavu.runtime.clock import Timed
 from dejavu.runtime.hosts import HOST, ranks_on
@@ -34,12 +33,14 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
+from dejavu.runtime.quiet import undisturbed
 from dejavu.runtime.training import train
 from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
 from dejavu.schedule import Pass
 
 POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
+ENOUGH_STEPS, LEAST_STEPS = 7, 3  # undisturbed ones: a training ends, counts
 
 
 @dataclass(frozen=True)
@@ -47,29 +48,28 @@ class Trained:
     """What one job did.
 
     Attributes:
-        step_seconds: of every step after the first ones, the slowest rank's.
+        step_seconds: of every step after the first ones, or of those of them that were undisturbed; the slowest rank's.
+        all_step_seconds: of every step after the first ones.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
-        pace_seconds: what a fixed piece of work took on all cores at once, just before and after (`pace`); not a
-            number where it was not asked for.
     """
 
     losses: tuple[float, ...]
     step_seconds: tuple[float, ...]
+    all_step_seconds: tuple[float, ...]
     stages: tuple[StageTimes, ...]
     passes: tuple[tuple[Timed, ...], ...]
-    pace_seconds: float
 
     @property
     def median_step_seconds(self) -> float:
         return median(self.step_seconds)
 
 
-def train_all(jobs: Sequence[TrainingJob], *, paced: bool = False) -> list[Trained]:
+def train_all(jobs: Sequence[TrainingJob], *, only_undisturbed: bool = False) -> list[Trained]:
     """Train every job from its first to its last step, those of as many ranks one after another in one launch.
 
     Args:
-        paced: the machine's pace is measured too, for a second in each job.
+        only_undisturbed: steps count that nobody outside this machine disturbed; jobs end when they are enough.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
@@ -77,7 +77,9 @@ def train_all(jobs: Sequence[TrainingJob], *, paced: bool = False) -> list[Train
     found: dict[int, Trained] = {}
     for num_ranks in sorted({len(job.binding.placements) for job in jobs}):
         numbers = [k for k, job in enumerate(jobs) if len(job.binding.placements) == num_ranks]
-        found.update(zip(numbers, train_in_turn([jobs[k] for k in numbers], paced=paced), strict=True))
+        found.update(
+            zip(numbers, train_in_turn([jobs[k] for k in numbers], only_undisturbed=only_undisturbed), strict=True)
+        )
     return [found[number] for number in range(len(jobs))]
 
 
@@ -86,13 +88,13 @@ def train_in_turn(
     timeout_seconds: float = 1800.0,
     emulation: Emulation = NOTHING_EMULATED,
     *,
-    paced: bool = False,
+    only_undisturbed: bool = False,
 ) -> list[Trained]:
     """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
-        paced: as in `train_all`.
+        only_undisturbed: as in `train_all`.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
@@ -103,7 +105,7 @@ def train_in_turn(
         ranks |= Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
     with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder, ExitStack() as stack:
         path = Path(folder) / "jobs.json"
-        path.write_text(json.dumps({"paced": paced, "jobs": [job.to_dict() for job in jobs]}))
+        path.write_text(json.dumps({"only_undisturbed": only_undisturbed, "jobs": [job.to_dict() for job in jobs]}))
         agents = [
             stack.enter_context(_agent(host, ranks[host], sorted(ranks), path, emulation)) for host in sorted(ranks)
         ]
@@ -141,7 +143,7 @@ def _row_path(path: Path, number: int) -> Path:
 def _trained(row: dict[str, Any]) -> Trained:
     stages = tuple(StageTimes(**times) for times in row["stages"])
     passes = tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"])
-    return Trained(tuple(row["losses"]), tuple(row["step_seconds"]), stages, passes, row["pace_seconds"])
+    return Trained(tuple(row["losses"]), tuple(row["step_seconds"]), tuple(row["all_step_seconds"]), stages, passes)
 
 
 def _main(path: Path) -> None:
@@ -149,6 +151,7 @@ def _main(path: Path) -> None:
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     hosts: list[str] = []
     asked = json.loads(path.read_text())
+    cores = Cores() if asked["only_undisturbed"] else None
     for number, data in enumerate(asked["jobs"]):
         job = TrainingJob.from_dict(data)
         rank, before = _own_rank(job.binding), hosts
@@ -160,7 +163,7 @@ def _main(path: Path) -> None:
                 _join(rank, len(hosts), device, f"job{number}")
         if rank is not None:
             take_seat(job.binding.placements[rank].device)
-            row = _one(job, device, paced=asked["paced"])
+            row = _one(job, device, cores)
             if rank == 0:
                 _row_path(path, number).write_text(json.dumps(row))
             dist.barrier()
@@ -183,50 +186,49 @@ def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
 
 
-def _one(job: TrainingJob, device: torch.device, *, paced: bool) -> dict[str, Any]:
+class _Enough(Exception):
+    """Steps that count."""
+
+
+def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
     losses: list[float] = []
-    seconds: list[float] = []
-    once: list[float] = []
+    seconds: list[tuple[float, float]] = []  # of each step, and of its optimizer
+    looks: list[list[float]] = []
 
     def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
-        if step - job.first_step < WARMUP_STEPS:
-            pipeline.clock.forget()
-        else:
-            seconds.append(step_seconds)
-            once.append(once_seconds)
+        seconds.append((step_seconds, once_seconds))
         if loss is not None:
             losses.append(loss)
+        if cores:
+            looks.append(cores.look())
+            if len(undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]))) == ENOUGH_STEPS:
+                raise _Enough
 
-    before = _pace_seconds() if paced else [math.nan]
-    train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
-    after = _pace_seconds() if paced else [math.nan]
-    own = [
-        stage_times(pipeline.clock, s, place, median(once or [0.0]) / len(pipeline.modules), peak_bytes(device))
-        for s in pipeline.modules
-    ]
+    if cores:
+        cores.look()
+    with suppress(_Enough):
+        train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
+    after = range(WARMUP_STEPS, len(seconds))
+    counted = (
+        [after[k] for k in undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]), LEAST_STEPS)] if cores else list(after)
+    )
+    pipeline.clock.keep(counted)
+    once = median([seconds[k][1] for k in counted] or [0.0]) / len(pipeline.modules)
+    own = [stage_times(pipeline.clock, s, place, once, peak_bytes(device)) for s in pipeline.modules]
     everyone: list[Any] = [None] * dist.get_world_size()
-    known = (seconds, [asdict(times) for times in own], losses if pipeline.has_loss else [])
+    known = ([step for step, _ in seconds], [asdict(times) for times in own], losses if pipeline.has_loss else [])
     dist.all_gather_object(everyone, known)
+    slowest = [max(step) for step in zip(*(row[0] for row in everyone), strict=True)]
     return {
-        "step_seconds": [max(step) for step in zip(*(row[0] for row in everyone), strict=True)],
+        "step_seconds": [slowest[k] for k in counted],
+        "all_step_seconds": slowest[WARMUP_STEPS:],
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
         "passes": gather_passes(pipeline.clock, job.binding),
-        "pace_seconds": mean((*before, *after)),
     }
-
-
-def _pace_seconds() -> list[float]:
-    """Of each core, the first of its ranks speaks; the others wait."""
-    cores = min(os.cpu_count() or 1, dist.get_world_size())
-    dist.barrier()
-    own = own_pace_seconds() if dist.get_rank() < cores else None
-    everyone: list[float | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return [seconds for seconds in everyone if seconds is not None]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 Stage costs come from a fresh cost database: every distinct layer is measured alone, as `dejavu profile` does, at each
 microbatch size, and so are messages and what the runtime takes of a core. Where there are more ranks than cores, rank r
 sits on core r mod the number of cores, and the simulator lets the ranks of a core share it equally.
-The speed of a machine that others share drifts by a quarter within minutes. So costs are measured before and after the
-trainings that they are to foretell, and a fixed piece of work (`pace`) beside each of these and each training: what is
-simulated is the mean of the two costs, each at the pace of the training. `uncorrected_percent` is the error without it.
+A machine that others share is disturbed for seconds at a time (`dejavu.runtime.quiet`): such repeats and such steps do
+not count, and the table says how many did. `all_steps_percent` is the error against all steps, disturbed or not. Costs
+are measured before and after the trainings that they are to foretell; what is simulated is the mean.
 The efficiency is the schedule's own bound over the measured step: the same action list played with the passes' measured
 medians, without any message or overhead.
 """
@@ -17,12 +17,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, median
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.pipeline.pace import pace_seconds
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_all
 from dejavu.cluster import Cluster, this_machine
@@ -38,7 +37,7 @@ from dejavu.schedule import allowed_microbatches, schedule_named
 from dejavu.simulate import StageSeconds, play_posed, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
-STEPS = 7  # of each training, the first two without a clock
+STEPS = 32  # of a training at most; it ends when enough were undisturbed
 LEAST_FOR_EFFICIENCY = 8  # microbatches
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "zbv")
 BASE = {"batch_size": 32, "num_microbatches": 8, "trials": TrialSettings(count=0)}
@@ -96,7 +95,7 @@ def table(
             costs = [_costs(workload, cluster, databases[0])]
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
             jobs = [job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)]
-            found = train_all(jobs, paced=True)
+            found = train_all(jobs, only_undisturbed=True)
             costs.append(_costs(workload, cluster, databases[1]))
             rows += [_row(s, one.plan, costs, run) for s, one, run in zip(group, plans, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
@@ -141,19 +140,10 @@ def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(moved)
 
 
-class Costs(NamedTuple):
-    """Stage costs, and the pace of the machine while they were measured."""
-
-    posed: Posed
-    pace_seconds: float
-
-
-def _costs(workload: Workload, cluster: Cluster, database: Path) -> Costs:
+def _costs(workload: Workload, cluster: Cluster, database: Path) -> Posed:
     """Measured now, as the product measures and prices."""
-    before = pace_seconds()
     Campaign(capture(workload), workload, cluster, ProfileDatabase(database)).run()
-    posed = pose_workload(workload, cluster, database, Parallelism.one_device(), {})
-    return Costs(posed, (before + pace_seconds()) / 2)
+    return pose_workload(workload, cluster, database, Parallelism.one_device(), {})
 
 
 def played(times: StageTimes) -> StageSeconds:
@@ -174,13 +164,11 @@ def _cores(plan: Plan) -> list[int]:
     return [rank % count for rank in range(len(plan.ranks))]
 
 
-def _row(setting: Setting, plan: Plan, costs: Sequence[Costs], found: Trained) -> dict[str, Any]:
+def _row(setting: Setting, plan: Plan, costs: Sequence[Posed], found: Trained) -> dict[str, Any]:
     """Simulated beside measured."""
-    played_twice = [play_posed(one.posed, plan, _cores(plan)) for one in costs]
-    paces = [found.pace_seconds / one.pace_seconds for one in costs]
-    at_pace = [one.step_seconds * pace for one, pace in zip(played_twice, paces, strict=True)]
-    simulated, measured = mean(at_pace), found.median_step_seconds
-    uncorrected = mean(one.step_seconds for one in played_twice)
+    played_twice = [play_posed(posed, plan, _cores(plan)) for posed in costs]
+    before, after = (one.step_seconds for one in played_twice)
+    simulated, measured = (before + after) / 2, found.median_step_seconds
     own = simulate(plan, [played(times) for times in found.stages], devices=_cores(plan))
     spread = np.percentile(found.step_seconds, (10, 90))
     return {
@@ -193,9 +181,9 @@ def _row(setting: Setting, plan: Plan, costs: Sequence[Costs], found: Trained) -
         "measured_10_to_90_ms": f"{1e3 * spread[0]:.0f}–{1e3 * spread[1]:.0f}",
         "simulated_ms": 1e3 * simulated,
         "error_percent": 100.0 * (simulated / measured - 1.0),
-        "uncorrected_percent": 100.0 * (uncorrected / measured - 1.0),
-        "pace": mean(paces),
-        "costs_drift_percent": 100.0 * (at_pace[1] / at_pace[0] - 1.0),
+        "all_steps_percent": 100.0 * (simulated / median(found.all_step_seconds) - 1.0),
+        "steps": f"{len(found.step_seconds)} of {len(found.all_step_seconds)}",
+        "costs_drift_percent": 100.0 * (after / before - 1.0),
         "simulated_bubble_percent": 100.0 * played_twice[0].bubble_fraction,
         "efficiency_percent": 100.0 * own.step_seconds / measured,
     }

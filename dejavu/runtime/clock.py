@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from dejavu.schedule import Pass
+
+KEPT_STEPS = 1000  # the last ones, for medians
 
 
 class Timed(NamedTuple):
@@ -36,7 +39,7 @@ class Clock:
         self._on_gpu = device.type == "cuda"
         self._open: list[tuple[int, Pass, int, Any, Any, float]] = []
         self._began: Any = None
-        self._seconds: dict[tuple[int, Pass], list[float]] = {}
+        self._steps: deque[dict[tuple[int, Pass], list[float]]] = deque(maxlen=KEPT_STEPS)
         self.last_step: list[Timed] = []
         self.began_seconds = 0.0  # on this host's clock
 
@@ -73,20 +76,21 @@ class Clock:
 
     def end_step(self) -> None:
         """Add this step's passes up; the device has to be through with them."""
-        self.last_step = []
+        self.last_step, all_seconds = [], dict[tuple[int, Pass], list[float]]()
         for stage, direction, microbatch, start, stop, processor_seconds in self._open:
             timed = Timed(stage, direction, microbatch, self._since(self._began, start), self._since(self._began, stop))
             self.last_step.append(timed)
             seconds = timed.stop_seconds - timed.start_seconds if self._on_gpu else processor_seconds
-            self._seconds.setdefault((stage, direction), []).append(seconds)
+            all_seconds.setdefault((stage, direction), []).append(seconds)
+        self._steps.append(all_seconds)
 
-    def forget(self) -> None:
-        """Start anew: the first step also sets things up."""
-        self._seconds.clear()
+    def keep(self, steps: Collection[int]) -> None:
+        """Of the steps so far, numbered from 0, count only these: a first step also sets things up."""
+        self._steps = deque((step for k, step in enumerate(self._steps) if k in steps), maxlen=KEPT_STEPS)
 
     def median_seconds(self, stage: int, direction: Pass) -> float:
         """Of the device, for one microbatch; 0.0 where the stage never ran this pass."""
-        return median(self._seconds.get((stage, direction), [0.0]))
+        return median([one for step in self._steps for one in step.get((stage, direction), ())] or [0.0])
 
     def _timed(self, inner: Callable[..., Any], pass_of: Callable[[dict[str, Any]], Pass], stage: int) -> Any:
         def timed(microbatch: int, *arguments: Any, **options: Any) -> Any:

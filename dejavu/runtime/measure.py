@@ -2,7 +2,8 @@
 
 A process pinned to one core (or one GPU) with one compute thread runs each distinct layer forward, backward and
 through the optimizer, and prints one JSON line for each figure. Companions do the same on the other cores meanwhile,
-because in a pipeline they are busy too and share caches and memory.
+because in a pipeline they are busy too and share caches and memory. Repeats that somebody outside this machine
+disturbed do not count (`quiet`); a layer of which too few were left undisturbed is measured again after all others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import IO, Any
+from statistics import median
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
@@ -30,6 +32,7 @@ from dejavu.models import layers_of, model_of
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
+from dejavu.runtime.quiet import DISTURBED, Quiet, undisturbed
 from dejavu.runtime.timing import mean_spread, spread
 from dejavu.workload import Workload
 
@@ -40,6 +43,7 @@ MOST_REPEATS = 50
 IN_FLIGHT = 4  # microbatches
 LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
 SECONDS_PER_LAYER = 1.2
+MOST_SECONDS_PER_LAYER = 4.0  # while fewer repeats than the least were undisturbed
 
 
 class MeasureError(DejavuError):
@@ -82,6 +86,7 @@ def measure_layers(
     names = {layer.signature: layer.name for layer in graph.layers}
     flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
     families = {layer.signature: layer.family for layer in graph.layers}
+    begun: set[str] = set()
     try:
         for number, process in enumerate((child, *companions)):
             on_start(number, process.pid)
@@ -89,8 +94,9 @@ def measure_layers(
         for line in child.stdout:
             row = json.loads(line)
             signature, direction = row.pop("signature"), row["direction"]
-            if direction == DIRECTIONS[0]:
+            if direction == DIRECTIONS[0] and signature not in begun:
                 progress(names[signature])
+                begun.add(signature)
             yield Measurement(
                 kind="layer",
                 subject=subject_of(signature, direction, workload.optimizer),
@@ -130,76 +136,131 @@ def _start(job: dict[str, Any], errors: IO[str] | None = None) -> subprocess.Pop
 def _main(job: dict[str, Any]) -> None:
     """The measuring process: one line of JSON for each figure; a companion goes on until it is ended."""
     die_with_parent(signal.SIGKILL)
-    workload = Workload.model_validate(job["workload"])
     device = claim_device(job["core"])
-    graph, builders, model = capture(workload, job["kind"]), layers_of(workload), model_of(workload)
-    dataset = dataset_of(workload)
+    for row in _figures(job, device):
+        print(json.dumps(row), flush=True)
+
+
+def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Of each layer and pass, as it is known; of a layer that was disturbed all the while, again at the end."""
+    workload = Workload.model_validate(job["workload"])
+    layers = _Layers(workload, capture(workload, job["kind"]), device)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
-    while True:
-        wanted = set(job["signatures"])
-        inputs, targets = dataset.batch(0, workload.microbatch_size, seed=workload.seed)
-        dtype = DTYPES[workload.dtype]
-        x = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
-        for position, (layer, builder) in enumerate(zip(graph.layers, builders, strict=True)):
-            last = position == len(builders) - 1
+    quiet = Quiet() if device.type == "cpu" and job["average"] == "median" else None
+    wanted, is_again = list(job["signatures"]), False
+    while wanted:
+        looks: dict[str, float] = {}
+        for signature, work in layers.of(wanted):
+            seconds, looks[signature] = _time_layer(work, workload, quiet)
+            for direction, times in seconds.items():
+                yield {"signature": signature, "direction": direction, **figures_of(times)}
+        if not job["until_ended"]:
+            wanted = [name for name in wanted if quiet and quiet.slowdown(looks[name]) > DISTURBED and not is_again]
+            is_again = True
+
+
+class _Work(NamedTuple):
+    """A layer with what comes to it in a training.
+
+    Attributes:
+        loss: behind the last layer.
+        splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
+    """
+
+    module: torch.nn.Module
+    x: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    targets: torch.Tensor
+    splits: bool
+
+
+class _Layers:
+    """The layers of a model, one at a time."""
+
+    def __init__(self, workload: Workload, graph: Graph, device: torch.device) -> None:
+        self.workload, self.graph, self.device = workload, graph, device
+        self.builders, self.loss = layers_of(workload), model_of(workload).loss
+
+    def of(self, signatures: Sequence[str]) -> Iterator[tuple[str, _Work]]:
+        """Those with these signatures, each once."""
+        wanted, dtype = set(signatures), DTYPES[self.workload.dtype]
+        inputs, targets = dataset_of(self.workload).batch(0, self.workload.microbatch_size, seed=self.workload.seed)
+        x = inputs.to(self.device, dtype) if inputs.is_floating_point() else inputs.to(self.device)
+        for position, (layer, builder) in enumerate(zip(self.graph.layers, self.builders, strict=True)):
             if layer.signature in wanted:
                 wanted.discard(layer.signature)
-                module = builder.build().to(device, dtype)
-                loss = model.loss if last else None
-                passes = _time_layer(module, x, loss, targets.to(device), workload, splits=position > 0)
-                for direction, seconds in passes.items():
-                    figures = {"signature": layer.signature, "direction": direction, **figures_of(seconds)}
-                    print(json.dumps(figures), flush=True)
-            x = torch.randn(layer.output_shape, dtype=dtype, device=device)
-        if not job["until_ended"]:
-            break
+                loss = self.loss if position == len(self.builders) - 1 else None
+                module = builder.build().to(self.device, dtype)
+                yield layer.signature, _Work(module, x, loss, targets.to(self.device), splits=position > 0)
+            x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
 
-def _time_layer(
-    module: torch.nn.Module,
-    x: torch.Tensor,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
-    targets: torch.Tensor,
-    workload: Workload,
-    *,
-    splits: bool,
+def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[dict[str, list[float]], float]:
+    """Seconds of every pass in undisturbed repeats, and the median look beside these; gradients accumulate, as they do
+    over the microbatches of a step."""
+    parameters = list(work.module.parameters())
+    optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
+    splits = work.splits and work.x.is_floating_point() and bool(parameters)
+    repeats: list[dict[str, list[float]]] = []
+    looks: list[float] = []
+    started = time.perf_counter()
+    for number in range(WARMUP_REPEATS):
+        _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
+    if quiet:
+        quiet.look()
+    while not _are_enough(looks, time.perf_counter() - started, quiet):
+        repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
+        looks.append(quiet.look() if quiet else 0.0)
+    chosen = _counted(looks, quiet)
+    seconds = {
+        direction: [one for k in chosen for one in repeats[k].get(direction, ())]
+        for direction in (*DIRECTIONS, *(PARTS if splits else ()))
+    }
+    return seconds, median(looks[k] for k in chosen)
+
+
+def _are_enough(looks: Sequence[float], seconds: float, quiet: Quiet | None) -> bool:
+    if len(undisturbed(_slowdowns(looks, quiet))) >= LEAST_REPEATS:
+        return len(looks) >= MOST_REPEATS or seconds > SECONDS_PER_LAYER
+    return len(looks) >= LEAST_REPEATS and seconds > MOST_SECONDS_PER_LAYER
+
+
+def _counted(looks: Sequence[float], quiet: Quiet | None) -> list[int]:
+    """Numbers of repeats: of the even ones, and of the odd ones, which may run in parts, at least two each."""
+    slowdowns = _slowdowns(looks, quiet)
+    return [2 * k + odd for odd in (0, 1) for k in undisturbed(slowdowns[odd::2], LEAST_REPEATS // 2)]
+
+
+def _slowdowns(looks: Sequence[float], quiet: Quiet | None) -> list[float]:
+    return [quiet.slowdown(seconds) if quiet else 1.0 for seconds in looks]
+
+
+def _repeat(
+    work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
 ) -> dict[str, list[float]]:
-    """Seconds of every pass; gradients accumulate, as they do over the microbatches of a step.
-
-    With `splits` every second repeat runs the backward pass in its two parts, as torch's runtime does.
+    """Seconds of each pass.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
     its activations still in the cache and be some per cent too fast.
     """
-    x = x.detach()
-    parameters = list(module.parameters())
-    optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
-    splits = splits and x.is_floating_point() and bool(parameters)
-    seconds: dict[str, list[float]] = {direction: [] for direction in (*DIRECTIONS, *(PARTS if splits else ()))}
-    started = time.perf_counter()
-    for repeat in range(WARMUP_REPEATS + MOST_REPEATS):
-        if repeat >= WARMUP_REPEATS + LEAST_REPEATS and time.perf_counter() - started > SECONDS_PER_LAYER:
-            break
-        if repeat == WARMUP_REPEATS:
-            for times in seconds.values():
-                times.clear()
-        ends = []
-        for _ in range(IN_FLIGHT):
-            fresh = x.clone().requires_grad_(x.is_floating_point())
-            with _timed(seconds["forward"]):
-                output = module(fresh)
-                ends.append((fresh, loss(output, targets) if loss else output))
-        for fresh, end in ends:
-            if splits and repeat % 2:
-                _backward_in_parts(fresh, end, parameters, seconds)
-                continue
-            arriving = torch.ones_like(end)
-            with _timed(seconds["backward"]):
-                if end.requires_grad:
-                    torch.autograd.backward(end, arriving)
-        with _timed(seconds["optimizer"]):
-            if optimizer:
-                optimizer.step()
+    seconds: dict[str, list[float]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
+    ends = []
+    for _ in range(IN_FLIGHT):
+        fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
+        with _timed(seconds["forward"]):
+            output = work.module(fresh)
+            ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
+    for fresh, end in ends:
+        if in_parts:
+            _backward_in_parts(fresh, end, parameters, seconds)
+            continue
+        arriving = torch.ones_like(end)
+        with _timed(seconds["backward"]):
+            if end.requires_grad:
+                torch.autograd.backward(end, arriving)
+    with _timed(seconds["optimizer"]):
+        if optimizer:
+            optimizer.step()
     return seconds
 
 

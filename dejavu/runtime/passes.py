@@ -32,13 +32,15 @@ from dejavu.runtime.launcher import LaunchError, rank_environment
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.quiet import Quiet, undisturbed
 from dejavu.runtime.timing import spread
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
 ALONE, EXCHANGE = "alone", "exchange"  # subjects of the rows: stages on one rank, and on two
 SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
 NUM_MICROBATCHES = 16
-WARMUP_STEPS, STEPS = 2, 8
+WARMUP_STEPS, STEPS = 2, 24
+LEAST_STEPS = 8  # count, however disturbed
 TIMEOUT_SECONDS = 300.0
 LEAST_SECONDS = 1e-6  # of a step: differences of two noisy times may come out below zero
 
@@ -98,18 +100,22 @@ def _main() -> None:
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = claim_device(rank)
     dist.init_process_group("gloo")
+    quiet = Quiet()
     for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:
-        seconds = _beside_layers(size // 4, rank, num_ranks, device)
         both: list[Any] = [None] * num_ranks
-        dist.all_gather_object(both, seconds)
+        dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, quiet))
         if rank == 0:
-            each = [sum(step) / num_ranks for step in zip(*both, strict=True)]
-            print(json.dumps({"size_bytes": size, **spread(each)}), flush=True)
+            each = [sum(step) / num_ranks for step in zip(*(seconds for seconds, _ in both), strict=True)]
+            slowest = [max(step) for step in zip(*(slowdowns for _, slowdowns in both), strict=True)]
+            counted = [each[step] for step in undisturbed(slowest, LEAST_STEPS)]
+            print(json.dumps({"size_bytes": size, **spread(counted)}), flush=True)
     dist.destroy_process_group()
 
 
-def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device) -> list[float]:
-    """Of one pass, for each step."""
+def _beside_layers(
+    width: int, rank: int, num_ranks: int, device: torch.device, quiet: Quiet
+) -> tuple[list[float], list[float]]:
+    """Seconds of one pass in each step, and each step's slowdown on this rank's core."""
     B = NUM_MICROBATCHES
     workload = Workload(
         model=f"{__spec__.name}:two_layers",
@@ -136,17 +142,20 @@ def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device) 
             end = loss(x, targets[:1]) if has_loss else x.sum()
             end.backward()
 
-    found = []
+    found, looks = list[float](), list[float]()
+    quiet.look()
     for step in range(WARMUP_STEPS + STEPS):
         times = [time.process_time()]
         pipeline(step, batch, targets)
         times.append(time.process_time())
         layers_alone()
         times.append(time.process_time())
+        look = quiet.look()
         if step >= WARMUP_STEPS:
+            looks.append(look)
             whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
             found.append(max(whole - alone, LEAST_SECONDS) / (2 * B))
-    return found
+    return found, [quiet.slowdown(seconds) for seconds in looks]
 
 
 if __name__ == "__main__":

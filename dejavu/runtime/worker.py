@@ -91,7 +91,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
 
     def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
         if step == first and job.last_step - first > 1:
-            clock.forget()  # the first step also sets things up
+            clock.keep(())  # the first step also sets things up
         else:
             seconds.append(step_seconds)
             optimizer_seconds.append(once_seconds)

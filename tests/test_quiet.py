@@ -1,0 +1,155 @@
+"""Which work was undisturbed, and that only such work counts where layers and steps are measured."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dejavu.graph import capture
+from dejavu.runtime import measure, quiet
+from dejavu.runtime.clock import Clock
+from dejavu.runtime.measure import LEAST_REPEATS, MOST_REPEATS, _figures
+from dejavu.runtime.quiet import DISTURBED, Quiet, look_seconds, undisturbed
+from dejavu.schedule import Pass
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+
+LOOKS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)
+CPU = torch.device("cpu")
+
+
+@given(LOOKS)
+def test_a_look_is_the_slower_of_two_in_turn(looks: list[float]) -> None:
+    watch = Quiet()
+    found = [watch.look(seconds) for seconds in looks]
+    assert found == [looks[0], *(max(pair) for pair in itertools.pairwise(looks))]
+    assert watch.least_seconds == min(looks)
+
+
+@given(LOOKS, st.integers(0, 40))
+def test_the_undisturbed_and_at_least_so_many(looks: list[float], least: int) -> None:
+    watch = Quiet()
+    for seconds in looks:
+        watch.look(seconds)
+    chosen = undisturbed([watch.slowdown(seconds) for seconds in looks], least)
+    assert chosen == sorted(set(chosen)) and len(chosen) >= min(least, len(looks))
+    calm = {k for k, seconds in enumerate(looks) if seconds / min(looks) <= DISTURBED}
+    assert calm <= set(chosen) and len(chosen) <= max(least, len(calm))
+    left_out = [looks[k] for k in range(len(looks)) if k not in chosen]
+    assert not left_out or max(looks[k] for k in chosen) <= min(left_out)
+
+
+def test_a_loop_takes_time() -> None:
+    assert 0.0 < look_seconds() < 1.0
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload(
+        model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
+        data="synthetic",
+        synthetic=SyntheticSettings(num_classes=20),
+        sequence_length=8,
+        batch_size=8,
+        num_microbatches=4,
+        trials=TrialSettings(count=0),
+    )
+
+
+def figures(
+    workload: Workload,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: Iterator[float],
+    *,
+    average: str = "median",
+    most_seconds: float = 0.0,
+) -> list[tuple[str, str, int]]:
+    """Signature, direction and number of repeats of each figure, where the loop takes these seconds in turn."""
+    monkeypatch.setattr(quiet, "look_seconds", lambda: next(looks))
+    monkeypatch.setattr(measure, "MOST_SECONDS_PER_LAYER", most_seconds)
+    monkeypatch.setattr(measure, "SECONDS_PER_LAYER", 0.0)
+    graph = capture(workload)
+    job = {
+        "workload": workload.model_dump(mode="json"),
+        "kind": graph.kind,
+        "signatures": list(dict.fromkeys(layer.signature for layer in graph.layers)),
+        "average": average,
+        "until_ended": False,
+    }
+    return [(row["signature"], row["direction"], row["repeats"]) for row in _figures(job, CPU)]
+
+
+def test_disturbed_repeats_do_not_count(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+    # One look before each layer, one behind each repeat: of the first layer two repeats have a slow look beside them.
+    looks = itertools.chain([1.0, 1.0, 2.0], itertools.repeat(1.0))
+    assert figures(workload, monkeypatch, looks, most_seconds=60.0) == calm
+    assert {row[0] for row in calm} == {layer.signature for layer in capture(workload).layers}
+    assert {count for _, direction, count in calm if direction == "optimizer"} == {LEAST_REPEATS}
+    # Where there is no time for more, some of the slow ones count too: of those in parts and the others two each.
+    looks = itertools.chain([1.0, 1.0, 2.0], itertools.repeat(1.0))
+    hurried = figures(workload, monkeypatch, looks)
+    assert [row[:2] for row in hurried] == [row[:2] for row in calm]
+    assert next(count for _, direction, count in hurried if direction == "optimizer") == LEAST_REPEATS - 1
+
+
+def test_a_layer_that_was_always_disturbed_is_measured_again(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.chain(itertools.repeat(2.0, LEAST_REPEATS + 1), itertools.repeat(1.0))
+    found = figures(workload, monkeypatch, looks)
+    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+    first = [row[:2] for row in calm if row[0] == calm[0][0]]
+    assert [row[:2] for row in found] == [*(row[:2] for row in calm), *first]
+
+
+def test_one_that_is_never_undisturbed_is_counted_all_the_same(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first look every one is slow: nothing waits for ever, and every figure is there."""
+    found = figures(workload, monkeypatch, itertools.chain([1.0], itertools.repeat(2.0)))
+    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+    assert [row[:2] for row in found] == [row[:2] for row in calm] * 2
+    assert all(2 <= count <= 4 * MOST_REPEATS for _, _, count in found)
+
+
+def test_of_a_device_that_pauses_all_repeats_count(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU quota's pauses would look like a disturbance."""
+    found = figures(workload, monkeypatch, iter(()), average="mean")
+    assert all(count >= 2 for _, _, count in found) and found
+
+
+class Spinning:
+    """As one of torch's stages, with passes that take the processor as long as they are told."""
+
+    stage_index = 0
+    seconds = 0.0
+
+    def forward_one_chunk(self, microbatch: int) -> None:
+        stop = time.thread_time() + self.seconds
+        while time.thread_time() < stop:
+            pass
+
+    def backward_one_chunk(self, microbatch: int, full_backward: bool = True) -> None: ...
+
+    def backward_weight_one_chunk(self, microbatch: int) -> None: ...
+
+
+@pytest.mark.parametrize(("kept", "milliseconds"), [((0, 2), 2), ((1,), 20), ((), 0), (range(99), 2)])
+def test_a_clock_counts_the_steps_that_are_kept(kept: Sequence[int], milliseconds: float) -> None:
+    clock, stage = Clock(CPU), Spinning()
+    clock.watch(stage)
+    for stage.seconds in (0.002, 0.02, 0.002):
+        clock.begin_step()
+        for microbatch in range(3):
+            stage.forward_one_chunk(microbatch)
+        clock.end_step()
+    clock.keep(kept)
+    found = clock.median_seconds(0, Pass.FORWARD)
+    assert milliseconds / 1e3 <= found < milliseconds / 1e3 + 0.01
+    assert [timed.microbatch for timed in clock.last_step] == [0, 1, 2]
