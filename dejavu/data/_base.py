@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -107,15 +107,16 @@ class Stored(Dataset):
         """What is trained on and what is tested on; the latter is empty where nothing is held out."""
 
     def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
-        train, _ = self._usable_parts()
+        train, _ = self._usable_parts
         return train.take(np.random.default_rng((seed, step)).integers(0, train.num_examples, size=batch_size))
 
     def test_batch(self, count: int, *, seed: int) -> Batch:
-        _, test = self._usable_parts()
+        _, test = self._usable_parts
         if not test.num_examples:
             raise nothing_held_out()
         return test.take(stream_of_tests(seed).choice(test.num_examples, min(count, test.num_examples), replace=False))
 
+    @cached_property  # a text's windows are counted anew otherwise for every batch
     def _usable_parts(self) -> tuple[Part, Part]:
         train, test = self.parts()
         if self.held_out and not (train.num_examples and test.num_examples):
