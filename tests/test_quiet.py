@@ -79,6 +79,7 @@ def figures(
         "kind": graph.kind,
         "signatures": list(dict.fromkeys(layer.signature for layer in graph.layers)),
         "average": average,
+        "on_processor": False,
         "until_ended": False,
     }
     return [(row["signature"], row["direction"], row["repeats"]) for row in _figures(job, CPU)]

@@ -2,7 +2,8 @@
 
 Stage costs come from a fresh cost database: every distinct layer is measured alone, as `dejavu profile` does, at each
 microbatch size, and so are messages and what the runtime takes of a core. Where there are more ranks than cores, rank r
-sits on core r mod the number of cores, and the simulator lets the ranks of a core share it equally.
+sits on core r mod the number of cores, the simulator lets the ranks of a core share it equally, and layers are measured
+with as many processes on each core: they take turns with its caches, too.
 A machine that others share is disturbed for seconds at a time (`dejavu.runtime.quiet`): such repeats and such steps do
 not count, and the table says how many did. `all_steps_percent` is the error against all steps, disturbed or not. Costs
 are measured before and after the trainings that they are to foretell; what is simulated is the mean.
@@ -33,6 +34,7 @@ from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign
 from dejavu.runtime.job import StageTimes
+from dejavu.runtime.measure import measure_layers
 from dejavu.schedule import allowed_microbatches, schedule_named
 from dejavu.simulate import StageSeconds, play_posed, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
@@ -89,14 +91,14 @@ def table(
     (name,) = cluster.device_counts
     core = replace(one_device(), device_type=name)
     with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
-        for (model, count), group in _groups(_settings(ranks, microbatches, schedules)).items():
-            # Just before they are used: the speed of a machine that others share drifts within minutes.
-            workload, databases = group[0].workload, [Path(folder) / f"{model}-{count}-{when}" for when in range(2)]
-            costs = [_costs(workload, cluster, databases[0])]
+        for (model, num_ranks, count), group in _groups(_settings(ranks, microbatches, schedules)).items():
+            # Just before and after they are used: the speed of a machine that others share drifts within minutes.
+            workload, database = group[0].workload, Path(folder) / f"{model}-{num_ranks}-{count}"
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
             jobs = [job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)]
+            before = _costs(workload, cluster, num_ranks, database / "before")
             found = train_all(jobs, only_undisturbed=True)
-            costs.append(_costs(workload, cluster, databases[1]))
+            costs = (before, _costs(workload, cluster, num_ranks, database / "after"))
             rows += [_row(s, one.plan, costs, run) for s, one, run in zip(group, plans, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
     efficient = [row["efficiency_percent"] for row in rows if row["microbatches"] >= LEAST_FOR_EFFICIENCY]
@@ -124,10 +126,10 @@ def _settings(ranks: tuple[int, ...], microbatches: tuple[int, ...], schedules: 
                             yield Setting(model, num_ranks, name, cuts, bounds, count)
 
 
-def _groups(settings: Iterator[Setting]) -> dict[tuple[str, int], list[Setting]]:
-    found: dict[tuple[str, int], list[Setting]] = {}
+def _groups(settings: Iterator[Setting]) -> dict[tuple[str, int, int], list[Setting]]:
+    found: dict[tuple[str, int, int], list[Setting]] = {}
     for setting in settings:
-        found.setdefault((setting.model, setting.num_microbatches), []).append(setting)
+        found.setdefault((setting.model, setting.num_ranks, setting.num_microbatches), []).append(setting)
     return found
 
 
@@ -140,10 +142,14 @@ def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(moved)
 
 
-def _costs(workload: Workload, cluster: Cluster, database: Path) -> Posed:
-    """Measured now, as the product measures and prices."""
-    Campaign(capture(workload), workload, cluster, ProfileDatabase(database)).run()
-    return pose_workload(workload, cluster, database, Parallelism.one_device(), {})
+def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -> Posed:
+    """Measured now, as the product measures and prices; layers by as many processes at once as there are ranks."""
+    graph, database = capture(workload), ProfileDatabase(folder)
+    (name,) = cluster.device_counts
+    signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
+    database.append(list(measure_layers(workload, graph, signatures, name, num_busy=num_ranks)))
+    Campaign(graph, workload, cluster, database).run(("transfers", "passes"))
+    return pose_workload(workload, cluster, folder, Parallelism.one_device(), {})
 
 
 def played(times: StageTimes) -> StageSeconds:

@@ -9,6 +9,7 @@ disturbed do not count (`quiet`); a layer of which too few were left undisturbed
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -64,7 +65,8 @@ def measure_layers(
     """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
 
     Args:
-        num_busy: how many cores work at once, the measured one among them.
+        num_busy: how many devices work at once, the measured one among them. Where they are more than the cores of a
+            machine without GPUs, they share these, and what counts is processor seconds.
         in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
             so only the mean of many tells what they take.
         on_start: called with the number and process id of each that works; 0 is the measured one.
@@ -73,11 +75,13 @@ def measure_layers(
         MeasureError: the measuring process failed.
     """
     average = "mean" if in_slices else "median"
+    on_processor = not torch.cuda.is_available() and num_busy > len(os.sched_getaffinity(0))
     job = {
         "workload": workload.model_dump(mode="json"),
         "kind": graph.kind,
         "signatures": list(signatures),
         "average": average,
+        "on_processor": on_processor,
     }
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A pipe that nobody reads would stop a process that warns much.
@@ -109,7 +113,8 @@ def measure_layers(
                 host_fingerprint=host_fingerprint(),
                 torch_version=torch.__version__,
                 source="measured",
-                how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}",
+                how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, "
+                f"{average}{' of processor seconds' if on_processor else ''}",
                 measured_at=datetime.now(UTC),
                 **row,
             )
@@ -144,7 +149,8 @@ def _main(job: dict[str, Any]) -> None:
 def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     """Of each layer and pass, as it is known; of a layer that was disturbed all the while, again at the end."""
     workload = Workload.model_validate(job["workload"])
-    layers = _Layers(workload, capture(workload, job["kind"]), device)
+    now = time.thread_time if job["on_processor"] else _now
+    layers = _Layers(workload, capture(workload, job["kind"]), device, now)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
     quiet = Quiet() if device.type == "cpu" and job["average"] == "median" else None
     wanted, is_again = list(job["signatures"]), False
@@ -165,6 +171,7 @@ class _Work(NamedTuple):
     Attributes:
         loss: behind the last layer.
         splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
+        now: reads the clock, in seconds.
     """
 
     module: torch.nn.Module
@@ -172,13 +179,14 @@ class _Work(NamedTuple):
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     targets: torch.Tensor
     splits: bool
+    now: Callable[[], float]
 
 
 class _Layers:
     """The layers of a model, one at a time."""
 
-    def __init__(self, workload: Workload, graph: Graph, device: torch.device) -> None:
-        self.workload, self.graph, self.device = workload, graph, device
+    def __init__(self, workload: Workload, graph: Graph, device: torch.device, now: Callable[[], float]) -> None:
+        self.workload, self.graph, self.device, self.now = workload, graph, device, now
         self.builders, self.loss = layers_of(workload), model_of(workload).loss
 
     def of(self, signatures: Sequence[str]) -> Iterator[tuple[str, _Work]]:
@@ -191,7 +199,7 @@ class _Layers:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
                 module = builder.build().to(self.device, dtype)
-                yield layer.signature, _Work(module, x, loss, targets.to(self.device), splits=position > 0)
+                yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0, self.now)
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
 
@@ -247,38 +255,42 @@ def _repeat(
     ends = []
     for _ in range(IN_FLIGHT):
         fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
-        with _timed(seconds["forward"]):
+        with _timed(seconds["forward"], work.now):
             output = work.module(fresh)
             ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
     for fresh, end in ends:
         if in_parts:
-            _backward_in_parts(fresh, end, parameters, seconds)
+            _backward_in_parts(work, fresh, end, parameters, seconds)
             continue
         arriving = torch.ones_like(end)
-        with _timed(seconds["backward"]):
+        with _timed(seconds["backward"], work.now):
             if end.requires_grad:
                 torch.autograd.backward(end, arriving)
-    with _timed(seconds["optimizer"]):
+    with _timed(seconds["optimizer"], work.now):
         if optimizer:
             optimizer.step()
     return seconds
 
 
 def _backward_in_parts(
-    x: torch.Tensor, end: torch.Tensor, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]
+    work: _Work,
+    x: torch.Tensor,
+    end: torch.Tensor,
+    parameters: list[torch.nn.Parameter],
+    seconds: dict[str, list[float]],
 ) -> None:
     arriving = [torch.ones_like(end)]
-    with _timed(seconds["backward_input"]):
+    with _timed(seconds["backward_input"], work.now):
         _, groups = stage_backward_input([end], arriving, [x], iter(parameters))
-    with _timed(seconds["backward_weight"]):
+    with _timed(seconds["backward_weight"], work.now):
         stage_backward_weight(iter(parameters), groups)
 
 
 @contextmanager
-def _timed(seconds: list[float]) -> Iterator[None]:
-    started = _now()
+def _timed(seconds: list[float], now: Callable[[], float]) -> Iterator[None]:
+    started = now()
     yield
-    seconds.append(max(_now() - started, LEAST_SECONDS))
+    seconds.append(max(now() - started, LEAST_SECONDS))
 
 
 def _now() -> float:
