@@ -40,7 +40,7 @@ from dejavu.schedule import Pass
 
 POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
-ENOUGH_STEPS, LEAST_STEPS = 7, 3  # undisturbed ones: a training ends, counts
+ENOUGH_STEPS, LEAST_STEPS = 5, 3  # undisturbed ones: a training ends; count, however disturbed
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from dejavu.schedule import allowed_microbatches, schedule_named
 from dejavu.simulate import StageSeconds, play_posed, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
-STEPS = 32  # of a training at most; it ends when enough were undisturbed
+STEPS = 24  # of a training at most; it ends when enough were undisturbed
 LEAST_FOR_EFFICIENCY = 8  # microbatches
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "zbv")
 BASE = {"batch_size": 32, "num_microbatches": 8, "trials": TrialSettings(count=0)}
