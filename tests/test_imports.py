@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 from pathlib import Path
 
 import pytest
+
+from dejavu.imports import uncollected
 
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
@@ -93,3 +97,20 @@ def test_every_part_stands() -> None:
     for part in ORDER:
         path = ROOT / "dejavu" / part
         assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), f"dejavu has no {part}"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_no_garbage_is_looked_for_while_a_process_imports(is_enabled: bool, fails: bool) -> None:
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with contextlib.suppress(ImportError), uncollected():
+            assert not gc.isenabled()
+            if fails:
+                raise ImportError
+        assert gc.isenabled() == is_enabled
+        assert gc.get_freeze_count() > 0  # nor ever among what was imported
+    finally:
+        gc.unfreeze()
+        (gc.enable if was_enabled else gc.disable)()

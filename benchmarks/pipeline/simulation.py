@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import typer
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_all
@@ -91,7 +92,10 @@ def table(
     (name,) = cluster.device_counts
     core = replace(one_device(), device_type=name)
     with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
-        for (model, num_ranks, count), group in _groups(_settings(ranks, microbatches, schedules)).items():
+        groups = _groups(_settings(ranks, microbatches, schedules))
+        for (model, num_ranks, count), group in groups.items():
+            total = sum(map(len, groups.values()))
+            typer.echo(f"{len(rows)} of {total}: {model}, {num_ranks} ranks, {count} microbatches", err=True)
             # Just before and after they are used: the speed of a machine that others share drifts within minutes.
             workload, database = group[0].workload, Path(folder) / f"{model}-{num_ranks}-{count}"
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
