@@ -52,6 +52,7 @@ def run(
     from flows.temporary_server import use_temporary_server
 
     _, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end here, before anything starts
+    typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
     with use_temporary_server(Path.cwd()) as server:
         from dejavu.imports import uncollected
 
