@@ -40,7 +40,8 @@ from dejavu.schedule import Pass
 
 POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
-ENOUGH_STEPS, LEAST_STEPS = 5, 3  # undisturbed ones: a training ends; count, however disturbed
+ENOUGH_STEPS = 5  # undisturbed ones: with them a training ends
+LEAST_STEPS = 3  # count, however disturbed
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Trained:
     Attributes:
         step_seconds: of every step after the first ones, or of those of them that were undisturbed; the slowest rank's.
         all_step_seconds: of every step after the first ones.
+        num_undisturbed: how many of these were, if it was asked; where too few, `step_seconds` has others, too.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
     """
@@ -57,6 +59,7 @@ class Trained:
     losses: tuple[float, ...]
     step_seconds: tuple[float, ...]
     all_step_seconds: tuple[float, ...]
+    num_undisturbed: int
     stages: tuple[StageTimes, ...]
     passes: tuple[tuple[Timed, ...], ...]
 
@@ -77,9 +80,8 @@ def train_all(jobs: Sequence[TrainingJob], *, only_undisturbed: bool = False) ->
     found: dict[int, Trained] = {}
     for num_ranks in sorted({len(job.binding.placements) for job in jobs}):
         numbers = [k for k, job in enumerate(jobs) if len(job.binding.placements) == num_ranks]
-        found.update(
-            zip(numbers, train_in_turn([jobs[k] for k in numbers], only_undisturbed=only_undisturbed), strict=True)
-        )
+        trained = train_in_turn([jobs[k] for k in numbers], only_undisturbed=only_undisturbed)
+        found.update(zip(numbers, trained, strict=True))
     return [found[number] for number in range(len(jobs))]
 
 
@@ -141,9 +143,14 @@ def _row_path(path: Path, number: int) -> Path:
 
 
 def _trained(row: dict[str, Any]) -> Trained:
-    stages = tuple(StageTimes(**times) for times in row["stages"])
-    passes = tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"])
-    return Trained(tuple(row["losses"]), tuple(row["step_seconds"]), tuple(row["all_step_seconds"]), stages, passes)
+    return Trained(
+        losses=tuple(row["losses"]),
+        step_seconds=tuple(row["step_seconds"]),
+        all_step_seconds=tuple(row["all_step_seconds"]),
+        num_undisturbed=row["num_undisturbed"],
+        stages=tuple(StageTimes(**times) for times in row["stages"]),
+        passes=tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"]),
+    )
 
 
 def _main(path: Path) -> None:
@@ -204,17 +211,17 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
             losses.append(loss)
         if cores:
             looks.append(cores.look())
-            if len(undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]))) == ENOUGH_STEPS:
+            if len(undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]))) >= ENOUGH_STEPS:
                 raise _Enough
 
     if cores:
         cores.look()
     with suppress(_Enough):
         train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
-    after = range(WARMUP_STEPS, len(seconds))
-    counted = (
-        [after[k] for k in undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]), LEAST_STEPS)] if cores else list(after)
-    )
+    counted, slowdowns = list(range(WARMUP_STEPS, len(seconds))), list[float]()
+    if cores:
+        slowdowns = cores.slowdowns(looks[WARMUP_STEPS:])
+        counted = [counted[k] for k in undisturbed(slowdowns, LEAST_STEPS)]
     pipeline.clock.keep(counted)
     once = median([seconds[k][1] for k in counted] or [0.0]) / len(pipeline.modules)
     own = [stage_times(pipeline.clock, s, place, once, peak_bytes(device)) for s in pipeline.modules]
@@ -225,6 +232,7 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
     return {
         "step_seconds": [slowest[k] for k in counted],
         "all_step_seconds": slowest[WARMUP_STEPS:],
+        "num_undisturbed": len(undisturbed(slowdowns)),
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
         "passes": gather_passes(pipeline.clock, job.binding),

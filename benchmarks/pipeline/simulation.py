@@ -25,7 +25,7 @@ import numpy as np
 import typer
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
-from benchmarks.pipeline.ranks import Trained, train_all
+from benchmarks.pipeline.ranks import LEAST_STEPS, Trained, train_all
 from dejavu.cluster import Cluster, this_machine
 from dejavu.graph import capture
 from dejavu.parallelism import Parallelism
@@ -34,7 +34,7 @@ from dejavu.planning.prices import pose_workload
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.job import StageTimes
+from dejavu.runtime.job import StageTimes, TrainingJob
 from dejavu.runtime.measure import measure_layers
 from dejavu.schedule import allowed_microbatches, schedule_named
 from dejavu.simulate import StageSeconds, play_posed, simulate
@@ -88,7 +88,8 @@ def table(
     schedules: tuple[str, ...] = SCHEDULES,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Every model × ranks × schedule × cuts × microbatches."""
-    cluster, rows = this_machine(), []
+    cluster = this_machine()
+    rows: list[dict[str, Any]] = []
     (name,) = cluster.device_counts
     core = replace(one_device(), device_type=name)
     with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
@@ -101,7 +102,7 @@ def table(
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
             jobs = [job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)]
             before = _costs(workload, cluster, num_ranks, database / "before")
-            found = train_all(jobs, only_undisturbed=True)
+            found = _train_in_quiet(jobs)
             costs = (before, _costs(workload, cluster, num_ranks, database / "after"))
             rows += [_row(s, one.plan, costs, run) for s, one, run in zip(group, plans, found, strict=True)]
     errors = [abs(row["error_percent"]) for row in rows]
@@ -115,6 +116,15 @@ def table(
         "cores": os.cpu_count(),
     }
     return "Simulated against measured steps", rows, summary
+
+
+def _train_in_quiet(jobs: Sequence[TrainingJob]) -> list[Trained]:
+    """All jobs; those that were disturbed nearly all the while a second time."""
+    found = train_all(jobs, only_undisturbed=True)
+    again = [k for k, run in enumerate(found) if run.num_undisturbed < LEAST_STEPS]
+    for k, run in zip(again, train_all([jobs[k] for k in again], only_undisturbed=True), strict=True):
+        found[k] = max(found[k], run, key=lambda run: run.num_undisturbed)
+    return found
 
 
 def _settings(ranks: tuple[int, ...], microbatches: tuple[int, ...], schedules: tuple[str, ...]) -> Iterator[Setting]:
@@ -192,7 +202,7 @@ def _row(setting: Setting, plan: Plan, costs: Sequence[Posed], found: Trained) -
         "simulated_ms": 1e3 * simulated,
         "error_percent": 100.0 * (simulated / measured - 1.0),
         "all_steps_percent": 100.0 * (simulated / median(found.all_step_seconds) - 1.0),
-        "steps": f"{len(found.step_seconds)} of {len(found.all_step_seconds)}",
+        "undisturbed_steps": f"{found.num_undisturbed} of {len(found.all_step_seconds)}",
         "costs_drift_percent": 100.0 * (after / before - 1.0),
         "simulated_bubble_percent": 100.0 * played_twice[0].bubble_fraction,
         "efficiency_percent": 100.0 * own.step_seconds / measured,
