@@ -182,6 +182,9 @@ class _Work(NamedTuple):
     now: Callable[[], float]
 
 
+_Ends = list[tuple[torch.Tensor, torch.Tensor]]  # what came into a layer and what came out of it, by microbatch
+
+
 class _Layers:
     """The layers of a model, one at a time."""
 
@@ -249,7 +252,7 @@ def _repeat(
     """Seconds of each pass.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
-    its activations still in the cache and be some per cent too fast.
+    its activations still in the cache and be some per cent too fast. So it is with the two parts of a backward pass.
     """
     seconds: dict[str, list[float]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
     ends = []
@@ -258,32 +261,33 @@ def _repeat(
         with _timed(seconds["forward"], work.now):
             output = work.module(fresh)
             ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
-    for fresh, end in ends:
-        if in_parts:
-            _backward_in_parts(work, fresh, end, parameters, seconds)
-            continue
-        arriving = torch.ones_like(end)
-        with _timed(seconds["backward"], work.now):
-            if end.requires_grad:
-                torch.autograd.backward(end, arriving)
+    (_backward_in_parts if in_parts else _backward)(work, ends, parameters, seconds)
     with _timed(seconds["optimizer"], work.now):
         if optimizer:
             optimizer.step()
     return seconds
 
 
+def _backward(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]) -> None:
+    for _, end in ends:
+        arriving = torch.ones_like(end)
+        with _timed(seconds["backward"], work.now):
+            if end.requires_grad:
+                torch.autograd.backward(end, arriving)
+
+
 def _backward_in_parts(
-    work: _Work,
-    x: torch.Tensor,
-    end: torch.Tensor,
-    parameters: list[torch.nn.Parameter],
-    seconds: dict[str, list[float]],
+    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]
 ) -> None:
-    arriving = [torch.ones_like(end)]
-    with _timed(seconds["backward_input"], work.now):
-        _, groups = stage_backward_input([end], arriving, [x], iter(parameters))
-    with _timed(seconds["backward_weight"], work.now):
-        stage_backward_weight(iter(parameters), groups)
+    waiting = []
+    for x, end in ends:
+        arriving = [torch.ones_like(end)]
+        with _timed(seconds["backward_input"], work.now):
+            _, groups = stage_backward_input([end], arriving, [x], iter(parameters))
+        waiting.append(groups)
+    for groups in waiting:
+        with _timed(seconds["backward_weight"], work.now):
+            stage_backward_weight(iter(parameters), groups)
 
 
 @contextmanager
