@@ -1,6 +1,6 @@
 """Running pipelines, measured; one table for each flag, all of them without any.
 
-python -m benchmarks.pipeline --json pipeline.json          # everything, about 45 minutes on 2 cores
+python -m benchmarks.pipeline --json pipeline.json          # everything, about 90 minutes on 2 cores
 python -m benchmarks.pipeline --quick --json quick.json     # a short form of everything
 python -m benchmarks.pipeline --simulation --json simulation.json
 python -m benchmarks.pipeline --losses --gain
