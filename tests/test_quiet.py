@@ -17,7 +17,7 @@ from dejavu.runtime.clock import Clock
 from dejavu.runtime.measure import LEAST_REPEATS, MOST_REPEATS, _figures
 from dejavu.runtime.quiet import DISTURBED, Quiet, look_seconds, undisturbed
 from dejavu.schedule import Pass
-from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+from dejavu.workload import Workload
 
 LOOKS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)
 CPU = torch.device("cpu")
@@ -48,19 +48,6 @@ def test_a_loop_takes_time() -> None:
     assert 0.0 < look_seconds() < 1.0
 
 
-@pytest.fixture
-def workload() -> Workload:
-    return Workload(
-        model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
-        data="synthetic",
-        synthetic=SyntheticSettings(num_classes=20),
-        sequence_length=8,
-        batch_size=8,
-        num_microbatches=4,
-        trials=TrialSettings(count=0),
-    )
-
-
 def figures(
     workload: Workload,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,43 +72,39 @@ def figures(
     return [(row["signature"], row["direction"], row["repeats"]) for row in _figures(job, CPU)]
 
 
-def test_disturbed_repeats_do_not_count(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+def test_disturbed_repeats_do_not_count(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = figures(tiny, monkeypatch, itertools.repeat(1.0))
     # One look before each layer, one behind each repeat: of the first layer two repeats have a slow look beside them.
     looks = itertools.chain([1.0, 1.0, 2.0], itertools.repeat(1.0))
-    assert figures(workload, monkeypatch, looks, most_seconds=60.0) == calm
-    assert {row[0] for row in calm} == {layer.signature for layer in capture(workload).layers}
+    assert figures(tiny, monkeypatch, looks, most_seconds=60.0) == calm
+    assert {row[0] for row in calm} == {layer.signature for layer in capture(tiny).layers}
     assert {count for _, direction, count in calm if direction == "optimizer"} == {LEAST_REPEATS}
     # Where there is no time for more, some of the slow ones count too: of those in parts and the others two each.
     looks = itertools.chain([1.0, 1.0, 2.0], itertools.repeat(1.0))
-    hurried = figures(workload, monkeypatch, looks)
+    hurried = figures(tiny, monkeypatch, looks)
     assert [row[:2] for row in hurried] == [row[:2] for row in calm]
     assert next(count for _, direction, count in hurried if direction == "optimizer") == LEAST_REPEATS - 1
 
 
-def test_a_layer_that_was_always_disturbed_is_measured_again(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_was_always_disturbed_is_measured_again(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.chain(itertools.repeat(2.0, LEAST_REPEATS + 1), itertools.repeat(1.0))
-    found = figures(workload, monkeypatch, looks)
-    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+    found = figures(tiny, monkeypatch, looks)
+    calm = figures(tiny, monkeypatch, itertools.repeat(1.0))
     first = [row[:2] for row in calm if row[0] == calm[0][0]]
     assert [row[:2] for row in found] == [*(row[:2] for row in calm), *first]
 
 
-def test_one_that_is_never_undisturbed_is_counted_all_the_same(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_never_undisturbed_is_counted_all_the_same(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first look every one is slow: nothing waits for ever, and every figure is there."""
-    found = figures(workload, monkeypatch, itertools.chain([1.0], itertools.repeat(2.0)))
-    calm = figures(workload, monkeypatch, itertools.repeat(1.0))
+    found = figures(tiny, monkeypatch, itertools.chain([1.0], itertools.repeat(2.0)))
+    calm = figures(tiny, monkeypatch, itertools.repeat(1.0))
     assert [row[:2] for row in found] == [row[:2] for row in calm] * 2
     assert all(2 <= count <= 4 * MOST_REPEATS for _, _, count in found)
 
 
-def test_of_a_device_that_pauses_all_repeats_count(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_device_that_pauses_all_repeats_count(tiny: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU quota's pauses would look like a disturbance."""
-    found = figures(workload, monkeypatch, iter(()), average="mean")
+    found = figures(tiny, monkeypatch, iter(()), average="mean")
     assert all(count >= 2 for _, _, count in found) and found
 
 

@@ -9,7 +9,6 @@ disturbed do not count (`quiet`); a layer of which too few were left undisturbed
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -59,14 +58,16 @@ def measure_layers(
     *,
     num_busy: int = 1,
     in_slices: bool = False,
+    on_processor: bool = False,
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
     """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
 
     Args:
-        num_busy: how many devices work at once, the measured one among them. Where they are more than the cores of a
-            machine without GPUs, they share these, and what counts is processor seconds.
+        num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
+            machine without GPUs, they share these.
+        on_processor: processor seconds count, not the clock's: of devices that share a core, without what others take.
         in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
             so only the mean of many tells what they take.
         on_start: called with the number and process id of each that works; 0 is the measured one.
@@ -75,7 +76,6 @@ def measure_layers(
         MeasureError: the measuring process failed.
     """
     average = "mean" if in_slices else "median"
-    on_processor = not torch.cuda.is_available() and num_busy > len(os.sched_getaffinity(0))
     job = {
         "workload": workload.model_dump(mode="json"),
         "kind": graph.kind,
@@ -207,8 +207,10 @@ class _Layers:
 
 
 def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[dict[str, list[float]], float]:
-    """Seconds of every pass in undisturbed repeats, and the median look beside these; gradients accumulate, as they do
-    over the microbatches of a step."""
+    """Seconds of every pass in undisturbed repeats, and the median look beside these.
+
+    Gradients accumulate, as they do over the microbatches of a step.
+    """
     parameters = list(work.module.parameters())
     optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
     splits = work.splits and work.x.is_floating_point() and bool(parameters)
