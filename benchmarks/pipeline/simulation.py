@@ -97,7 +97,7 @@ def table(
         for (model, num_ranks, count), group in groups.items():
             total = sum(map(len, groups.values()))
             typer.echo(f"{len(rows)} of {total}: {model}, {num_ranks} ranks, {count} microbatches", err=True)
-            # Just before and after they are used: the speed of a machine that others share drifts within minutes.
+            # Before and after they are used: the two differ where the machine itself became slower or faster.
             workload, database = group[0].workload, Path(folder) / f"{model}-{num_ranks}-{count}"
             plans = [by_hand(s.schedule, s.bounds, [core] * s.num_ranks, count) for s in group]
             jobs = [job_of(s.workload, one, STEPS) for s, one in zip(group, plans, strict=True)]
