@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +20,8 @@ from dejavu.schedule import schedule_named
 from dejavu.stage_costs import AdditiveCosts, DenseCosts, Floats, PlanError
 
 
-class InfeasibleError(DejavuError):
-    """No plan fits; the message says what is too large and what would do."""
+class DoesNotFitError(DejavuError):
+    """A stage needs more memory than its devices have; the message names the stage and what it needs."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Price:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """A search's answer.
+    """A plan, and what was proved about better ones.
 
     Attributes:
         plan, step_seconds: the best plan found and its price.
@@ -259,16 +260,88 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far the plan can be from the best, as a fraction of its price; 1.0 where nothing was proved."""
-        return 1.0 - self.lower_bound_seconds / self.step_seconds
+        """How far the plan can be from the best, of its price: 1 where nothing was proved, 0 for a free plan."""
+        return 1.0 - self.lower_bound_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
+
+
+class Obstacle(StrEnum):
+    """Why a search that proved nothing has no plan."""
+
+    OUT_OF_TIME = "out of time"
+    TOO_LARGE = "too large"  # for this search, or of a form that it does not take
+    NONE_CONSIDERED_FITS = "none considered fits"  # of the plans that this search looks at; others may
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """It is proved that the problem has no plan.
+
+    Attributes:
+        proof: a sentence for people: what is too large, and what would do.
+    """
+
+    search: str
+    proof: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return self.proof
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """No plan was found, which says nothing about whether there is one.
+
+    Attributes:
+        reason: a sentence for people.
+        lower_bound_seconds: no plan of the problem is cheaper, if it has any.
+    """
+
+    search: str
+    obstacle: Obstacle
+    reason: str
+    seconds: float
+    lower_bound_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+Answer = SearchResult | Infeasible | NotFound
+
+
+class NoPlanError(DejavuError):
+    """A plan was wanted and there is none.
+
+    Attributes:
+        answer: what the search said instead, whose sentence is the message unless a longer one is given.
+    """
+
+    def __init__(self, answer: Infeasible | NotFound, message: str = "") -> None:
+        super().__init__(message or str(answer))
+        self.answer = answer
+
+    def __reduce__(self) -> tuple[type[NoPlanError], tuple[Infeasible | NotFound, str]]:
+        return type(self), (self.answer, str(self))  # to other processes, as exceptions go
+
+
+def solved(answer: Answer) -> SearchResult:
+    """The answer as a plan, for callers that have no use for another outcome.
+
+    Raises:
+        NoPlanError: it is none.
+    """
+    if isinstance(answer, SearchResult):
+        return answer
+    raise NoPlanError(answer)
 
 
 def check(problem: Problem, plan: Plan) -> None:
-    """That the plan is one of the problem's: every layer once and in order, within stage and device counts and memory.
+    """Validate `plan` against `problem`: every layer once and in order, within stage and device counts and memory.
 
     Raises:
         PlanError: it is not; the message names the stage.
-        InfeasibleError: a stage does not fit its memory.
+        DoesNotFitError: a stage exceeds its memory.
     """
     at = 0
     for stage in plan.stages:
@@ -296,10 +369,19 @@ def check(problem: Problem, plan: Plan) -> None:
                 raise PlanError(f"{stage} is not possible: its {name} is {seconds}; wanted a finite number")
         held = problem.in_flight(s, len(plan.stages))
         if problem.costs.max_in_flight(stage.start, stage.stop, c) < held:
-            raise InfeasibleError(
+            raise DoesNotFitError(
                 f"{stage} does not fit its memory with {held} microbatches in flight: it needs "
                 f"{problem.costs.peak_bytes(stage.start, stage.stop, c, held):,.0f} bytes"
             )
+
+
+def is_valid(problem: Problem, plan: Plan) -> bool:
+    """Whether `check` accepts the plan."""
+    try:
+        check(problem, plan)
+    except (PlanError, DoesNotFitError):
+        return False
+    return True
 
 
 def price(problem: Problem, plan: Plan) -> Price:

@@ -16,7 +16,7 @@ from dejavu.cost import CostTable
 from dejavu.cost.parts import Priced
 from dejavu.graph import Graph
 from dejavu.parallelism import Parallelism
-from dejavu.plan import InfeasibleError, Plan, Price, Problem, SearchResult
+from dejavu.plan import NoPlanError, Plan, Price, Problem, SearchResult, solved
 from dejavu.planning.prices import pose_workload
 from dejavu.planning.schedules import fits, under_schedules
 from dejavu.problem import Posed
@@ -35,8 +35,12 @@ SEARCH_BUDGET_SECONDS = 60.0  # Prefect cannot interrupt a computing thread, so 
 
 @task(name="search", task_run_name="search-{search}", cache_policy=NO_CACHE)
 def search_plan(problem: Problem, search: str, seed: int, record: Run) -> SearchResult:
-    """Run one search; it prices its plan like every other."""
-    result = search_named(search)().run(problem, budget_seconds=SEARCH_BUDGET_SECONDS, seed=seed)
+    """Run one search; it prices its plan like every other.
+
+    Raises:
+        NoPlanError: it has none.
+    """
+    result = solved(search_named(search)().run(problem, budget_seconds=SEARCH_BUDGET_SECONDS, seed=seed))
     with record.child(f"search: {search}") as run:
         record_search(run, result)
     proved = f"proved within {result.gap:.1%} of the best" if result.lower_bound_seconds else "no bound"
@@ -57,7 +61,7 @@ def split_evenly(problem: Problem, seed: int, record: Run) -> SearchResult | Non
     """What a person would do by hand, to compare with; None where no even split fits, which the log says."""
     try:
         return search_plan.fn(problem, "uniform", seed, record)
-    except InfeasibleError as error:
+    except NoPlanError as error:
         get_run_logger().warning("the even split does not fit: %s", error)
         return None
 

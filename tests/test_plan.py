@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dejavu.errors import InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
+from dejavu.plan import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
 from dejavu.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
 from dejavu.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
@@ -161,7 +161,7 @@ def test_a_configuration_whose_degrees_do_not_multiply_is_refused() -> None:
         (plan(Stage(0, 3, TWO), num_microbatches=8), PlanError, "the plan is for 1f1b × 8 microbatches"),
         (plan(Stage(0, 2, TWO), Stage(2, 3, TWO)), PlanError, "the plan uses 4 × gpu; the cluster has 3"),
         (plan(Stage(0, 3, StageConfiguration("gpu", recompute=True))), PlanError, "is none of the problem's"),
-        (plan(Stage(0, 3, ONE)), InfeasibleError, "with 1 microbatches in flight: it needs 74 bytes"),
+        (plan(Stage(0, 3, ONE)), DoesNotFitError, "with 1 microbatches in flight: it needs 74 bytes"),
     ],
 )
 def test_a_plan_that_is_not_the_problems_is_refused(wrong: Plan, error: type[Exception], message: str) -> None:
@@ -195,7 +195,7 @@ def test_every_device_must_be_used_where_that_is_the_rule() -> None:
 
 def test_memory_binds_by_the_position_in_the_schedule() -> None:
     check(problem(), CUT_AT_2)  # 43 bytes: 2 in flight in 1f1b just fit
-    with pytest.raises(InfeasibleError, match="4 microbatches in flight: it needs 49 bytes"):
+    with pytest.raises(DoesNotFitError, match="4 microbatches in flight: it needs 49 bytes"):
         check(replace(problem(), schedule="gpipe"), replace(CUT_AT_2, schedule="gpipe"))
 
 

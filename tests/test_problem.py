@@ -22,7 +22,7 @@ from dejavu.cost.stage_collectives import StageCollectives, stage_transfer
 from dejavu.errors import InputError
 from dejavu.graph import Graph, capture
 from dejavu.parallelism import Parallelism, meshes
-from dejavu.plan import Plan, Problem, Stage, StageConfiguration
+from dejavu.plan import Plan, Problem, Stage, StageConfiguration, solved
 from dejavu.problem import Posed, microbatch_choices, pose, pose_parallel, split_into
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
@@ -123,7 +123,7 @@ def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
 def test_one_device_plays_as_it_did(empty: ProfileDatabase) -> None:
     table = table_of("gpt", 8, CLUSTER, empty)
     posed = posed_of("gpt", empty, Parallelism.one_device())
-    plan = Uniform().run(posed.problem).plan
+    plan = solved(Uniform().run(posed.problem)).plan
     assert play_posed(posed, plan).step_seconds == pytest.approx(play(posed.problem, table, plan).step_seconds)
 
 

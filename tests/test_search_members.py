@@ -10,10 +10,21 @@ import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous
-from dejavu.errors import DejavuError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, check, step_seconds
+from dejavu.plan import (
+    Answer,
+    DoesNotFitError,
+    NoPlanError,
+    NotFound,
+    Obstacle,
+    Plan,
+    Problem,
+    SearchResult,
+    check,
+    solved,
+    step_seconds,
+)
 from dejavu.search import MCMC, SEARCHES, Auto, Exact, Exhaustive, Hybrid, PipeDream, Search
-from dejavu.search._base import Incumbent
+from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search._moves import FITS, HOW, STOP
 from dejavu.search._stage_table import StageTable, most_scratch, plan_of, stage_cost
 from dejavu.search._walk import rows_for, value
@@ -66,7 +77,7 @@ def test_the_compiled_price_is_the_one_price(dense: bool) -> None:
             too_many = (rows[2] > table.kinds[1]).any()
             try:
                 check(problem, plan)
-            except (PlanError, InfeasibleError):
+            except (PlanError, DoesNotFitError):
                 assert distance > 0 or too_many
                 continue
             priced += 1
@@ -110,7 +121,7 @@ def test_the_walk_finds_a_plan_near_the_best_where_memory_binds() -> None:
     gaps = []
     for seed in range(5):
         problem = mixed(seed, num_layers=20)
-        best, found = Exact().run(problem), MCMC().run(problem)
+        best, found = solved(Exact().run(problem)), solved(MCMC().run(problem))
         assert best.step_seconds <= found.step_seconds * (1 + 1e-9)
         gaps.append(found.step_seconds / best.step_seconds - 1)
     assert float(np.median(gaps)) < 0.02 and max(gaps) < 0.25
@@ -119,17 +130,17 @@ def test_the_walk_finds_a_plan_near_the_best_where_memory_binds() -> None:
 def test_a_walk_from_a_plan_is_never_worse_than_it_and_leaves_the_other_chains_as_they_are() -> None:
     for seed in range(4):
         problem = mixed(seed)
-        start, alone = PipeDream().run(problem), MCMC(num_steps=4000).run(problem)
-        found = MCMC(num_steps=4000, incumbent=start.plan).run(problem)
+        start, alone = solved(PipeDream().run(problem)), solved(MCMC(num_steps=4000).run(problem))
+        found = solved(MCMC(num_steps=4000, incumbent=start.plan).run(problem))
         assert found.step_seconds <= min(start.step_seconds, alone.step_seconds)
         assert found.history[0][1] == start.step_seconds
 
 
 def test_hundreds_of_layers_take_no_longer_to_price() -> None:
     problem = mixed(1, num_layers=600, num_devices=48, num_types=4)
-    result = MCMC(num_steps=4000).run(problem)
+    result = solved(MCMC(num_steps=4000).run(problem))
     check(problem, result.plan)
-    assert PipeDream().run(problem).step_seconds > 0
+    assert solved(PipeDream().run(problem)).step_seconds > 0
 
 
 def test_pipedreams_bottleneck_is_the_least_of_all_plans_on_one_type() -> None:
@@ -142,14 +153,14 @@ def test_pipedreams_bottleneck_is_the_least_of_all_plans_on_one_type() -> None:
         for plan in all_plans(problem):
             try:
                 check(problem, plan)
-            except (PlanError, InfeasibleError):
+            except (PlanError, DoesNotFitError):
                 continue
             least = min(least, busiest_seconds(problem, plan))
         used = {how.device_type for how in problem.configurations}
         alone = len(used) == 1 and (not problem.use_all_devices or sum(map(bool, problem.device_counts.values())) == 1)
         try:
-            found = busiest_seconds(problem, PipeDream().run(problem).plan)
-        except InfeasibleError:
+            found = busiest_seconds(problem, solved(PipeDream().run(problem)).plan)
+        except NoPlanError:
             assert not alone or least == np.inf
             continue
         assert found >= least * (1 - 1e-9)
@@ -162,7 +173,7 @@ def test_pipedreams_bottleneck_is_the_least_of_all_plans_on_one_type() -> None:
 
 def test_pipedream_considers_some_cuts_of_many_layers_and_some_orders_of_many_types() -> None:
     problem = mixed(2, num_layers=60, num_devices=20, num_types=4)
-    every, some = PipeDream().run(problem), PipeDream(max_cuts=20, max_orders=3).run(problem, seed=1)
+    every, some = solved(PipeDream().run(problem)), solved(PipeDream(max_cuts=20, max_orders=3).run(problem, seed=1))
     assert busiest_seconds(problem, every.plan) <= busiest_seconds(problem, some.plan) * (1 + 1e-6)
 
 
@@ -181,17 +192,15 @@ def test_names_and_orders_of_layers_and_types_change_nothing(search: Search) -> 
 
 
 def price_of(search: Search, problem: Problem) -> float | None:
-    try:
-        return search.run(problem, budget_seconds=60.0).step_seconds
-    except InfeasibleError:
-        return None
+    found = search.run(problem, budget_seconds=60.0)
+    return found.step_seconds if isinstance(found, SearchResult) else None
 
 
 @every_member
 def test_a_tenth_of_a_second_is_enough_for_a_plan(search: Search) -> None:
     for seed in range(3):
         problem = mixed(seed, num_layers=24, num_devices=16)
-        result = search.run(problem, budget_seconds=0.1)
+        result = solved(search.run(problem, budget_seconds=0.1))
         check(problem, result.plan)
         assert 0 <= result.lower_bound_seconds <= result.step_seconds == step_seconds(problem, result.plan)
 
@@ -215,8 +224,8 @@ def test_small_and_strange_problems(search: Search, case: str) -> None:
         problem = replace(problem, costs=roomy)
         if case == "one device":
             problem = replace(problem, device_counts={n: int(i == 0) for i, n in enumerate(problem.device_counts)})
-    result = search.run(problem, budget_seconds=60.0)
-    best = Exact().run(problem)
+    result = solved(search.run(problem, budget_seconds=60.0))
+    best = solved(Exact().run(problem))
     check(problem, result.plan)
     assert best.step_seconds <= result.step_seconds * (1 + 1e-9)
     assert result.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
@@ -226,14 +235,14 @@ def test_small_and_strange_problems(search: Search, case: str) -> None:
 def test_where_nothing_fits_it_is_said(search: Search) -> None:
     problem = mixed(3)
     tight = replace(problem.costs, capacity_bytes_C=np.full(len(problem.configurations), 1e6))
-    with pytest.raises(InfeasibleError, match="fits"):
-        search.run(replace(problem, costs=tight), budget_seconds=60.0)
+    with pytest.raises(NoPlanError, match="fit"):
+        solved(search.run(replace(problem, costs=tight), budget_seconds=60.0))
 
 
 def test_the_hybrid_is_never_worse_than_a_parent_and_proves_what_exact_proves() -> None:
     for seed in range(4):
         problem = mixed(seed, num_layers=16)
-        exact, walk, hybrid = Exact().run(problem), MCMC().run(problem), Hybrid().run(problem)
+        exact, walk, hybrid = solved(Exact().run(problem)), solved(MCMC().run(problem)), solved(Hybrid().run(problem))
         assert hybrid.step_seconds <= min(exact.step_seconds, walk.step_seconds) * (1 + 1e-9)
         assert hybrid.lower_bound_seconds == pytest.approx(exact.lower_bound_seconds, rel=1e-9)
 
@@ -241,9 +250,9 @@ def test_the_hybrid_is_never_worse_than_a_parent_and_proves_what_exact_proves() 
 def test_the_hybrids_history_is_below_both_parents_where_they_are_much_earlier() -> None:
     """Four times as late and a second more: what a loaded machine and one core may cost."""
     problem = mixed(5, num_layers=24, num_devices=20, num_types=4)
-    hybrid = Hybrid().run(problem, budget_seconds=20.0).history
+    hybrid = solved(Hybrid().run(problem, budget_seconds=20.0)).history
     for parent in (MCMC(), Exact()):
-        for seconds, price in parent.run(problem, budget_seconds=4.0).history:
+        for seconds, price in solved(parent.run(problem, budget_seconds=4.0)).history:
             assert min(p for t, p in hybrid if t <= 4 * seconds + 1.0) <= price * (1 + 1e-9)
 
 
@@ -269,8 +278,7 @@ class _Waits(Search):
     name: ClassVar[str] = "waits"
     incumbent: Plan | None = None
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         assert self.incumbent is not None
         best.offer(self.incumbent)
         while best.remaining_seconds > 0:
@@ -282,23 +290,25 @@ class _Waits(Search):
 class _Refuses(Search):
     name: ClassVar[str] = "refuses"
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        raise DejavuError("too large")
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        raise TooLargeError("too large")
 
 
 def test_the_hybrid_stops_the_other_parent_when_the_answer_is_proved() -> None:
-    result = Hybrid(searching=_Waits()).run(mixed(1), budget_seconds=1e6)  # waiting for the budget would take days
+    result = solved(
+        Hybrid(searching=_Waits()).run(mixed(1), budget_seconds=1e6)
+    )  # waiting for the budget would take days
     assert result.lower_bound_seconds == result.step_seconds
 
 
 def test_the_hybrid_without_a_proof_has_the_other_parents_plan_and_no_bound() -> None:
     problem = mixed(1)
-    result = Hybrid(proving=_Refuses()).run(problem)
-    assert result.step_seconds <= MCMC().run(problem).step_seconds
+    result = solved(Hybrid(proving=_Refuses()).run(problem))
+    assert result.step_seconds <= solved(MCMC().run(problem)).step_seconds
     assert result.lower_bound_seconds == 0.0
-    with pytest.raises(InfeasibleError, match="neither refuses nor refuses found a plan: too large"):
-        Hybrid(quick=_Refuses(), searching=_Refuses(), proving=_Refuses()).run(problem)
-    alone = Hybrid(quick=_Refuses(), searching=_Refuses()).run(problem)
+    none = Hybrid(quick=_Refuses(), searching=_Refuses(), proving=_Refuses()).run(problem)
+    assert isinstance(none, NotFound) and none.obstacle is Obstacle.TOO_LARGE and "refuses: too large" in none.reason
+    alone = solved(Hybrid(quick=_Refuses(), searching=_Refuses()).run(problem))
     assert alone.lower_bound_seconds == alone.step_seconds
 
 
@@ -310,7 +320,7 @@ def test_auto_picks_by_size_and_budget_and_says_what() -> None:
     assert auto.pick(long, 1.0) is auto.long
     assert auto.pick(mixed(1), 1e-6) is auto.mixed
     assert Auto(long_layers=2).pick(replace(mixed(1), costs=mixed(1).costs.dense()), 1.0) is not auto.long
-    assert auto.run(mixed(1)).search == "auto: exact"
+    assert solved(auto.run(mixed(1))).search == "auto: exact"
     assert replace(auto, small=Exhaustive()).run(tiny).search == "auto: exhaustive"
 
 

@@ -31,7 +31,7 @@ from dejavu.bind import Binding, Placement, bind
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
 from dejavu.graph import capture
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plan import Plan, Stage, StageConfiguration, solved
 from dejavu.planning.prices import pose_workload
 from dejavu.planning.schedules import fits, under_schedules
 from dejavu.problem import Posed
@@ -189,7 +189,7 @@ def _compare(name: str, site: Site, rounds: int, steps: int, num_random: int) ->
 
 
 def _ours(posed: Posed, cluster: Cluster) -> Binding:
-    found = search_named("exact")().run(posed.problem, budget_seconds=SEARCH_SECONDS, seed=SEED)
+    found = solved(search_named("exact")().run(posed.problem, budget_seconds=SEARCH_SECONDS, seed=SEED))
     played = [(plan, play_posed(posed, plan)) for plan in under_schedules(posed, found.plan, AUTO)]
     plan, _ = min((row for row in played if fits(posed, *row)), key=lambda row: row[1].step_seconds)
     return bind(posed.problem, plan, cluster, seed=SEED)

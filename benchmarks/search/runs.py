@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dejavu.errors import DejavuError
-from dejavu.plan import InfeasibleError, Problem, SearchResult
+from dejavu.plan import Answer, Infeasible, Problem, SearchResult
 from dejavu.search import SEARCHES, Search, search_named
 
-PROVERS = ("exact", "exhaustive")  # when they say that no plan fits, none does
 WARM_UP_SECONDS = 3.0  # of budget for the run that loads the compiled loops
 
 
@@ -20,17 +18,27 @@ class Run:
     """What a search answered, and what it took.
 
     Attributes:
-        result: None where it found nothing or refused.
-        complaint: why.
-        infeasible: it says that no plan fits; of those that prove anything, this is a proof.
         cpu_seconds: of all threads of this process.
     """
 
-    result: SearchResult | None
-    complaint: str
+    answer: Answer
     cpu_seconds: float
     wall_seconds: float
-    infeasible: bool = False
+
+    @property
+    def result(self) -> SearchResult | None:
+        """None where it found nothing or refused."""
+        return self.answer if isinstance(self.answer, SearchResult) else None
+
+    @property
+    def complaint(self) -> str:
+        """Why there is no plan; empty where there is one."""
+        return "" if isinstance(self.answer, SearchResult) else str(self.answer)
+
+    @property
+    def infeasible(self) -> bool:
+        """It proved that no plan fits."""
+        return isinstance(self.answer, Infeasible)
 
     @property
     def step_seconds(self) -> float:
@@ -39,8 +47,8 @@ class Run:
 
     @property
     def lower_bound_seconds(self) -> float:
-        """Zero where nothing was proved."""
-        return self.result.lower_bound_seconds if self.result else 0.0
+        """Zero where nothing was proved; infinite where it is that there is no plan."""
+        return math.inf if isinstance(self.answer, Infeasible) else self.answer.lower_bound_seconds
 
     @property
     def gap_percent(self) -> float:
@@ -49,14 +57,10 @@ class Run:
 
 
 def run(search: Search, problem: Problem, budget_seconds: float, seed: int = 0) -> Run:
-    """The answer, or the complaint of a search that refuses, runs out of time or finds nothing."""
-    result, complaint, infeasible = None, "", False
+    """The answer, timed."""
     cpu, wall = time.process_time(), time.perf_counter()
-    try:
-        result = search.run(problem, budget_seconds=budget_seconds, seed=seed)
-    except DejavuError as error:
-        complaint, infeasible = str(error), isinstance(error, InfeasibleError)
-    return Run(result, complaint, time.process_time() - cpu, time.perf_counter() - wall, infeasible)
+    answer = search.run(problem, budget_seconds=budget_seconds, seed=seed)
+    return Run(answer, time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def chosen(names: str, default: Sequence[str]) -> dict[str, Search]:

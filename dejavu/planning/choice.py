@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dejavu.cluster import Cluster
-from dejavu.plan import InfeasibleError, Plan, Price, SearchResult, price
+from dejavu.plan import Answer, Infeasible, NoPlanError, Plan, Price, SearchResult, price
 from dejavu.planning.schedules import fits, under_schedules
 from dejavu.problem import Posed
 from dejavu.simulate import Simulation, play_posed
@@ -20,19 +20,27 @@ CLOSE = 1e-3  # a gap below which a plan counts as the best, as a fraction
 
 @dataclass(frozen=True)
 class Considered:
-    """What one search answered for one number of microbatches.
-
-    Attributes:
-        failure: why there is no plan; empty where there is one.
-        proved_infeasible: no plan exists, which is more than that none was found.
-    """
+    """What one search answered for one number of microbatches."""
 
     search: str
     num_microbatches: int
     posed: Posed
-    result: SearchResult | None = None
-    failure: str = ""
-    proved_infeasible: bool = False
+    answer: Answer
+
+    @property
+    def result(self) -> SearchResult | None:
+        """None where there is no plan."""
+        return self.answer if isinstance(self.answer, SearchResult) else None
+
+    @property
+    def failure(self) -> str:
+        """Why there is no plan; empty where there is one."""
+        return "" if isinstance(self.answer, SearchResult) else str(self.answer)
+
+    @property
+    def proved_infeasible(self) -> bool:
+        """No plan exists, which is more than that none was found."""
+        return isinstance(self.answer, Infeasible)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -47,9 +55,8 @@ class Considered:
 
     @property
     def lower_bound_seconds(self) -> float:
-        if self.result is not None:
-            return self.result.lower_bound_seconds
-        return float("inf") if self.proved_infeasible else 0.0
+        """No plan of so many microbatches is cheaper; inf where there is none."""
+        return float("inf") if isinstance(self.answer, Infeasible) else self.answer.lower_bound_seconds
 
 
 class PricedPlan(NamedTuple):
@@ -94,7 +101,7 @@ class Choice:
         """The cheapest answer.
 
         Raises:
-            InfeasibleError: there is none; the message is that of the most microbatches.
+            NoPlanError: there is none; the message is that of the most microbatches.
         """
         answers = [row for row in considered if row.result]
         if not answers:
@@ -102,7 +109,8 @@ class Choice:
             last = max(reversed(searched), key=lambda row: row.num_microbatches)
             others = sorted({row.num_microbatches for row in considered} - {last.num_microbatches})
             tried = f" (nor in {', '.join(map(str, others))})" if others else ""
-            raise InfeasibleError(f"in {last.num_microbatches} microbatches{tried}: {last.failure}")
+            assert not isinstance(last.answer, SearchResult)
+            raise NoPlanError(last.answer, f"in {last.num_microbatches} microbatches{tried}: {last.failure}")
         chosen = min(answers, key=lambda row: row.found.step_seconds)
         return cls(model, cluster, tuple(considered), chosen)
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from dejavu.cluster import Cluster
 from dejavu.cost import transfer_costs
-from dejavu.errors import DejavuError
 from dejavu.parallelism import Parallelism
-from dejavu.plan import InfeasibleError
 from dejavu.planning.choice import CLOSE, EVEN, Choice, Considered
 from dejavu.planning.prices import parallel_prices
 from dejavu.problem import Posed, microbatch_choices, pose_parallel, split_into
@@ -52,7 +50,7 @@ class Question:
         """The best plan over all numbers of microbatches, with what was proved.
 
         Raises:
-            InfeasibleError: no plan fits; the message is that of the most microbatches.
+            NoPlanError: there is no plan, or none was found; the message is that of the most microbatches.
             InputError: what was asked contradicts itself.
             CostError: a number is missing.
         """
@@ -87,14 +85,8 @@ class Question:
 
     def _ask(self, name: str, posed: Posed, budget_seconds: float) -> Considered:
         count = posed.problem.num_microbatches
-        try:
-            result = search_named(name)().run(posed.problem, budget_seconds=budget_seconds, seed=self.seed)
-        except InfeasibleError as error:
-            proved = name in PROVERS and "not proved" not in str(error)
-            return Considered(name, count, posed, failure=str(error), proved_infeasible=proved)
-        except DejavuError as error:
-            return Considered(name, count, posed, failure=str(error))
-        return Considered(name, count, posed, result)
+        answer = search_named(name)().run(posed.problem, budget_seconds=budget_seconds, seed=self.seed)
+        return Considered(name, count, posed, answer)
 
 
 class _Clock:

@@ -7,7 +7,6 @@ import difflib
 from dejavu.errors import InputError
 from dejavu.search._base import Search
 from dejavu.search.auto import Auto
-from dejavu.search.bilevel import Bilevel
 from dejavu.search.coarse import Coarse
 from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
@@ -21,7 +20,6 @@ __all__ = [
     "MCMC",
     "SEARCHES",
     "Auto",
-    "Bilevel",
     "Coarse",
     "Differentiable",
     "Exact",
@@ -38,7 +36,6 @@ SEARCHES: dict[str, type[Search]] = {
     "exact": Exact,
     "hybrid": Hybrid,
     "differentiable": Differentiable,
-    "bilevel": Bilevel,
     "coarse": Coarse,
     "mcmc": MCMC,
     "pipedream": PipeDream,

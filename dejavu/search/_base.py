@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dejavu.plan import Plan, Problem, SearchResult, step_seconds
+from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
 
 # Set by a search that runs another beside itself (`hybrid`), when it needs it no more: no time remains for that one.
 STOPPED: ContextVar[threading.Event | None] = ContextVar("STOPPED", default=None)
@@ -26,14 +26,29 @@ class Search(ABC):
 
     name: ClassVar[str]
 
-    @abstractmethod
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best plan found within the budget, with what was proved about it.
+    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> Answer:
+        """The best plan found within the budget with what was proved about it, a proof that there is none, or neither.
 
         Raises:
-            InfeasibleError: no plan fits, or none of those that this search considers; the message says which and why.
-            InputError: the problem is larger than this search takes.
+            PlanError, DoesNotFitError: the plan that this search was given to start from is none of the problem's.
         """
+        best = Incumbent(problem, self.name, budget_seconds)
+        try:
+            return self._answer(problem, best, seed)
+        except TooLargeError as refusal:
+            return best.not_found(Obstacle.TOO_LARGE, str(refusal))
+
+    @abstractmethod
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        """The same, plans being offered to `best`.
+
+        Raises:
+            TooLargeError: the problem is larger than this search takes, or of a form that it does not take.
+        """
+
+
+class TooLargeError(Exception):
+    """A search refuses a problem; the message says what it takes. `Search.run` makes it an outcome."""
 
 
 class Incumbent:
@@ -75,7 +90,7 @@ class Incumbent:
         """The plan's price; the plan is kept if it is the best so far.
 
         Raises:
-            PlanError, InfeasibleError: as `plan.check` does.
+            PlanError, DoesNotFitError: as `plan.check` does.
         """
         seconds = step_seconds(self._problem, plan)
         if self.plan is None or seconds < self.step_seconds:
@@ -84,7 +99,7 @@ class Incumbent:
         return seconds
 
     def result(self, lower_bound_seconds: float) -> SearchResult:
-        """The answer; there must be a plan."""
+        """The answer where there is a plan."""
         assert self.plan is not None
         return SearchResult(
             plan=self.plan,
@@ -94,3 +109,14 @@ class Incumbent:
             seconds=self.elapsed_seconds,
             history=tuple(self._history),
         )
+
+    def infeasible(self, proof: str) -> Infeasible:
+        """The answer where it is proved that there is no plan."""
+        assert self.plan is None
+        return Infeasible(self._search, proof, self.elapsed_seconds)
+
+    def not_found(self, obstacle: Obstacle, reason: str, lower_bound_seconds: float = 0.0) -> SearchResult | NotFound:
+        """The answer of a search that stopped without a proof: the plan that it has, if it was given one."""
+        if self.plan is not None:
+            return self.result(lower_bound_seconds)
+        return NotFound(self._search, obstacle, reason, self.elapsed_seconds, lower_bound_seconds)

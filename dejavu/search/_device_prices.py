@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.errors import InputError
 from dejavu.plan import Plan, Problem, Stage
 from dejavu.search import _labels, _priced
-from dejavu.search._base import Incumbent
+from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search._cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search._options import Options
 from dejavu.stage_costs import Floats
@@ -69,7 +68,7 @@ class PricedOptions:
         self.count_T = np.array([problem.device_counts[name] for name in types], dtype=np.int64)
         self._bits = 62 // len(types)
         if max(self.count_T) >= 1 << (self._bits - 1):
-            raise InputError(
+            raise TooLargeError(
                 f"exact search counts at most {(1 << (self._bits - 1)) - 1} devices of each of {len(types)} types; "
                 f"found {max(self.count_T)}"
             )

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.errors import InputError
 from dejavu.plan import Problem
 from dejavu.search import _suffix
+from dejavu.search._base import TooLargeError
 from dejavu.stage_costs import DenseCosts, Floats
 
 Ints = NDArray[np.int64]
@@ -63,7 +63,7 @@ class Options:
         """The options of a problem.
 
         Raises:
-            InputError: the schedule's memory rule depends on more than the stages behind.
+            TooLargeError: the schedule's memory rule depends on more than the stages behind.
         """
         counts = problem.device_counts
         fit = (how.num_devices <= counts[how.device_type] for how in problem.configurations)
@@ -118,16 +118,16 @@ def _busy(costs: DenseCosts, num_microbatches: int) -> Floats:
 
 
 def refuse_more_options(problem: Problem, search: str, max_bytes: float) -> None:
-    """That the stages of a problem can be listed in so much memory; those of costs given one by one are.
+    """Check that the stages of a problem can be listed in so much memory; those of costs given one by one are.
 
     Raises:
-        InputError: they cannot.
+        TooLargeError: they cannot.
     """
     if isinstance(problem.costs, DenseCosts):
         return
     num_bytes = 8.0 * 8 * len(problem.configurations) * problem.num_layers * (problem.num_layers + 1)
     if num_bytes > max_bytes:
-        raise InputError(
+        raise TooLargeError(
             f"{search} search needs about {num_bytes:.2g} bytes to list the stages of {problem.num_layers} layers × "
             f"{len(problem.configurations)} configurations; it may take {max_bytes:.2g}; "
             "the coarse search takes so many layers"
@@ -185,7 +185,7 @@ def _needs(problem: Problem, most: int) -> Ints:
     """Microbatches in flight by the number of stages behind, for as many stages as there can be."""
     need = [problem.in_flight(0, behind + 1) for behind in range(most)]
     if any(problem.in_flight(stage, most) != need[most - 1 - stage] for stage in range(most)):
-        raise InputError(
+        raise TooLargeError(
             f"exact search knows schedules whose memory depends on the stages behind only; {problem.schedule!r} is none"
         )
     return np.array(need or [1], dtype=np.int64)

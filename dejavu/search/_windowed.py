@@ -15,6 +15,7 @@ from dejavu.search import _windows
 from dejavu.search._base import Incumbent
 from dejavu.search._cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search._options import link_classes
+from dejavu.search._undominated import Undominated
 from dejavu.stage_costs import AdditiveCosts, Floats
 
 _PRICE_PRECISION = 5e-4  # of the best price: the bound under one limit is found to this
@@ -33,7 +34,7 @@ class WindowedBound:
         self._problem, self._best = problem, best
         types = list(problem.device_counts)
         self._count_T = np.array([problem.device_counts[name] for name in types])
-        kept = undominated(problem)
+        kept = Undominated.of(problem).kept
         self._use_CT = np.zeros((len(kept), len(types)), dtype=np.int64)
         for row, c in enumerate(kept):
             how = problem.configurations[c]
@@ -127,30 +128,3 @@ class WindowedBound:
             bottleneck = max(bottleneck, float(busy))
             a, stop = self._before_AL1[self._class_C[c], start], start
         return PricedPlan(float(total - use_T @ prices_T), bottleneck, use_T)
-
-
-def undominated(problem: Problem) -> np.ndarray:
-    """The configurations that no other of the same links is as good as in every layer, with no more devices."""
-    costs = problem.costs
-    assert isinstance(costs, AdditiveCosts)
-    class_C, _ = link_classes(problem)
-    names = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "temporary_bytes_CL")
-    tables = [getattr(costs, name) for name in (*names, "step_bytes_CL", "message_bytes_CL1")]
-    tables += [costs.once_latency_seconds_C[:, None], -costs.capacity_bytes_C[:, None]]
-    kept: list[int] = []
-    order = sorted(range(len(problem.configurations)), key=lambda c: (problem.configurations[c].num_devices, c))
-    for c in order:
-        how = problem.configurations[c]
-        if how.num_devices > problem.device_counts[how.device_type]:
-            continue
-        if problem.use_all_devices or not any(_is_as_good(problem, class_C, tables, k, c) for k in kept):
-            kept = [k for k in kept if problem.use_all_devices or not _is_as_good(problem, class_C, tables, c, k)]
-            kept.append(c)
-    return np.array(sorted(kept), dtype=np.int64)
-
-
-def _is_as_good(problem: Problem, class_C: np.ndarray, tables: list[Floats], a: int, b: int) -> bool:
-    one, other = problem.configurations[a], problem.configurations[b]
-    if one.device_type != other.device_type or class_C[a] != class_C[b] or one.num_devices > other.num_devices:
-        return False
-    return all(bool((table[a] <= table[b]).all()) for table in tables)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dejavu.plan import Problem, SearchResult
-from dejavu.search._base import Search
+from dejavu.plan import Answer, Problem
+from dejavu.search._base import Incumbent, Search
 from dejavu.search.coarse import Coarse
 from dejavu.search.exact import Exact
 from dejavu.search.hybrid import Hybrid
@@ -16,7 +16,7 @@ from dejavu.stage_costs import AdditiveCosts
 
 @dataclass(frozen=True)
 class Auto(Search):
-    """Picks a search and runs it; the result names the one picked.
+    """Picks a search and runs it; the answer names the one picked behind a colon.
 
     Few steps of the exact dynamic program: `small`, alone. More layers than can be listed as stages: `long`, where
     costs are sums. Everything else: `mixed`. Choose it when in doubt; it proves what the one picked proves.
@@ -36,15 +36,10 @@ class Auto(Search):
     most_small_steps: float = 1e8
     long_layers: int = 257
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The answer of the search picked, which `SearchResult.search` names behind a colon.
-
-        Raises:
-            InfeasibleError, InputError: as the one picked does.
-        """
-        picked = self.pick(problem, budget_seconds)
-        result = picked.run(problem, budget_seconds=budget_seconds, seed=seed)
-        return replace(result, search=f"{self.name}: {result.search}")
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        picked = self.pick(problem, best.budget_seconds)
+        answer = picked.run(problem, budget_seconds=best.budget_seconds, seed=seed)
+        return replace(answer, search=f"{self.name}: {answer.search}")
 
     def pick(self, problem: Problem, budget_seconds: float) -> Search:
         """The search for a problem."""

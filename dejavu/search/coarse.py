@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.errors import DejavuError, InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
-from dejavu.search._base import Incumbent, Search
-from dejavu.search._clusters import Ints, boundaries, clustered, reclustered, refined, unclustered
-from dejavu.search._windowed import WindowedBound, undominated
+from dejavu.plan import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
+from dejavu.search._base import Incumbent, Search, TooLargeError
+from dejavu.search._clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search._undominated import Undominated
+from dejavu.search._windowed import WindowedBound
 from dejavu.search.exact import Exact
 from dejavu.search.pipedream import PipeDream
-from dejavu.stage_costs import AdditiveCosts, PlanError
+from dejavu.stage_costs import AdditiveCosts
 
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
@@ -49,57 +49,70 @@ class Coarse(Search):
     max_options: float = 6e6
     relative_gap: float = 0.005
 
-    def run(self, problem: Problem, *, budget_seconds: float = 60.0, seed: int = 0) -> SearchResult:
-        """The plan, and a bound on every plan of the original problem.
-
-        Raises:
-            InputError: the costs are no sums over layers.
-            InfeasibleError: no plan fits that cuts between clusters; one with other cuts may.
-        """
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
         if problem.num_layers <= self._affordable(problem):
-            return replace(self.inner.run(problem, budget_seconds=budget_seconds, seed=seed), search=self.name)
+            inner = replace(self.inner, incumbent=best.plan)
+            return replace(inner.run(problem, budget_seconds=best.budget_seconds, seed=seed), search=self.name)
         if not isinstance(problem.costs, AdditiveCosts):
-            raise InputError("coarse search clusters layers whose costs add up; these are given stage by stage")
-        best = Incumbent(problem, self.name, budget_seconds)
-        smaller = _with(problem, undominated(problem))
-        num_clusters = self._affordable(smaller)
-        self._start(problem, best, seed)
-        self._round(smaller, best, num_clusters, seed, around=None)
+            raise TooLargeError("coarse search clusters layers whose costs add up; these are given stage by stage")
+        kept = Undominated.of(problem)
+        num_clusters = self._affordable(kept.problem)
+        quick = self._start(problem, best, seed)
+        if isinstance(quick, Infeasible):
+            return replace(quick, search=self.name)
+        self._round(kept, best, num_clusters, seed)
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
             for k in range(1, self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
-                self._round(smaller, best, num_clusters + k, seed, best.plan)
-            return best.result(proof.result())
+                self._round(kept, best, num_clusters + k, seed)
+            return self._combined(best, proof.result())
 
-    def _start(self, problem: Problem, best: Incumbent, seed: int) -> None:
-        """A first plan, if the quick search finds one."""
-        if self.incumbent is not None:
-            best.offer(self.incumbent)
-        else:
-            try:
-                best.offer(self.quick.run(problem, budget_seconds=best.remaining_seconds, seed=seed).plan)
-            except DejavuError:
-                return
+    def _combined(self, best: Incumbent, bound: float) -> Answer:
+        """The answer with a bound on all plans of the original problem; inf: there are none."""
+        if best.plan is not None:
+            return best.result(bound)
+        if bound == np.inf:
+            return best.infeasible("no plan fits: with every cut and devices without number no stages cover the layers")
+        late = best.remaining_seconds < 0
+        obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
+        return best.not_found(obstacle, "no plan was met that cuts between clusters of layers; others may fit", bound)
+
+    def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
+        """A first plan, if the quick search finds one; that search's answer."""
+        found = None
+        if best.plan is None:
+            found = self.quick.run(problem, budget_seconds=best.remaining_seconds, seed=seed)
+            if not isinstance(found, SearchResult):
+                return found
+            best.offer(found.plan)
         _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
+        return found
 
-    def _round(self, problem: Problem, best: Incumbent, num_clusters: int, seed: int, around: Plan | None) -> None:
-        """Search over clusters, the cuts of a plan among those between them; then move the cuts of the best."""
+    def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> None:
+        """Search over clusters, the cuts of the best plan among those between them; then move the cuts of the best.
+
+        What this search says of the clusters' problem, infeasible or too large, it does not say of the original.
+        """
+        problem = kept.problem
         cuts, inner = boundaries(problem, num_clusters), self.inner
-        if around is not None:
+        if best.plan is not None:
+            around = kept.plan(best.plan)
             own = [0, *around.cuts, problem.num_layers]
             cuts = np.union1d(boundaries(problem, max(num_clusters - len(own), 1)), own)
             inner = replace(inner, incumbent=reclustered(around, cuts))
         share = min(self.round_share * best.budget_seconds, max(best.remaining_seconds, 0.0))
-        try:
-            found = inner.run(clustered(problem, cuts), budget_seconds=share, seed=seed)
-        except DejavuError:
-            if best.plan is None:
-                raise
-            return
-        best.offer(unclustered(found.plan, cuts))
-        _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
+        few = clustered(problem, cuts)
+        if inner.incumbent is not None and not is_valid(few, inner.incumbent):
+            inner = self.inner  # sums in another order: it just does not fit
+        found = inner.run(few, budget_seconds=share, seed=seed)
+        if isinstance(found, SearchResult):
+            best.offer(unclustered(found.plan, cuts))
+        if best.plan is not None:
+            _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
 
     def _affordable(self, problem: Problem) -> int:
         """So many clusters that the exact search over them can list its stages."""
@@ -112,22 +125,7 @@ def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:
         assert best.plan is not None
         before = best.step_seconds
         for plan in refined(problem, best.plan, int(reach)):
-            try:
+            if is_valid(problem, plan):  # sums in another order: one may just not fit
                 best.offer(plan)
-            except (PlanError, InfeasibleError):  # sums in another order: it just does not fit
-                continue
         if best.step_seconds >= before * (1 - 1e-6):
             reach /= 4.0
-
-
-def _with(problem: Problem, kept: Ints) -> Problem:
-    """The problem with some of its configurations only."""
-    costs = problem.costs
-    assert isinstance(costs, AdditiveCosts)
-    return replace(
-        problem,
-        configurations=tuple(problem.configurations[c] for c in kept),
-        costs=AdditiveCosts(**{name: getattr(costs, name)[kept] for name in AdditiveCosts.__dataclass_fields__}),
-        link_latency_seconds_CC=problem.link_latency_seconds_CC[np.ix_(kept, kept)],
-        link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[np.ix_(kept, kept)],
-    )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, price
+from dejavu.plan import Answer, Obstacle, Plan, Problem, price
 from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._compiling import tiny_problem
@@ -70,14 +70,7 @@ class Differentiable(Search):
     incumbent: Plan | None = None
     max_options_bytes: float = 4 * 2**30
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best plan found; see the class.
-
-        Raises:
-            InfeasibleError: no plan was found; the message says whether that there is none is proved.
-            InputError: the problem is too large, or its schedule's memory rule is not one by position.
-        """
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         refuse_more_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
@@ -85,8 +78,17 @@ class Differentiable(Search):
             _load_compiled_loops()
         rounding = _Rounding(problem, Decoder(problem, Options.of(problem)), best)
         if rounding.try_everything():
+            if best.plan is None:
+                return best.infeasible(
+                    "no plan fits the devices and their memory: all ways to cut and to spread were tried"
+                )
             return best.result(best.step_seconds * (1 - _ROUNDING))
-        rounding.first_plans()
+        if rounding.first_plans():
+            return best.infeasible("no plan fits the devices and their memory: no state of the beam was dropped")
+        if best.plan is None:
+            late = best.remaining_seconds < 0
+            obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
+            return best.not_found(obstacle, "no plan that fits was met; the beam dropped states that may lead to one")
         for number in range(self.num_rounds):
             if best.remaining_seconds < _LEAST_SECONDS:
                 break
@@ -167,10 +169,10 @@ class _Rounding:
         return seconds
 
     def try_everything(self) -> bool:
-        """For a tiny problem, the cheapest plan under every bottleneck; whether that was done to the end.
+        """For a tiny problem, the cheapest plan under every bottleneck.
 
-        Raises:
-            InfeasibleError: there is none, which is proved.
+        Returns:
+            Whether that was done to the end: if there is no plan then, it is proved that there is none.
         """
         o = self.decoder.options
         if len(o.stop_N) * o.num_device_vectors > _TINY_STATES:
@@ -181,32 +183,31 @@ class _Rounding:
             if not complete:
                 return False
             if not len(chosen):
-                if self._best.plan is None:
-                    raise InfeasibleError(_no_plan("which is proved: all ways to cut and to spread were tried"))
                 return True
             limit = np.nextafter(float(self.decoder.busy(chosen).max()), 0.0)
         return False
 
-    def first_plans(self) -> None:
+    def first_plans(self) -> bool:
         """Plans at prices by the speed of device types, for a ladder of bottlenecks.
 
-        Raises:
-            InfeasibleError: none was found.
+        Returns:
+            Whether it is proved that there is no plan: a beam under no limit ended empty, and dropped nothing.
         """
         for width in _FIRST_WIDTHS:
             for bill in _FIRST_BILLS:
                 if self._best.plan is None and (width == _FIRST_WIDTHS[0] or self._best.remaining_seconds > 0):
                     chosen, complete = self.decode(bill * self._least_sum * self.value_T, np.inf, 0.0, width)
                     if complete and not len(chosen):
-                        raise InfeasibleError(_no_plan("which is proved: no state of the beam was dropped"))
+                        return True
         if self._best.plan is None:
-            raise InfeasibleError(_no_plan("which is not proved: none was found"))
+            return False
         for part in _LIMIT_LADDER:
             for bill in _BILL_LADDER:
                 if self._best.remaining_seconds < 0:
-                    return
+                    return False
                 now = self._best.step_seconds
                 self.decode(bill * now * self.value_T, part * now, 0.0, _FIRST_WIDTHS[0])
+        return False
 
     def improve(self, width: int) -> None:
         """Window by window, the best few plans, until nothing improves."""
@@ -228,10 +229,6 @@ class _Rounding:
         for stage in plan.stages if plan is not None else ():
             group_L[stage.start : stage.stop] = group_of.get(self._problem.index(stage.configuration), -1)
         return group_L
-
-
-def _no_plan(proof: str) -> str:
-    return f"no plan fits the devices and their memory, {proof}; the exact search says what would do"
 
 
 @cache

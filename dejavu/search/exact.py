@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.errors import DejavuError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage
+from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
 from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._compiling import tiny_problem
@@ -20,6 +19,7 @@ from dejavu.search._intervals import ROUNDING, Intervals, middle
 from dejavu.search._options import Options, refuse_more_options
 from dejavu.stage_costs import Floats
 
+_ANY_BOTTLENECK = (0.0, np.inf)
 _STEPS_PER_CALL = 2e8  # inner-loop steps between two looks at the clock: about a tenth of a second
 
 
@@ -68,26 +68,21 @@ class Exact(Search):
     incumbent: Plan | None = None
     max_table_steps: float = 2e8
     max_options_bytes: float = 4 * 2**30
-    bottleneck_range_seconds: tuple[float, float] = (0.0, np.inf)
+    bottleneck_range_seconds: tuple[float, float] = _ANY_BOTTLENECK
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best plan and its proof; see the class.
-
-        Raises:
-            InfeasibleError: no plan fits, which is proved; the message says what is too large and what would do.
-            InputError: the problem is too large, or its schedule's memory rule is not one by position.
-            DejavuError: the budget ended before any plan was found.
-        """
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         refuse_more_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
         bound = self._bound(problem, best)
-        if best.plan is None:
-            if bound < np.inf:
-                raise DejavuError(f"exact search found no plan in {budget_seconds:g} s, nor that there is none")
-            raise InfeasibleError(why_infeasible(problem, is_feasible, best.remaining_seconds))
-        return best.result(bound)
+        if best.plan is not None:
+            return best.result(bound)
+        if bound < np.inf:
+            late = f"exact search found no plan in {best.budget_seconds:g} s, nor that there is none"
+            return best.not_found(Obstacle.OUT_OF_TIME, late, bound)
+        if self.bottleneck_range_seconds != _ANY_BOTTLENECK:
+            return best.not_found(Obstacle.NONE_CONSIDERED_FITS, "no plan has a bottleneck in the range; others may")
+        return best.infeasible(why_infeasible(problem, is_feasible, best.remaining_seconds))
 
     def _bound(self, problem: Problem, best: Incumbent) -> float:
         """The bound that was proved, plans being offered on the way; inf with none found: there is none."""

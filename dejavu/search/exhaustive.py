@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from dejavu.errors import InputError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage
-from dejavu.search._base import Incumbent, Search
+from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage
+from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.stage_costs import PlanError
 
 
@@ -24,33 +23,25 @@ class Exhaustive(Search):
     name: ClassVar[str] = "exhaustive"
     max_plans: int = 200_000
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best of all plans; stopped by the budget, the best of those seen and no bound.
-
-        Raises:
-            InputError: there are more than `max_plans`.
-            InfeasibleError: none of them fits.
-        """
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         count = count_plans(problem)
         if count > self.max_plans:
-            raise InputError(
+            raise TooLargeError(
                 f"exhaustive search takes problems of at most {self.max_plans:,} plans; this one has {count:,}"
             )
-        best = Incumbent(problem, self.name, budget_seconds)
         complaint = ""
         for plan in all_plans(problem):
             try:
                 best.offer(plan)
-            except (PlanError, InfeasibleError) as error:
+            except (PlanError, DoesNotFitError) as error:
                 complaint = str(error)
             if best.remaining_seconds < 0:
-                if best.plan is None:
-                    raise InputError(f"exhaustive search found no plan in {budget_seconds:g} s; more may do") from None
-                return best.result(lower_bound_seconds=0.0)
+                late = f"exhaustive search found no plan in {best.budget_seconds:g} s; more may do"
+                return best.not_found(Obstacle.OUT_OF_TIME, late)
         if best.plan is None:
             why = f"none of the {count:,} plans fits; the last one looked at: {complaint}"
             few = "" if problem.max_stages is None else f" in at most {problem.max_stages} stages"
-            raise InfeasibleError(why if count else f"no stage configurations together fit the devices{few}")
+            return best.infeasible(why if count else f"no stage configurations together fit the devices{few}")
         return best.result(lower_bound_seconds=best.step_seconds)
 
 

@@ -8,14 +8,14 @@ does depend on how fast the worker is, as it would alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from dejavu.errors import DejavuError, InputError
-from dejavu.plan import InfeasibleError, Problem, SearchResult
+from dejavu.errors import InputError
+from dejavu.plan import Answer, Infeasible, NotFound, Problem, SearchResult
 from dejavu.search._base import Search
 from dejavu.search.exact import Exact
 
@@ -28,25 +28,8 @@ class Client(Protocol):
     def gather(self, futures: list[Any]) -> list[Any]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a task ended with.
-
-    Attributes:
-        result: None where the search found no plan.
-        refusal: what it said then.
-        infeasible: it said so by `InfeasibleError`; otherwise the problem was too large for it, or the time too short.
-    """
-
-    result: SearchResult | None
-    refusal: str = ""
-    infeasible: bool = False
-
-
-def outcomes(
-    tasks: Sequence[tuple[Search, Problem, int]], budget_seconds: float, client: Client | None
-) -> list[Outcome]:
-    """One outcome for each (search, problem, seed), in their order.
+def answers(tasks: Sequence[tuple[Search, Problem, int]], budget_seconds: float, client: Client | None) -> list[Answer]:
+    """One answer for each (search, problem, seed), in their order.
 
     On a client each call has tasks of its own: the scheduler remembers none of an earlier call (pure=False). Those that
     finished on a worker that then dies are run again.
@@ -60,24 +43,24 @@ def outcomes(
 
 def restarts(
     search: Search, problem: Problem, seeds: Sequence[int], *, budget_seconds: float, client: Client | None = None
-) -> SearchResult:
+) -> Answer:
     """One problem searched from every seed: the cheapest plan, of equal ones the first, and the highest bound.
+
+    Where no seed found a plan, a proof that there is none, if one of them has it.
 
     Raises:
         InputError: there are no seeds.
-        InfeasibleError: no seed found a plan.
-        DejavuError: as the first seed's search did, where that was something else.
     """
     if not seeds:
         raise InputError("restarts need at least one seed")
-    ended = outcomes([(search, problem, seed) for seed in seeds], budget_seconds, client)
-    results = [outcome.result for outcome in ended if outcome.result is not None]
-    if not results:
-        kind = InfeasibleError if all(outcome.infeasible for outcome in ended) else DejavuError
-        raise kind(f"none of {len(seeds)} restarts found a plan; the first: {ended[0].refusal}")
-    best = min(results, key=lambda result: result.step_seconds)
-    bound = max(result.lower_bound_seconds for result in results)
-    return replace(best, lower_bound_seconds=min(bound, best.step_seconds))
+    ended = answers([(search, problem, seed) for seed in seeds], budget_seconds, client)
+    found = [answer for answer in ended if isinstance(answer, SearchResult)]
+    bound = max((answer.lower_bound_seconds for answer in ended if not isinstance(answer, Infeasible)), default=0.0)
+    if found:
+        best = min(found, key=lambda result: result.step_seconds)
+        return replace(best, lower_bound_seconds=min(bound, best.step_seconds))
+    proof = next((answer for answer in ended if isinstance(answer, Infeasible)), None)
+    return proof or replace(_first_miss(ended), lower_bound_seconds=bound)
 
 
 def ranges(
@@ -88,31 +71,33 @@ def ranges(
     budget_seconds: float,
     seed: int = 0,
     client: Client | None = None,
-) -> SearchResult:
+) -> Answer:
     """One exact search in parts, by ranges of the bottleneck: the cheapest plan, and the least of the parts' bounds.
 
     A first plan is looked for here, alone: it is every part's incumbent, and no better plan has a bottleneck above its
-    price. On one worker this takes longer than the search alone, because the parts do not know of each other's plans.
+    price. Where there is none, that first search's answer is the answer. On one worker this takes longer than the
+    search alone, because the parts do not know of each other's plans.
 
     Raises:
         InputError: there are no ranges.
-        InfeasibleError, DejavuError: as the search does where it finds no first plan.
     """
     if num_ranges < 1:
         raise InputError(f"num_ranges is {num_ranges}; wanted 1 or more")
     first = replace(search, relative_gap=1.0).run(problem, budget_seconds=budget_seconds, seed=seed)
+    if not isinstance(first, SearchResult):
+        return first
     edges = np.linspace(0.0, first.step_seconds, num_ranges + 1)
     edges[-1] = np.inf  # a bottleneck that is the price itself: all the rest of the step takes nothing
     parts = [
         replace(search, incumbent=first.plan, bottleneck_range_seconds=(float(low), float(high)))
         for low, high in pairwise(edges)
     ]
-    ended = outcomes([(part, problem, seed) for part in parts], budget_seconds, client)
-    results = [outcome.result for outcome in ended if outcome.result is not None]
-    if len(results) < num_ranges:
-        raise DejavuError(next(outcome.refusal for outcome in ended if outcome.result is None))
-    best = min(results, key=lambda result: result.step_seconds)
-    bound = min(result.lower_bound_seconds for result in results)
+    ended = answers([(part, problem, seed) for part in parts], budget_seconds, client)
+    found = [answer for answer in ended if isinstance(answer, SearchResult)]
+    best = min([first, *found], key=lambda result: result.step_seconds)
+    if len(found) < num_ranges:  # a part without an answer leaves its range open
+        return replace(best, lower_bound_seconds=first.lower_bound_seconds)
+    bound = max(first.lower_bound_seconds, min(result.lower_bound_seconds for result in found))
     return replace(best, lower_bound_seconds=min(bound, best.step_seconds))
 
 
@@ -123,14 +108,16 @@ def variants(
     budget_seconds: float,
     seed: int = 0,
     client: Client | None = None,
-) -> list[Outcome]:
-    """Several problems, of other clusters or batch sizes, each searched once; having no plan is an outcome."""
-    return outcomes([(search, problem, seed) for problem in problems], budget_seconds, client) if problems else []
+) -> list[Answer]:
+    """Several problems, of other clusters or batch sizes, each searched once."""
+    return answers([(search, problem, seed) for problem in problems], budget_seconds, client) if problems else []
 
 
-def _run(search: Search, problem: Problem, seed: int, budget_seconds: float) -> Outcome:
+def _first_miss(ended: Sequence[Answer]) -> NotFound:
+    miss = next(answer for answer in ended if isinstance(answer, NotFound))
+    return replace(miss, reason=f"none of {len(ended)} restarts found a plan; the first: {miss.reason}")
+
+
+def _run(search: Search, problem: Problem, seed: int, budget_seconds: float) -> Answer:
     """The task."""
-    try:
-        return Outcome(search.run(problem, budget_seconds=budget_seconds, seed=seed))
-    except DejavuError as error:
-        return Outcome(None, str(error), isinstance(error, InfeasibleError))
+    return search.run(problem, budget_seconds=budget_seconds, seed=seed)

@@ -9,8 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-from dejavu.errors import DejavuError
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
+from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult
 from dejavu.search._base import STOPPED, Incumbent, Search
 from dejavu.search.exact import Exact
 from dejavu.search.mcmc import MCMC
@@ -26,8 +25,8 @@ class Hybrid(Search):
     `quick` gives the first plan; both others start from it where they take an incumbent. They run in two threads, as
     they would alone: on two cores the plan at any time is the better of both parents' at that time, later by what
     `quick` took; on one core they share it, so that each is at most twice as late. When `proving` ends with an answer
-    the other is stopped; where it refuses the problem as too large, or ends without a plan, the plan is the other's and
-    nothing is proved. The bound is `proving`'s.
+    the other is stopped; where it refuses the problem as too large, or ends without a plan, the plan is the other's.
+    The bound is the highest that anyone proved, and that there is no plan is proved where one of them proved it.
 
     Choose it where it is not known beforehand whether the exact search ends in time, and always when cores are idle.
 
@@ -41,60 +40,62 @@ class Hybrid(Search):
     searching: Search = field(default_factory=MCMC)
     proving: Search = field(default_factory=Exact)
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best plan of the parents, and the bound that was proved.
-
-        Raises:
-            InfeasibleError: `proving` proved that no plan fits, or no parent found one, which the message says.
-        """
-        best = Incumbent(problem, self.name, budget_seconds)
-        first, spent = None, 0.0
-        try:
-            first = self.quick.run(problem, budget_seconds=budget_seconds, seed=seed)
-            spent = first.seconds  # what compiling took, once in a process, is nobody's budget
-        except DejavuError:
-            spent = best.elapsed_seconds
-        start = None if first is None else first.plan
-        proved, searched = self._side_by_side(problem, start, budget_seconds - spent, seed)
-        parents = [result for result in (proved, first, searched) if result is not None]
-        cheapest = min(parents, key=lambda result: result.step_seconds)  # of equal ones the proved one: it repeats
-        best.offer(cheapest.plan)
-        later = [result.history for result in (proved, searched) if result is not None]
-        history = merged([(0.0, first.history if first else ()), *((spent, each) for each in later)])
-        bound = 0.0 if proved is None else proved.lower_bound_seconds
-        return replace(best.result(bound), history=history)
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        first = self.quick.run(problem, budget_seconds=best.budget_seconds, seed=seed)
+        if isinstance(first, Infeasible):
+            return replace(first, search=self.name)
+        start = first.plan if isinstance(first, SearchResult) else None
+        spent = first.seconds  # what compiling took, once in a process, is nobody's budget
+        proved, searched = self._side_by_side(problem, start, best.budget_seconds - spent, seed)
+        answers = (proved, first, searched)
+        found = [answer for answer in answers if isinstance(answer, SearchResult)]
+        if not found:
+            return self._without_a_plan(best, answers)
+        best.offer(min(found, key=lambda result: result.step_seconds).plan)  # of equal ones the proved one: it repeats
+        histories = [
+            (began, answer.history)
+            for began, answer in zip((spent, 0.0, spent), answers, strict=True)
+            if isinstance(answer, SearchResult)
+        ]
+        return replace(best.result(_highest_bound(answers)), history=merged(histories))
 
     def _side_by_side(
         self, problem: Problem, start: Plan | None, budget_seconds: float, seed: int
-    ) -> tuple[SearchResult | None, SearchResult | None]:
-        """The answers of `proving` and `searching`; None of one that has none.
-
-        Raises:
-            InfeasibleError: none has one; of `proving`, if it said so.
-        """
+    ) -> tuple[Answer, Answer]:
+        """The answers of `proving` and `searching`; the first answer that settles everything stops the other."""
         stopped = threading.Event()
         context = copy_context()
         context.run(STOPPED.set, stopped)
-        refusal: DejavuError | None = None
-        proved = searched = None
+        proving, searching = _started_from(self.proving, start), _started_from(self.searching, start)
         with ThreadPoolExecutor(1, thread_name_prefix=self.name) as beside:
-            searching = _started_from(self.searching, start)
-            future = beside.submit(context.run, _answer, searching, problem, budget_seconds, seed)
+
+            def search() -> Answer:
+                return searching.run(problem, budget_seconds=budget_seconds, seed=seed)
+
+            future = beside.submit(context.run, search)
             try:
-                proved = _started_from(self.proving, start).run(problem, budget_seconds=budget_seconds, seed=seed)
-                stopped.set()
-            except InfeasibleError:
-                stopped.set()
-                raise
-            except DejavuError as error:  # too large, or no plan in time
-                refusal = error
+                proved = proving.run(problem, budget_seconds=budget_seconds, seed=seed)
             except BaseException:
                 stopped.set()
                 raise
-            searched = future.result()
-        if proved is None and searched is None and start is None:
-            raise InfeasibleError(f"neither {self.searching.name} nor {self.proving.name} found a plan: {refusal}")
-        return proved, searched
+            if not isinstance(proved, NotFound):
+                stopped.set()
+            return proved, future.result()
+
+    def _without_a_plan(self, best: Incumbent, answers: Sequence[Answer]) -> Answer:
+        """A proof, whoever has it; otherwise what kept the parents from an answer."""
+        for answer in answers:
+            if isinstance(answer, Infeasible):
+                return best.infeasible(answer.proof)
+        missed = [answer for answer in answers if isinstance(answer, NotFound)]
+        obstacle = Obstacle.OUT_OF_TIME if best.remaining_seconds < 0 else missed[0].obstacle
+        said = "; ".join(dict.fromkeys(f"{answer.search}: {answer.reason}" for answer in missed))
+        return best.not_found(obstacle, f"no plan was found ({said})", _highest_bound(answers))
+
+
+def _highest_bound(answers: Sequence[Answer]) -> float:
+    """Each bound is one on every plan of the problem."""
+    return max((answer.lower_bound_seconds for answer in answers if not isinstance(answer, Infeasible)), default=0.0)
 
 
 def merged(histories: Sequence[tuple[float, History]]) -> History:
@@ -111,10 +112,3 @@ def _started_from(search: Search, plan: Plan | None) -> Search:
     """The same search with an incumbent, if it takes one and has none."""
     takes = any(setting.name == "incumbent" for setting in fields(search))
     return replace(search, incumbent=plan) if takes and plan is not None else search  # type: ignore[call-arg]
-
-
-def _answer(search: Search, problem: Problem, budget_seconds: float, seed: int) -> SearchResult | None:
-    try:
-        return search.run(problem, budget_seconds=budget_seconds, seed=seed)
-    except DejavuError:
-        return None

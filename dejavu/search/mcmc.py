@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult
+from dejavu.plan import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._compiling import tiny_problem
 from dejavu.search._moves import HOW, STOP, random_state
@@ -54,21 +54,16 @@ class MCMC(Search):
     incumbent: Plan | None = None
     steps_per_choice: int = 20
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best plan that any chain met; no bound.
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        with best.clock_stopped():
+            _load_compiled_loops()
+        return self._walk(problem, best, seed)
 
-        Raises:
-            InfeasibleError: no chain met a plan that fits, which proves nothing, or no configuration has its devices.
-        """
-        _load_compiled_loops()
-        return self._search(problem, budget_seconds, seed)
-
-    def _search(self, problem: Problem, budget_seconds: float, seed: int) -> SearchResult:
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _walk(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         table = StageTable.of(problem)
         if not table.num_usable:
             counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
-            raise InfeasibleError(f"every stage configuration takes more devices than there are ({counts})")
+            return best.infeasible(f"every stage configuration takes more devices than there are ({counts})")
         choices = problem.num_layers * table.num_usable * table.most_stages
         most = min(self.num_steps, self.steps_per_choice * choices)
         lengths = [max(1, most >> ((self.num_chains - 1 - k) // 2)) for k in range(self.num_chains)]
@@ -81,9 +76,8 @@ class MCMC(Search):
                 break
             self._chain(table, best, problem, None, num_steps, random_state(seed, k))
         if best.plan is None:
-            raise InfeasibleError(
-                f"the walk met no plan that fits in {best.elapsed_seconds:.2g} s; that is not proved, "
-                "see the exact search"
+            return best.not_found(
+                Obstacle.NONE_CONSIDERED_FITS, f"the walk met no plan that fits in {best.elapsed_seconds:.2g} s"
             )
         return best.result(lower_bound_seconds=0.0)
 
@@ -136,4 +130,5 @@ def _offer(best: Incumbent, problem: Problem, rows: Rows, value_4: np.ndarray) -
 @cache
 def _load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of one layer."""
-    MCMC(num_chains=1)._search(tiny_problem(), budget_seconds=np.inf, seed=0)
+    problem = tiny_problem()
+    MCMC(num_chains=1)._walk(problem, Incumbent(problem, MCMC.name, np.inf), seed=0)

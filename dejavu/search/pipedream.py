@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage
+from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
 from dejavu.search import _line
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._compiling import tiny_problem
@@ -45,21 +45,16 @@ class PipeDream(Search):
     max_cuts: int = 96
     max_orders: int = 24
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The plan with the least bottleneck found, at its price.
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        with best.clock_stopped():
+            _load_compiled_loops()
+        return self._least_bottleneck(problem, best, seed)
 
-        Raises:
-            InfeasibleError: no plan of this kind fits, or none was found in time; others may.
-        """
-        _load_compiled_loops()
-        return self._search(problem, budget_seconds, seed)
-
-    def _search(self, problem: Problem, budget_seconds: float, seed: int) -> SearchResult:
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _least_bottleneck(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         table = StageTable.of(problem)
         if not table.num_usable:
             counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
-            raise InfeasibleError(f"every stage configuration takes more devices than there are ({counts})")
+            return best.infeasible(f"every stage configuration takes more devices than there are ({counts})")
         line = _Line(problem, table, _cuts(problem, self.max_cuts))
         found: Plan | None = None
         limit = np.inf
@@ -70,9 +65,11 @@ class PipeDream(Search):
             if best.remaining_seconds < 0:
                 break
         if found is None:
-            late = f"was found in {budget_seconds:g} s" if best.remaining_seconds < 0 else "fits"
-            raise InfeasibleError(
-                f"no plan with one row of stages for each type of device {late}; another may, see the exact search"
+            late = best.remaining_seconds < 0
+            return best.not_found(
+                Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS,
+                "no plan with one row of stages for each type of device "
+                + (f"was found in {best.budget_seconds:g} s" if late else "fits; another may"),
             )
         best.offer(found)
         return best.result(lower_bound_seconds=0.0)
@@ -225,4 +222,5 @@ def _cuts(problem: Problem, most: int) -> np.ndarray:
 @cache
 def _load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of one layer."""
-    PipeDream()._search(tiny_problem(), budget_seconds=np.inf, seed=0)
+    problem = tiny_problem()
+    PipeDream()._least_bottleneck(problem, Incumbent(problem, PipeDream.name, np.inf), seed=0)

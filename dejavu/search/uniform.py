@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import ClassVar
 
-from dejavu.plan import InfeasibleError, Plan, Problem, SearchResult, Stage, StageConfiguration
+from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
 from dejavu.search._base import Incumbent, Search
 from dejavu.stage_costs import PlanError
 
@@ -29,13 +29,7 @@ class Uniform(Search):
     name: ClassVar[str] = "uniform"
     all_devices_first: bool = True
 
-    def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> SearchResult:
-        """The best even plan.
-
-        Raises:
-            InfeasibleError: no even plan fits; an uneven one may.
-        """
-        best = Incumbent(problem, self.name, budget_seconds)
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         complaint = ""
         used = 0
         for plan in sorted(even_plans(problem), key=_num_devices, reverse=True):
@@ -46,12 +40,14 @@ class Uniform(Search):
             try:
                 best.offer(plan)
                 used = _num_devices(plan)
-            except (PlanError, InfeasibleError) as error:
+            except (PlanError, DoesNotFitError) as error:
                 complaint = str(error)
         if best.plan is None:
             why = f"the last one tried: {complaint}" if complaint else "no configuration fits the devices"
             few = "" if problem.max_stages is None else f", at most {problem.max_stages},"
-            raise InfeasibleError(f"no plan of equal stages{few} fits ({why}); an uneven one may, see the exact search")
+            return best.not_found(
+                Obstacle.NONE_CONSIDERED_FITS, f"no plan of equal stages{few} fits ({why}); an uneven one may"
+            )
         return best.result(lower_bound_seconds=0.0)
 
 
