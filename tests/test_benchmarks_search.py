@@ -98,7 +98,7 @@ def test_operators_cost_unevenly_and_cut_cheapest_between_blocks() -> None:
     within = cuts[:228].reshape(-1, 12)
     assert (within[:, 11] <= within.min(axis=1)).all()
     assert (within.max(axis=1) > 5 * within[:, 11]).all()
-    check(problem, solved(Uniform(all_devices_first=False).run(problem)).plan)
+    check(problem, solved(Uniform().run(problem)).plan)
 
 
 def test_the_table_of_cases(tmp_path: Path) -> None:

@@ -2,249 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
-from dejavu.cluster import Cluster
-from dejavu.plan import Answer, Infeasible, NoPlanError, Plan, Price, SearchResult, price
-from dejavu.planning.schedules import fits, under_schedules
+from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
+from dejavu.planning.candidates import Candidate
+from dejavu.planning.prices import Prices
+from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed
-from dejavu.simulate import Simulation, play_posed
-from dejavu.workload import AUTO
+from dejavu.simulated_bound import SimulatedBound
 
-EVEN = "uniform"
+BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
 CLOSE = 1e-3  # a gap below which a plan counts as the best, as a fraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Considered:
-    """What one search answered for one number of microbatches."""
+    """What one search answered for one number of microbatches, and how its plan would run.
+
+    Attributes:
+        search: its name; `remembered` for a plan that was trained before, `bound` for one met while bounding.
+        answer: None for those two.
+        candidates: its plan under the schedules that can run it; those that fit first, then by predicted step.
+    """
 
     search: str
-    num_microbatches: int
     posed: Posed
-    answer: Answer
+    answer: Answer | None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.posed.problem.num_microbatches
 
     @property
     def result(self) -> SearchResult | None:
-        """None where there is no plan."""
+        """The plan that the search found."""
         return self.answer if isinstance(self.answer, SearchResult) else None
 
     @property
-    def failure(self) -> str:
-        """Why there is no plan; empty where there is one."""
-        return "" if isinstance(self.answer, SearchResult) else str(self.answer)
+    def best(self) -> Candidate | None:
+        """The fastest candidate that fits its memory."""
+        return self.candidates[0] if self.candidates and self.candidates[0].fits else None
 
     @property
-    def proved_infeasible(self) -> bool:
-        """No plan exists, which is more than that none was found."""
+    def shown(self) -> Candidate | None:
+        """The best, or what comes next to it."""
+        return self.candidates[0] if self.candidates else None
+
+    @property
+    def is_proved_infeasible(self) -> bool:
         return isinstance(self.answer, Infeasible)
 
-    @cached_property
-    def simulation(self) -> Simulation:
-        """The plan, played in torch's own order of actions."""
-        return play_posed(self.posed, self.found.plan)
-
     @property
-    def found(self) -> SearchResult:
-        """The answer; there must be one."""
-        assert self.result is not None
-        return self.result
+    def failure(self) -> str:
+        """Why nothing of this can be chosen; empty where something can."""
+        if isinstance(self.answer, Infeasible | NotFound):
+            return str(self.answer)
+        if self.best is None:
+            return "its plan does not fit its memory, or its layers are too few, under the schedules that are allowed"
+        return ""
 
     @property
     def lower_bound_seconds(self) -> float:
-        """No plan of so many microbatches is cheaper; inf where there is none."""
-        return float("inf") if isinstance(self.answer, Infeasible) else self.answer.lower_bound_seconds
+        """No plan of this problem is cheaper by the searches' formula; inf where it is proved that there is none."""
+        if isinstance(self.answer, Infeasible):
+            return float("inf")
+        return self.answer.lower_bound_seconds if self.answer is not None else 0.0
 
 
-class PricedPlan(NamedTuple):
-    """A plan, part by part.
-
-    Attributes:
-        headroom_bytes: memory that stays free on a device of each stage.
-    """
-
-    price: Price
-    capacity_bytes: tuple[float, ...]
-    num_devices: int
-
-    @property
-    def headroom_bytes(self) -> tuple[float, ...]:
-        return tuple(has - needs for has, needs in zip(self.capacity_bytes, self.price.peak_bytes, strict=True))
-
-
-class Scheduled(NamedTuple):
-    """The chosen plan's devices under one schedule, which may cut the layers finer."""
-
-    plan: Plan
-    simulation: Simulation
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """The plan that was chosen, and everything it was chosen from.
 
     Attributes:
         considered: in the order in which they were asked.
-        chosen: the cheapest of them by the searches' one price.
+        chosen: the least predicted step of all that fits.
+        origin: whose plan it is; its cuts may have been moved since.
+        simulated_bounds: by number of microbatches: no plan under any allowed schedule is simulated below.
     """
 
-    model: str
-    cluster: Cluster
+    request: PlanRequest
+    prices: Prices
     considered: tuple[Considered, ...]
-    chosen: Considered
-
-    @classmethod
-    def of(cls, model: str, cluster: Cluster, considered: Sequence[Considered]) -> Choice:
-        """The cheapest answer.
-
-        Raises:
-            NoPlanError: there is none; the message is that of the most microbatches.
-        """
-        answers = [row for row in considered if row.result]
-        if not answers:
-            searched = [row for row in considered if row.search != EVEN] or list(considered)
-            last = max(reversed(searched), key=lambda row: row.num_microbatches)
-            others = sorted({row.num_microbatches for row in considered} - {last.num_microbatches})
-            tried = f" (nor in {', '.join(map(str, others))})" if others else ""
-            assert not isinstance(last.answer, SearchResult)
-            raise NoPlanError(last.answer, f"in {last.num_microbatches} microbatches{tried}: {last.failure}")
-        chosen = min(answers, key=lambda row: row.found.step_seconds)
-        return cls(model, cluster, tuple(considered), chosen)
+    chosen: Candidate
+    origin: Considered
+    simulated_bounds: Mapping[int, SimulatedBound]
 
     @property
     def plan(self) -> Plan:
-        return self.chosen.found.plan
+        return self.chosen.plan
+
+    @property
+    def posed(self) -> Posed:
+        return self.chosen.posed
 
     @property
     def step_seconds(self) -> float:
-        return self.chosen.found.step_seconds
+        """The predicted step."""
+        return self.chosen.step_seconds
 
     @property
-    def lower_bound_seconds(self) -> float:
-        """No plan of any number of microbatches that was considered is cheaper."""
-        counts = {row.num_microbatches for row in self.considered}
-        return min(self.step_seconds, *(self.bound_seconds(count) for count in counts))
+    def simulated_seconds(self) -> float:
+        """The simulated step, before earlier trainings correct it; what the bound is about."""
+        return self.chosen.simulated_seconds
+
+    @property
+    def simulated_lower_bound_seconds(self) -> float:
+        """No plan of any number of microbatches that was considered, under any allowed schedule, is simulated below."""
+        return min(self.simulated_seconds, *map(self.simulated_bound_seconds, self.counts))
+
+    def simulated_bound_seconds(self, num_microbatches: int) -> float:
+        """No plan of so many microbatches is simulated below; inf where it is proved that there is none."""
+        rows = [row for row in self.considered if row.num_microbatches == num_microbatches]
+        if any(row.is_proved_infeasible and row.posed is self.prices.posed(num_microbatches) for row in rows):
+            return float("inf")
+        return self.simulated_bounds[num_microbatches].seconds
+
+    @property
+    def gap(self) -> float | None:
+        """How much of the chosen plan's simulated step the best plan could save at most; None: nothing is proved."""
+        bound, seconds = self.simulated_lower_bound_seconds, self.simulated_seconds
+        if bound <= 0:
+            return None
+        return max(0.0, 1.0 - bound / seconds) if seconds > 0 else 0.0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of microbatches that were considered."""
+        return tuple(sorted({row.num_microbatches for row in self.considered}))
+
+    @cached_property
+    def cheapest(self) -> SearchResult | None:
+        """The least step by the searches' formula; None where only a remembered plan is known."""
+        found = [row.result for row in self.considered if row.result is not None]
+        return min(found, key=lambda result: result.step_seconds, default=None)
 
     def bound_seconds(self, num_microbatches: int) -> float:
-        """No plan of so many microbatches is cheaper; inf where there is none."""
+        """No plan of so many microbatches is cheaper by the searches' formula; inf where there is none."""
         return max(row.lower_bound_seconds for row in self.considered if row.num_microbatches == num_microbatches)
 
     @property
-    def gap_percent(self) -> float:
-        """How far the chosen plan can be from the best, of its own price."""
-        return 100.0 * (1.0 - self.lower_bound_seconds / self.step_seconds)
+    def lower_bound_seconds(self) -> float:
+        """No plan is cheaper by the searches' formula, over all numbers of microbatches that were considered."""
+        least = min(map(self.bound_seconds, self.counts))
+        return min(least, self.cheapest.step_seconds) if self.cheapest else least
+
+    @cached_property
+    def baselines(self) -> dict[str, Considered]:
+        """Of each way to plan by hand, its fastest answer over all numbers of microbatches and allowed schedules."""
+        found = {}
+        for name in BASELINES:
+            rows = [row for row in self.considered if row.search == name]
+            if rows:
+                found[name] = min(rows, key=_speed)
+        return found
+
+    @property
+    def best_baseline(self) -> Considered | None:
+        """The fastest of them; None where none fits."""
+        fitting = [row for row in self.baselines.values() if row.best is not None]
+        return min(fitting, key=_speed, default=None)
+
+    @property
+    def speedup(self) -> float | None:
+        """The best baseline's predicted step over the chosen plan's; None where no baseline fits."""
+        row = self.best_baseline
+        if row is None or row.best is None or self.step_seconds <= 0:
+            return None
+        return row.best.step_seconds / self.step_seconds
+
+    @cached_property
+    def schedules(self) -> tuple[Candidate, ...]:
+        """The chosen plan's devices and microbatches under other schedules that fit, the fastest first."""
+        own = [one for row in self.considered for one in row.candidates if one.fits and _alike(one, self.chosen)]
+        fastest: dict[str, Candidate] = {self.chosen.plan.schedule: self.chosen}
+        for one in sorted(own, key=lambda one: one.simulated_seconds):
+            fastest.setdefault(one.plan.schedule, one)
+        return tuple(sorted(fastest.values(), key=lambda one: one.simulated_seconds))
 
     @property
     def uniform_step_seconds(self) -> float | None:
-        """Of the best even split over all numbers of microbatches; None where none fits."""
-        found = [row.result.step_seconds for row in self.considered if row.search == EVEN and row.result]
+        """Of the best even split by the searches' formula; None where none fits."""
+        found = [row.result.step_seconds for row in self.considered if row.search == "uniform" and row.result]
         return min(found, default=None)
 
-    @cached_property
-    def schedules(self) -> tuple[Scheduled, ...]:
-        """The chosen plan under every schedule that can run it in its memory, the fastest as played first."""
-        posed = self.chosen.posed
-        played = [Scheduled(plan, play_posed(posed, plan)) for plan in under_schedules(posed, self.plan, AUTO)]
-        holding = [one for one in played if fits(posed, one.plan, one.simulation)] or played[:1]
-        return tuple(sorted(holding, key=lambda one: one.simulation.step_seconds))
 
-    def priced(self, row: Considered) -> PricedPlan:
-        """The plan that an answer gave."""
-        plan, types = row.found.plan, self.cluster.device_types
-        configurations = [stage.configuration for stage in plan.stages]
-        return PricedPlan(
-            price(row.posed.problem, plan),
-            tuple(float(types[how.device_type].memory_bytes) for how in configurations),
-            sum(how.num_devices for how in configurations),
-        )
+def _speed(row: Considered) -> float:
+    return row.best.step_seconds if row.best is not None else float("inf")
 
-    def best_of(self, search: str) -> Considered | None:
-        """The search's own cheapest answer."""
-        answers = [row for row in self.considered if row.search == search and row.result]
-        return min(answers, key=lambda row: row.found.step_seconds, default=None)
 
-    @property
-    def reason(self) -> str:
-        """Why this plan, in a sentence or two."""
-        counts = sorted({row.num_microbatches for row in self.considered})
-        among = f"over {len(counts)} numbers of microbatches" if len(counts) > 1 else f"in {counts[0]} microbatches"
-        even = self.uniform_step_seconds
-        gain = (
-            "no even split fits" if even is None else f"{even / self.step_seconds:.2f} × as fast as the best even split"
-        )
-        proof = f"no plan is more than {self.gap_percent:.1f}% cheaper"
-        if self.lower_bound_seconds <= 0:
-            proof = "nothing is proved about better ones"
-        elif self.gap_percent < 100 * CLOSE:
-            proof = "it is proved that none is cheaper"
-        return f"The cheapest plan {among}: {gain}, and {proof}. {self._idle()}"
-
-    def _idle(self) -> str:
-        used, total = self.priced(self.chosen).num_devices, self.cluster.num_devices
-        if used == total:
-            return f"All {total} devices are used."
-        sure = "more would be slower" if self.gap_percent < 100 * CLOSE else "no plan was found where more are faster"
-        return f"{used} of {total} devices; {sure}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        problem, plan, found = self.chosen.posed.problem, self.plan, self.priced(self.chosen)
-        parts = (found.price.stage_seconds, found.price.peak_bytes, found.capacity_bytes)
-        return {
-            "step_seconds": self.step_seconds,
-            "lower_bound_seconds": self.lower_bound_seconds,
-            "gap_percent": self.gap_percent,
-            "uniform_step_seconds": self.uniform_step_seconds,
-            "simulated_step_seconds": self.chosen.simulation.step_seconds,
-            "bubble_fraction": found.price.bubble_fraction,
-            "devices_used": found.num_devices,
-            "devices": self.cluster.num_devices,
-            "stages": [
-                {
-                    "layers": {
-                        "start": stage.start,
-                        "stop": stage.stop,
-                        "names": list(problem.layers[stage.start : stage.stop]),
-                    },
-                    "configuration": asdict(stage.configuration),
-                    "device_type": stage.configuration.device_type,
-                    "seconds": seconds,
-                    "peak_bytes": peak_bytes,
-                    "capacity_bytes": capacity_bytes,
-                }
-                for stage, seconds, peak_bytes, capacity_bytes in zip(plan.stages, *parts, strict=True)
-            ],
-            "schedule": plan.schedule,
-            "microbatches": plan.num_microbatches,
-            "schedules": [
-                {
-                    "schedule": one.plan.schedule,
-                    "cuts": list(one.plan.cuts),
-                    "simulated_step_seconds": one.simulation.step_seconds,
-                    "bubble_fraction": one.simulation.bubble_fraction,
-                }
-                for one in self.schedules
-            ],
-            "search": self.chosen.search,
-            "reason": self.reason,
-            "considered": [self._row(row) for row in self.considered],
-        }
-
-    def _row(self, row: Considered) -> dict[str, Any]:
-        found, plan = row.result, row.result and self.priced(row)
-        return {
-            "search": row.search,
-            "microbatches": row.num_microbatches,
-            "step_seconds": found and found.step_seconds,
-            "lower_bound_seconds": None if row.proved_infeasible else row.lower_bound_seconds,
-            "simulated_step_seconds": found and row.simulation.step_seconds,
-            "stages": found and len(found.plan.stages),
-            "devices": plan and plan.num_devices,
-            "bubble_fraction": plan and plan.price.bubble_fraction,
-            "search_seconds": found and found.seconds,
-            "chosen": row is self.chosen,
-            "failure": row.failure or None,
-        }
+def _alike(one: Candidate, other: Candidate) -> bool:
+    """Whether both have the same microbatches and give each pipeline rank the same devices."""
+    if one.plan.num_microbatches != other.plan.num_microbatches:
+        return False
+    ranks = [[c.plan.rank_configuration(rank) for rank in range(len(c.plan.ranks))] for c in (one, other)]
+    return ranks[0] == ranks[1]

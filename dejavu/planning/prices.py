@@ -1,62 +1,122 @@
-"""From a workload and a cluster to the question for the searches: every layer priced in every way it may be spread."""
+"""From a request to the questions for the searches: every layer priced in every way it may be spread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dejavu.cluster import Cluster
-from dejavu.cost import cost_table, remember_stages, sources, transfer_costs
+from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
 from dejavu.cost.passes import backward_parts, pass_cost
 from dejavu.cost.predicted import Predicted
 from dejavu.cost.stage_collectives import StageCollectives
 from dejavu.errors import InputError
-from dejavu.graph import CaptureError, capture
+from dejavu.graph import CaptureError, Graph, capture
 from dejavu.parallelism import Parallelism
-from dejavu.problem import Posed, pose_parallel, split_into
+from dejavu.planning.request import PlanRequest
+from dejavu.problem import Posed, pose_parallel
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
 
 
-def parallel_prices(
-    workload: Workload, cluster: Cluster, database: Path, known: Mapping[int, Priced] | None = None
-) -> ParallelPrices:
-    """Prices of the workload's layers under any stage configuration, corrected by remembered trainings.
+class Prices:
+    """The problems of a request, one for each number of microbatches; every number is made once.
 
     Args:
-        known: by microbatch size, what was captured and priced already.
+        remembers: prices are corrected by what earlier trainings measured.
+        graph_at: a microbatch size -> the captured model; None: captured here.
     """
-    rows, given = ProfileDatabase(database), dict(known or {})
-    found = sources(rows, workload.optimizer)
 
-    def at(microbatch_size: int) -> Priced:
-        if microbatch_size in given:
-            return given[microbatch_size]
-        split = split_into(workload, workload.batch_size // microbatch_size)
+    def __init__(
+        self, request: PlanRequest, *, remembers: bool = True, graph_at: Callable[[int], Graph] | None = None
+    ) -> None:
+        self.request, self._remembers = request, remembers
+        self._rows = ProfileDatabase(request.database)
+        self._graph_at = graph_at or self._capture
+        self._graphs, self._posed = dict[int, Graph](), dict[int, Posed]()
+        workload = request.workload
+        self._parallel = ParallelPrices(
+            request.cluster,
+            self._priced,
+            Predicted(self._rows, workload.optimizer),
+            StageCollectives(request.cluster, self._rows, workload.dtype),
+        )
+        self._sources = sources(self._rows, workload.optimizer)
+        self._transfers = transfer_costs(request.cluster, self._rows)
+        self.corrections = list[str]()  # of layers, by earlier trainings; sentences
+
+    @property
+    def fresh(self) -> Prices:
+        """The same, as if no training had ever been remembered."""
+        return Prices(self.request, remembers=False, graph_at=self.graph)
+
+    def graph(self, microbatch_size: int) -> Graph:
+        """The model as layers, without weights.
+
+        Raises:
+            InputError: it cannot be captured.
+        """
+        if microbatch_size not in self._graphs:
+            self._graphs[microbatch_size] = self._graph_at(microbatch_size)
+        return self._graphs[microbatch_size]
+
+    def graph_of(self, num_microbatches: int) -> Graph:
+        """The model at the microbatch size that follows from their number."""
+        return self.graph(self.request.workload.batch_size // num_microbatches)
+
+    def table_of(self, num_microbatches: int) -> CostTable:
+        """What each whole layer costs on each type of device at that microbatch size."""
+        return self._parallel.at(self.request.workload.batch_size // num_microbatches).table
+
+    def posed(self, num_microbatches: int) -> Posed:
+        """The problem of so many microbatches, and what simulating its plans needs besides.
+
+        Raises:
+            CostError: a number is missing; it names layer and device.
+        """
+        if num_microbatches not in self._posed:
+            request = self.request
+            graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
+            self._posed[num_microbatches] = pose_parallel(
+                self._parallel,
+                request.cluster,
+                request.split(num_microbatches),
+                self._transfers,
+                request.spread,
+                {name: pass_cost(self._rows, name) for name in types},
+                {name: backward_parts(self._rows, graph, name) for name in types},
+            )
+        return self._posed[num_microbatches]
+
+    def _capture(self, microbatch_size: int) -> Graph:
+        workload = self.request.workload
+        one = workload.model_copy(update={"num_microbatches": workload.batch_size // microbatch_size})
         try:
-            graph = capture(split, cluster.kind)
+            return capture(one, self.request.cluster.kind)
         except CaptureError as error:
             raise InputError(str(error), ("model",)) from error
-        table, _ = remember_stages(cost_table(graph, cluster, found), graph, rows, workload.optimizer)
+
+    def _priced(self, microbatch_size: int) -> Priced:
+        graph = self.graph(microbatch_size)
+        table = cost_table(graph, self.request.cluster, self._sources)
+        if self._remembers:
+            table, found = remember_stages(table, graph, self._rows, self.request.workload.optimizer)
+            self.corrections += [str(one) for one in found if str(one) not in self.corrections]
         return Priced(graph, table)
 
-    collectives = StageCollectives(cluster, rows, workload.dtype)
-    return ParallelPrices(cluster, at, Predicted(rows, workload.optimizer), collectives)
+
+def under_gpipe_memory(posed: Posed) -> Posed:
+    """The problem with room for all microbatches of a step on every stage: what fits it fits under every schedule."""
+    return replace(posed, problem=replace(posed.problem, schedule="gpipe"))
 
 
-def pose_workload(
-    workload: Workload, cluster: Cluster, database: Path, parallelism: Parallelism, known: Mapping[int, Priced]
-) -> Posed:
-    """The question of one workload as it is, and what playing its plans needs besides.
+def pose_workload(workload: Workload, cluster: Cluster, database: Path, parallelism: Parallelism) -> Posed:
+    """The problem of one workload at its own number of microbatches.
 
     Raises:
         CostError: a number is missing; it names layer and device.
     """
-    rows = ProfileDatabase(database)
-    prices, transfers = parallel_prices(workload, cluster, database, known), transfer_costs(cluster, rows)
-    costs = {name: pass_cost(rows, name) for name in cluster.device_counts}
-    graph = prices.at(workload.microbatch_size).graph
-    parts = {name: backward_parts(rows, graph, name) for name in cluster.device_counts}
-    return pose_parallel(prices, cluster, workload, transfers, parallelism, costs, parts)
+    return Prices(PlanRequest(workload, cluster, database, parallelism)).posed(workload.num_microbatches)

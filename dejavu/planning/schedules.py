@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-
 import numpy as np
 
 from dejavu.errors import InputError
 from dejavu.plan import Plan, Stage
 from dejavu.problem import Posed
-from dejavu.schedule import SCHEDULES, actions, schedule_named
+from dejavu.schedule import schedule_named
 from dejavu.simulate import Simulation
 from dejavu.stage_costs import AdditiveCosts
-from dejavu.workload import AUTO
-
-
-def under_schedules(posed: Posed, plan: Plan, wanted: str) -> Iterator[Plan]:
-    """The plan under the schedule that was asked for, or under every one that can run it (`auto`), its own first.
-
-    Where a pipeline rank runs several stages, cuts are new: each rank keeps its devices, and the slowest stage is as
-    fast as can be.
-
-    Raises:
-        InputError: the schedule that was asked for cannot run the plan.
-    """
-    if wanted != AUTO:
-        yield under(posed, plan, wanted)
-        return
-    yield plan
-    for name in SCHEDULES:
-        if name != plan.schedule:
-            try:
-                yield under(posed, plan, name)
-            except InputError:
-                continue
 
 
 def under(posed: Posed, plan: Plan, name: str) -> Plan:
@@ -48,7 +24,8 @@ def under(posed: Posed, plan: Plan, name: str) -> Plan:
     L = plan.stages[-1].stop
     if num_stages > L:
         raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
-    actions(name, num_stages, B)  # refuses what torch refuses
+    if B < len(plan.stages):
+        raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
     if schedule.stages_per_rank == 1:
         return Plan(plan.stages, name, B)
     how = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]

@@ -7,6 +7,7 @@ import difflib
 from dejavu.errors import InputError
 from dejavu.search._base import Search
 from dejavu.search.auto import Auto
+from dejavu.search.balanced import Balanced
 from dejavu.search.coarse import Coarse
 from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
@@ -14,18 +15,21 @@ from dejavu.search.exhaustive import Exhaustive
 from dejavu.search.hybrid import Hybrid
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
+from dejavu.search.proportional import Proportional
 from dejavu.search.uniform import Uniform
 
 __all__ = [
     "MCMC",
     "SEARCHES",
     "Auto",
+    "Balanced",
     "Coarse",
     "Differentiable",
     "Exact",
     "Exhaustive",
     "Hybrid",
     "PipeDream",
+    "Proportional",
     "Search",
     "Uniform",
     "search_named",
@@ -39,6 +43,8 @@ SEARCHES: dict[str, type[Search]] = {
     "coarse": Coarse,
     "mcmc": MCMC,
     "pipedream": PipeDream,
+    "balanced": Balanced,
+    "proportional": Proportional,
     "uniform": Uniform,
     "exhaustive": Exhaustive,
 }

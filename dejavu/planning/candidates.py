@@ -1,0 +1,161 @@
+"""Plans as they would run: under a schedule, simulated, and corrected by what earlier trainings taught."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dejavu.cost.remembered_steps import Correction, StepMemory
+from dejavu.errors import InputError
+from dejavu.plan import Plan, Price
+from dejavu.planning.prices import Prices
+from dejavu.planning.schedules import fits, under
+from dejavu.problem import Posed
+from dejavu.simulate import Simulation, play_posed, price_played, stages_of
+
+MOST_SIMULATIONS = 300  # while cuts of one plan are moved
+MOST_ACTIONS = 500_000  # the same, counted in simulated passes: about a second
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan as it would run.
+
+    Attributes:
+        correction: what steps that were measured in trainings say of this plan's simulated step.
+    """
+
+    posed: Posed
+    plan: Plan
+    simulation: Simulation
+    correction: Correction = Correction()  # noqa: RUF009
+
+    @property
+    def simulated_seconds(self) -> float:
+        """One step, in the schedule's own order of actions."""
+        return self.simulation.step_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """The predicted step: simulated, and corrected by earlier trainings."""
+        return self.simulated_seconds * self.correction.factor
+
+    @property
+    def cautious_seconds(self) -> float:
+        """By which candidates are compared: one that was never trained has to promise more than is uncertain."""
+        return self.step_seconds * (1.0 + self.correction.uncertainty)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Every pipeline rank has the memory for what its stages hold in this order of actions."""
+        return fits(self.posed, self.plan, self.simulation)
+
+    @cached_property
+    def price(self) -> Price:
+        """What the plan costs, part by part."""
+        return price_played(self.posed, self.plan, self.simulation)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the plan uses."""
+        plan = self.plan
+        return sum(plan.rank_configuration(rank).num_devices for rank in range(len(plan.ranks)))
+
+
+class Simulator:
+    """Makes candidates of plans, each pair of plan and schedule once.
+
+    Args:
+        prices: of the request.
+        memory: of steps that were measured.
+    """
+
+    def __init__(self, prices: Prices, memory: StepMemory) -> None:
+        self._prices, self._memory = prices, memory
+        self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
+        self.best: Candidate | None = None
+
+    def under_schedules(self, posed: Posed, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
+        """The plan's devices under each of these schedules that can run them, the searched one first.
+
+        A schedule is left out where the busiest rank alone works longer than the best candidate's whole step: however
+        it is played, it cannot be chosen. The first that can run is always simulated, so that every plan has a figure.
+        """
+        found: list[Candidate] = []
+        for name in sorted(schedules, key=lambda name: name != plan.schedule):
+            try:
+                placed = under(posed, plan, name)
+                if found and self.best is not None and least_seconds(posed, placed) >= self.best.simulated_seconds:
+                    continue
+                found.append(self.candidate(posed, placed))
+            except InputError:  # too few layers, or more ranks than microbatches
+                continue
+        return found
+
+    def candidate(self, posed: Posed, plan: Plan) -> Candidate:
+        """One plan under its own schedule.
+
+        Raises:
+            InputError: the schedule does not run so many stages or microbatches.
+        """
+        if plan not in self._known:
+            graph = self._prices.graph_of(plan.num_microbatches)
+            correction = self._memory.correction(graph, plan, lambda other: self._simulated(posed, other))
+            made = Candidate(posed, plan, play_posed(posed, plan), correction)
+            self._known[plan] = made
+            if made.fits and (self.best is None or made.cautious_seconds < self.best.cautious_seconds):
+                self.best = made
+        return self._known[plan]
+
+    def _simulated(self, posed: Posed, plan: Plan) -> float:
+        """Seconds of a plan that was trained, by today's prices."""
+        if plan not in self._trained:
+            self._trained[plan] = play_posed(posed, plan).step_seconds
+        return self._trained[plan]
+
+    def polished(self, candidate: Candidate) -> Candidate:
+        """The candidate with its cuts moved, one layer at a time, while the simulated step gets shorter and fits.
+
+        Searches price by a formula; this is the last step towards what will run. Deterministic: it ends after a number
+        of simulations, not after seconds.
+        """
+        actions = max(1, len(candidate.simulation.listing.stage_A))
+        left = min(MOST_SIMULATIONS, MOST_ACTIONS // actions)
+        best, improves = candidate, True
+        while improves:
+            improves = False
+            for cut, move in itertools.product(range(len(best.plan.cuts)), (-1, 1)):
+                moved = moved_cut(best.plan, cut, move)
+                if moved is None:
+                    continue
+                if left <= 0:
+                    return best
+                left -= 1
+                made = self.candidate(best.posed, moved)
+                if made.fits and made.cautious_seconds < best.cautious_seconds * (1 - 1e-6):
+                    best, improves = made, True
+        return best
+
+
+def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
+    """The plan with one of its cuts moved by so many layers; None where a stage would be left without any."""
+    before, after = plan.stages[cut], plan.stages[cut + 1]
+    at = after.start + move
+    if not before.start < at < after.stop:
+        return None
+    stages = list(plan.stages)
+    stages[cut : cut + 2] = [replace(before, stop=at), replace(after, start=at)]
+    return replace(plan, stages=tuple(stages))
+
+
+def least_seconds(posed: Posed, plan: Plan) -> float:
+    """What the busiest pipeline rank works in a step; no order of its actions takes less."""
+    rows, B = stages_of(posed, plan), plan.num_microbatches
+
+    def work(s: int) -> float:
+        forward, backward, of_input, of_weights, once = rows[s].passes_seconds
+        return B * (forward + min(backward, of_input + of_weights)) + once
+
+    return max(sum(work(s) for s in stages) for stages in plan.ranks)

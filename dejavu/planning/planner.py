@@ -1,0 +1,205 @@
+"""From a request to a plan: asks searches side by side, simulates what they find, takes the fastest that fits."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dejavu.cost.remembered_steps import StepMemory
+from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.planning.candidates import Candidate, Simulator
+from dejavu.planning.choice import BASELINES, CLOSE, Choice, Considered
+from dejavu.planning.prices import Prices, under_gpipe_memory
+from dejavu.planning.questions import Ask, Question, in_this_process, num_cores
+from dejavu.planning.request import PlanRequest
+from dejavu.problem import Posed
+from dejavu.profiles import ProfileDatabase
+from dejavu.simulated_bound import SimulatedBound, simulated_lower_bound
+from dejavu.stage_costs import PlanError
+
+QUICK = (*BASELINES, "pipedream")  # milliseconds each; their plans are the others' starts
+PROVER = "auto"
+FURTHER = ("differentiable", "mcmc")  # asked where the proof leaves something open
+REMEMBERED = "remembered"
+MET = "bound"  # met while the simulated step was bounded
+QUICK_SHARE = 0.15  # of the budget, at most
+EXPLAIN_SECONDS = 10.0  # to find the least memory that would do where nothing fits
+BOUND_SHARE = 0.25  # of the budget, at most, goes to the bound on the simulated step
+
+Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
+
+
+def _quietly(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The one way from a question to a plan, for the commands and the flows.
+
+    Attributes:
+        ask: how questions to searches are answered: in threads, on Dask, as task runs of a flow.
+        num_workers: how many of them at the same time.
+        tell: hears how far it is.
+    """
+
+    ask: Ask = in_this_process
+    num_workers: int = field(default_factory=num_cores)
+    tell: Tell = _quietly
+
+    def plan(self, request: PlanRequest) -> Choice:
+        """The plan with the least predicted step of all that were found and fit, with what was proved.
+
+        Quick searches come first, and the baselines with them; a search that proves starts from their best plans; where
+        that leaves a gap, others look for better ones. Every plan is simulated under every allowed schedule.
+
+        Raises:
+            NoPlanError: no plan was found; its answer says whether it is proved that there is none.
+            InputError: the model cannot be captured.
+            CostError: a number is missing; it names layer and device.
+        """
+        return _Planning(self, request).choice()
+
+
+class _Planning:
+    """One request on its way to a choice."""
+
+    def __init__(self, planner: Planner, request: PlanRequest) -> None:
+        self.planner, self.request = planner, request
+        self.prices, self.memory = Prices(request), StepMemory(ProfileDatabase(request.database))
+        self.simulator = Simulator(self.prices, self.memory)
+        self.left_seconds = request.budget_seconds
+        self.rows: list[Considered] = []
+
+    def choice(self) -> Choice:
+        counts, tell = self.request.counts, self.planner.tell
+        for done, count in enumerate(counts):
+            tell(f"pricing {count} microbatches", done, len(counts))
+            self.prices.posed(count)
+        posed = [self.prices.posed(count) for count in counts]
+        self._ask(QUICK, posed, QUICK_SHARE)
+        self._consider_remembered()
+        if self.request.searches:
+            named = [name for name in self.request.searches if name not in QUICK]
+            self._ask(named, posed, 1.0)
+        else:
+            self._ask([PROVER], posed, 1.0)
+            self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
+        if not any(row.best for row in self.rows):
+            self._ask([PROVER], list(map(under_gpipe_memory, posed)), 1.0)
+        origin = self._fastest()
+        assert origin.best is not None
+        tell("moving cuts", 0, 1)
+        chosen = self.simulator.polished(origin.best)
+        bounds = self._bounds(chosen)
+        assert self.simulator.best is not None
+        if self.simulator.best.cautious_seconds < chosen.cautious_seconds:  # met while bounding
+            chosen = self.simulator.polished(self.simulator.best)
+        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, bounds)
+
+    def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
+        """Ask each search about each problem, side by side, within a share of what is left of the budget."""
+        pairs = [(name, one) for one in posed for name in searches]
+        if not pairs or self.left_seconds <= 0 and self.rows:
+            return
+        workers = min(self.planner.num_workers, len(pairs))
+        seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
+        questions = [Question(name, one, seconds, self.request.seed, self._start(one)) for name, one in pairs]
+        self.planner.tell(f"asking {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
+        began = time.perf_counter()
+        answers = self.planner.ask(questions)
+        self.left_seconds -= time.perf_counter() - began
+        for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+            self.planner.tell(f"simulating {question}", done, len(questions))
+            self._consider(question.search, question.posed, answer)
+
+    def _consider(self, search: str, posed: Posed, answer: Answer) -> None:
+        found: list[Candidate] = []
+        if isinstance(answer, SearchResult):
+            found = self.simulator.under_schedules(posed, answer.plan, self.request.allowed_schedules)
+        found.sort(key=lambda one: (not one.fits, one.cautious_seconds))
+        self.rows.append(Considered(search, posed, answer, tuple(found)))
+
+    def _consider_remembered(self) -> None:
+        """Plans that were trained before and answer today's question are candidates, too."""
+        for count in self.request.counts:
+            posed = self.prices.posed(count)
+            for plan in self.memory.plans(self.prices.graph_of(count)):
+                if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
+                    continue
+                try:
+                    if _devices(plan) <= Counter(posed.problem.device_counts):
+                        made = self.simulator.candidate(posed, plan)
+                        self.rows.append(Considered(REMEMBERED, posed, None, (made,)))
+                except PlanError:  # of devices or degrees that are not considered today
+                    continue
+
+    def _consider_met(self, plan: Plan, count: int) -> None:
+        posed = self.prices.posed(count)
+        self.rows.append(Considered(MET, posed, None, (self.simulator.candidate(posed, plan),)))
+
+    def _start(self, posed: Posed) -> Plan | None:
+        """The cheapest plan of this very problem so far."""
+        found = [row.result for row in self.rows if row.posed is posed and row.result is not None]
+        return min(found, key=lambda result: result.step_seconds).plan if found else None
+
+    def _is_open(self, posed: Posed) -> bool:
+        """Whether a better plan of this problem than the cheapest of all is possible, by the searches' formula."""
+        found = [row.result.step_seconds for row in self.rows if row.result is not None]
+        bound = max(row.lower_bound_seconds for row in self.rows if row.posed is posed)
+        return bound < (1 - CLOSE) * min(found, default=float("inf"))
+
+    def _fastest(self) -> Considered:
+        """The row whose best candidate is predicted to be the fastest.
+
+        Raises:
+            NoPlanError: nothing that was found fits.
+        """
+        fitting = [row for row in self.rows if row.best is not None]
+        if fitting:
+            return min(fitting, key=lambda row: row.best.cautious_seconds)  # type: ignore[union-attr]
+        raise NoPlanError(*self._why_none())
+
+    def _why_none(self) -> tuple[Infeasible | NotFound, str]:
+        """The answer of the most microbatches, and a sentence about all."""
+        counts = self.request.counts
+        others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
+        rows = [row for row in self.rows if row.num_microbatches == counts[-1]]
+        if all(any(r.is_proved_infeasible for r in self.rows if r.num_microbatches == count) for count in counts):
+            question = Question(PROVER, rows[-1].posed, EXPLAIN_SECONDS, self.request.seed)
+            answer = self.planner.ask([question])[0]  # with time for a good sentence
+            assert isinstance(answer, Infeasible)
+            return answer, f"in {counts[-1]} microbatches{others}: {answer}"
+        open_rows = [row for row in self.rows if isinstance(row.answer, NotFound)]
+        said = next((row for row in reversed(open_rows) if row.search not in QUICK), None)
+        names = ", ".join(self.request.allowed_schedules)
+        reason = f"the plans that were found do not fit their memory under {names}" if said is None else said.failure
+        answer = said.answer if said is not None and isinstance(said.answer, NotFound) else None
+        made = answer or NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, self.request.budget_seconds)
+        return made, f"no plan was found in {counts[-1]} microbatches{others}, which proves nothing: {reason}"
+
+    def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
+        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates."""
+        counts, found = self.request.counts, dict[int, SimulatedBound]()
+        seconds = BOUND_SHARE * self.request.budget_seconds / len(counts)
+        for done, count in enumerate(counts):
+            self.planner.tell(f"bounding {count} microbatches", done, len(counts))
+            found[count] = simulated_lower_bound(
+                self.prices.posed(count),
+                schedules=self.request.allowed_schedules,
+                best_seconds=chosen.simulated_seconds,
+                budget_seconds=seconds,
+            )
+            met = found[count].plan
+            if met is not None and self.simulator.candidate(self.prices.posed(count), met).fits:
+                self._consider_met(met, count)
+        return found
+
+def _devices(plan: Plan) -> Counter[str]:
+    """How many of each type the plan uses."""
+    used: Counter[str] = Counter()
+    for how in map(plan.rank_configuration, range(len(plan.ranks))):
+        used[how.device_type] += how.num_devices
+    return used

@@ -1,0 +1,73 @@
+"""Searches asked about problems, and the ways to answer many questions at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+
+from dejavu.plan import Answer, Plan
+from dejavu.problem import Posed
+from dejavu.search import Search, search_named
+from dejavu.search.fan_out import Client, answers
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One search, asked about one problem.
+
+    Attributes:
+        start: a plan of the problem for the search to start from, where it takes one.
+    """
+
+    search: str
+    posed: Posed
+    budget_seconds: float
+    seed: int = 0
+    start: Plan | None = None
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.posed.problem.num_microbatches
+
+    @property
+    def asked(self) -> Search:
+        """The search with its incumbent."""
+        search = search_named(self.search)()
+        takes = any(setting.name == "incumbent" for setting in fields(search))
+        return replace(search, incumbent=self.start) if takes and self.start is not None else search  # type: ignore[call-arg]
+
+    def answer(self) -> Answer:
+        """Run the search."""
+        return self.asked.run(self.posed.problem, budget_seconds=self.budget_seconds, seed=self.seed)
+
+    def __str__(self) -> str:
+        count = self.num_microbatches
+        return f"{self.search}, {count} microbatch{'es' if count > 1 else ''}"
+
+
+Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each question, in their order
+
+
+def in_this_process(questions: Sequence[Question]) -> list[Answer]:
+    """In threads, one for each core: the searches' compiled loops run beside each other."""
+    if len(questions) < 2:
+        return [question.answer() for question in questions]
+    with ThreadPoolExecutor(num_cores(), thread_name_prefix="search") as pool:
+        return list(pool.map(Question.answer, questions))
+
+
+def on_dask(client: Client) -> Ask:
+    """As tasks of a Dask client, on whatever workers it has."""
+
+    def ask(questions: Sequence[Question]) -> list[Answer]:
+        budgets = {q.budget_seconds for q in questions}  # one for all that are asked together
+        return answers([(q.asked, q.posed.problem, q.seed) for q in questions], max(budgets), client)
+
+    return ask
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

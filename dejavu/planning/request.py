@@ -1,0 +1,80 @@
+"""Everything that a plan depends on, in one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dejavu.cluster import Cluster
+from dejavu.parallelism import Parallelism
+from dejavu.problem import microbatch_choices, split_into
+from dejavu.schedule import SCHEDULES, schedule_named
+from dejavu.search import search_named
+from dejavu.workload import AUTO, Workload
+
+BUDGET_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A question to the planner. Equal requests on the same database get the same answer, whoever asks.
+
+    Attributes:
+        database: folder of measured costs.
+        parallelism: how stages may be spread; None: `Parallelism.usual` of the cluster.
+        searches: which to ask; empty: those that prove or are quick, and further ones where they leave a gap.
+        schedules: which the plan may run under; empty: the workload's own, which may be `auto`, all of them.
+        microbatches: into how many a step may be split; empty: `microbatch_choices` of the workload.
+        budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
+
+    Raises:
+        InputError: an unknown search or schedule, or the batch does not divide into the microbatches.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    database: Path = Path("profiles_db")
+    parallelism: Parallelism | None = None
+    searches: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
+    microbatches: tuple[int, ...] = ()
+    budget_seconds: float = BUDGET_SECONDS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.searches:
+            search_named(name)
+        for name in self.schedules:
+            schedule_named(name)
+        for count in self.microbatches:
+            split_into(self.workload, count)
+
+    @property
+    def spread(self) -> Parallelism:
+        """How stages may be spread."""
+        return self.parallelism or Parallelism.usual(self.cluster)
+
+    @property
+    def allowed_schedules(self) -> tuple[str, ...]:
+        """By name, each once."""
+        if self.schedules:
+            return tuple(dict.fromkeys(self.schedules))
+        return tuple(SCHEDULES) if self.workload.schedule == AUTO else (self.workload.schedule,)
+
+    @property
+    def searched_schedule(self) -> str:
+        """The schedule of one stage a rank whose price and memory rule the searches use.
+
+        1F1B holds least of all; GPipe's rule, where nothing else is allowed.
+        """
+        rules = {schedule_named(name).searched_as for name in self.allowed_schedules}
+        return "1f1b" if "1f1b" in rules else rules.pop()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of microbatches, in rising order."""
+        return tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
+
+    def split(self, num_microbatches: int) -> Workload:
+        """The workload with so many microbatches, under the schedule that searches price."""
+        return split_into(self.workload, num_microbatches).model_copy(update={"schedule": self.searched_schedule})

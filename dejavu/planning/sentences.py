@@ -1,0 +1,70 @@
+"""What a choice says of itself: each sentence proved, or marked as predicted."""
+
+from __future__ import annotations
+
+from dejavu.planning.choice import CLOSE, Choice
+from dejavu.units import format_seconds
+
+NAMES = {"uniform": "even split", "proportional": "split by device speed", "balanced": "balanced split"}
+
+
+def plural(count: int, word: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{count} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def what_was_chosen(choice: Choice) -> str:
+    """The plan in a line."""
+    plan = choice.plan
+    devices = f"{choice.chosen.num_devices} of {plural(choice.request.cluster.num_devices, 'device')}"
+    return (
+        f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {plural(len(plan.stages), 'stage')} on "
+        f"{devices}: predicted step {format_seconds(choice.step_seconds)}{corrected(choice)}."
+    )
+
+
+def corrected(choice: Choice) -> str:
+    """Where earlier trainings changed the prediction, what was simulated."""
+    if abs(choice.chosen.correction.factor - 1.0) < CLOSE:
+        return " (simulated)"
+    return f" (simulated {format_seconds(choice.simulated_seconds)}, corrected by earlier trainings)"
+
+
+def what_is_proved(choice: Choice) -> str:
+    """About every plan, by simulation."""
+    counts, names = choice.counts, choice.request.allowed_schedules
+    among = f"under {plural(len(names), 'schedule')}" if len(names) > 1 else f"under {names[0]}"
+    among += f" and with {plural(len(counts), 'number')} of microbatches" if len(counts) > 1 else ""
+    if choice.gap is None:
+        return "Proved: nothing about other plans."
+    bound = format_seconds(choice.simulated_lower_bound_seconds)
+    if choice.gap < CLOSE:
+        return f"Proved: no plan {among} is simulated faster."
+    return f"Proved: no plan {among} is simulated below {bound}, {choice.gap:.1%} less."
+
+
+def what_was_gained(choice: Choice) -> str:
+    """Over the best that people do without a planner."""
+    row = choice.best_baseline
+    if row is None or row.best is None or choice.speedup is None:
+        return "Baselines: none fits its memory."
+    name, seconds = NAMES[row.search], format_seconds(row.best.step_seconds)
+    best = f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
+    if choice.speedup < 1.0 + CLOSE:
+        return f"Predicted to be as fast as {best}, not faster."
+    return f"Predicted to be {choice.speedup:.2f} × as fast as {best}."
+
+
+def what_the_formula_says(choice: Choice) -> str:
+    """The searches' own optimum, in small letters."""
+    if choice.cheapest is None:
+        return ""
+    bound = choice.lower_bound_seconds
+    low = f"lower bound {format_seconds(bound)}" if bound > 0 else "no lower bound"
+    return f"Cost-model optimum (the searches' formula): {format_seconds(choice.cheapest.step_seconds)}, {low}."
+
+
+def reason(choice: Choice) -> str:
+    """All of it."""
+    parts = (what_was_chosen, what_is_proved, what_was_gained, what_the_formula_says)
+    return " ".join(sentence for part in parts if (sentence := part(choice)))

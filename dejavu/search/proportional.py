@@ -1,0 +1,61 @@
+"""What a careful person does by hand on mixed devices: each stage's work in proportion to its devices' speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+import numpy as np
+
+from dejavu.plan import Answer, Problem
+from dejavu.search._base import Incumbent, Search
+from dejavu.search._rows import Row, cheapest, plan_of_row, rows_of_one_type, rows_of_several_types
+from dejavu.stage_costs import Floats
+
+
+@dataclass(frozen=True)
+class Proportional(Search):
+    """The best plan of equal meshes whose layers are cut in proportion to how fast each stage's devices are.
+
+    The rows of stages are `uniform`'s, on any subset of the devices. A stage's speed is that of the whole model on its
+    devices, the work of a layer its mean share of the model's time over the stages' devices, so that a stage twice as
+    fast gets twice the work, as near as whole layers allow. It knows neither memory nor links; what does not fit is
+    passed over. It proves nothing.
+    """
+
+    name: ClassVar[str] = "proportional"
+
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        share_CL = {c: _shares(problem, c) for c in range(len(problem.configurations))}
+        rows = chain(rows_of_one_type(problem), rows_of_several_types(problem))
+        return cheapest(
+            (plan_of_row(problem, row, cuts) for row in rows if (cuts := _cuts(problem, row, share_CL))),
+            best,
+            "stages in proportion to their devices' speed",
+        )
+
+
+def _shares(problem: Problem, c: int) -> tuple[float, Floats]:
+    """Seconds of the whole model under a configuration, and each layer's share of them."""
+    seconds_L = np.array([problem.costs.stage_seconds(k, k + 1, c) for k in range(problem.num_layers)])
+    total = float(seconds_L.sum())
+    even_L = np.full(problem.num_layers, 1.0 / problem.num_layers)
+    return total, seconds_L / total if 0.0 < total < np.inf else even_L
+
+
+def _cuts(problem: Problem, row: Row, share_CL: dict[int, tuple[float, Floats]]) -> list[int]:
+    """The cuts nearest to the wanted shares of the work, each stage with a layer at least; none: not possible."""
+    L, S = problem.num_layers, len(row)
+    index = [problem.index(how) for how in row]
+    seconds_S = np.array([share_CL[c][0] for c in index])
+    if not np.isfinite(seconds_S).all():
+        return []
+    speed_S = 1.0 / np.maximum(seconds_S, np.finfo(float).tiny)
+    wanted = np.cumsum(speed_S / speed_S.sum())[:-1]
+    done_L = np.cumsum(np.mean([share_CL[c][1] for c in index], axis=0))
+    cuts = [0]
+    for s, part in enumerate(wanted):
+        nearest = int(np.abs(done_L - part).argmin()) + 1
+        cuts.append(min(max(nearest, cuts[-1] + 1), L - (S - 1 - s)))
+    return [*cuts, L]
