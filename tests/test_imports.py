@@ -27,7 +27,7 @@ ORDER = (
         "profiles",
         "importers",
     ),
-    *("cost", "problem", "search", "simulate", "iteration", "bind", "planning"),
+    *("cost", "problem", "search", "simulate", "simulated_bound", "iteration", "bind", "planning"),
     *("init", "runtime", "trials", "report", "track"),
 )
 # A library that only some parts may import, by the beginning of the module's name.

@@ -1,0 +1,11 @@
+"""Proves how fast any plan's simulated step can be, over all plans and all schedules.
+
+The searches' bounds are about the formula (`plan.price`); what will run is what `simulate` plays.
+"""
+
+from __future__ import annotations
+
+from dejavu.simulated_bound.bound import SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound.proof import Proof
+
+__all__ = ["Proof", "SimulatedBound", "simulated_lower_bound"]

@@ -1,0 +1,120 @@
+"""The most that weights on lines and prices on devices prove: cutting planes over plans (Kelley, 1960).
+
+For any weights λ ≥ 0 with Σ λ = 1 and prices μ ≥ 0, each plan within the counts takes at least
+Σ λ · line + μ · (devices − counts), because it takes at least each line. The least of that over all plans, a dynamic
+program, is a bound; the plan where it is least says which weights to try next, and its own longest path is a new line.
+
+Letters: S = stages, N = lines, K = plans, T = device types, C = configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linprog
+
+from dejavu.simulate._listing import Integers, Listing
+from dejavu.simulated_bound._chain import Mask, Table, Weights, table, weights
+from dejavu.simulated_bound._paths import Line, Times, longest_path
+from dejavu.simulated_bound._prices import Prices
+from dejavu.stage_costs import Floats
+
+_ENOUGH = 1e-4  # of the bound: rounds that can win less are left out
+
+
+@dataclass(eq=False)
+class Dual:
+    """One schedule's and one number of ranks' weights and prices, with all lines and plans seen.
+
+    Attributes:
+        share: of a rank's devices that each of its stages is charged.
+        scale_seconds: about a step; the linear program is in its units.
+        best_seconds: the most that was proved for the stages still considered, and how.
+    """
+
+    prices: Prices
+    order: Listing
+    share: float
+    scale_seconds: float
+    lines: list[Line]
+    best_seconds: float = 0.0
+    best_weights: Weights | None = None
+    best_constant: float = 0.0
+    _plans: list[tuple[Times, Floats]] = field(default_factory=list)
+    _values_NK: Floats = field(default_factory=lambda: np.empty((0, 0)))
+
+    def add_plan(self, stop_S: Integers, how_S: Integers) -> float:
+        """A plan to be outdone, and its longest path, whose seconds are returned."""
+        times = times_of(self.prices, self.order, stop_S, how_S)
+        seconds, line = longest_path(self.order, times)
+        use_T = np.zeros(len(self.prices.count_T))
+        np.add.at(use_T, self.prices.type_C[how_S], self.share * self.prices.devices_C[how_S])
+        self._plans.append((times, use_T))
+        self.lines.append(line)
+        return seconds
+
+    def raise_bound(self, alive_SCLL1: Mask, *, limit: float, rounds: int, is_late: Callable[[], bool]) -> float:
+        """The bound for plans of stages still considered, at most the limit; inf where no such plan is left."""
+        self.best_seconds = 0.0
+        for _ in range(rounds):
+            weight_N, price_T, most = self._next()
+            found, weigh, constant = self._least(weight_N, price_T, alive_SCLL1)
+            if found.least == np.inf:
+                self.best_seconds = np.inf
+                break
+            value = found.least + constant
+            if value > self.best_seconds or self.best_weights is None:
+                self.best_seconds, self.best_weights, self.best_constant = value, weigh, constant
+            if self.best_seconds >= limit or most - self.best_seconds < _ENOUGH * self.scale_seconds or is_late():
+                break
+            self.add_plan(*found.plan())
+        return min(self.best_seconds, limit) if self.best_seconds < np.inf else np.inf
+
+    def _least(self, weight_N: Floats, price_T: Floats, alive_SCLL1: Mask) -> tuple[Table, Weights, float]:
+        used = np.flatnonzero(weight_N > 0)
+        stage_S5 = sum(weight_N[n] * self.lines[n].stage_S5 for n in used)
+        cut_S3 = sum(weight_N[n] * self.lines[n].cut_S3 for n in used)
+        prices = self.prices
+        price_C = price_T[prices.type_C] * prices.devices_C * self.share
+        weigh = weights(stage_S5, cut_S3, price_C)
+        return table(prices, weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
+
+    def _next(self) -> tuple[Floats, Floats, float]:
+        """Weights and prices that no plan seen so far contradicts, and what they would prove."""
+        N, K, T = len(self.lines), len(self._plans), len(self.prices.count_T)
+        if K == 0:
+            return np.full(N, 1.0 / N), np.zeros(T), np.inf
+        known = self._values_NK
+        self._values_NK = np.empty((N, K))
+        self._values_NK[: known.shape[0], : known.shape[1]] = known
+        for k, (times, _) in enumerate(self._plans):
+            for n in range(known.shape[0] if k < known.shape[1] else 0, N):
+                self._values_NK[n, k] = self.lines[n].seconds(times) / self.scale_seconds
+        over_KT = np.array([use_T for _, use_T in self._plans]) - self.prices.count_T
+        planes = np.hstack([-self._values_NK.T, -over_KT, np.ones((K, 1))])
+        goal = np.append(np.zeros(N + T), -1.0)
+        sums_to_one = np.append(np.ones(N), np.zeros(T + 1))[None, :]
+        bounds = [*[(0.0, None)] * N, *[(0.0, 10.0)] * T, (None, None)]
+        answer = linprog(goal, planes, np.zeros(K), sums_to_one, [1.0], bounds=bounds, method="highs")
+        if not answer.success:
+            return np.full(N, 1.0 / N), np.zeros(T), np.inf
+        weight_N = np.maximum(answer.x[:N], 0.0)
+        # Rounding must not make the weights more than one in all.
+        weight_N /= weight_N.sum() * (1.0 + 1e-12)
+        return weight_N, np.maximum(answer.x[N : N + T], 0.0) * self.scale_seconds, -answer.fun * self.scale_seconds
+
+
+def times_of(prices: Prices, order: Listing, stop_S: Integers, how_S: Integers) -> Times:
+    """What the stages of a plan take; as `simulate.posed` says."""
+    start_S = np.append(0, stop_S[:-1])
+    stage_S5 = (prices.sum_5CL1[:, how_S, stop_S] - prices.sum_5CL1[:, how_S, start_S]).T
+    stage_S5[0, 2:4] = 0.0, stage_S5[0, 1]
+    stage_S5[:, :4] += prices.pass_C[how_S, None]
+    stage_S5[:, 4] += prices.once_C[how_S]
+    cut_S3 = np.zeros((len(stop_S), 3))
+    g_S = prices.class_C[how_S]
+    cut_S3[:-1] = prices.message_L1GG3[stop_S[:-1], g_S[:-1], g_S[1:]]
+    cut_S3[:-1] *= (order.rank_S[:-1] != order.rank_S[1:])[:, None]
+    return Times(np.ascontiguousarray(stage_S5), cut_S3)

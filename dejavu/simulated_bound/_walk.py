@@ -1,0 +1,159 @@
+"""Every plan that no line rules out, stage by stage: what the table over cuts lets in too much is left out here.
+
+Devices are counted, the stages of a rank have one configuration, and each plan that is reached has its own longest path
+looked at. A partial plan is left as soon as one line says that it cannot be completed below the limit: the line's
+seconds of its stages so far, and the least of the line over all ways to run the layers left.
+Letters: N = lines; others as in `_chain`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from dejavu.simulate._listing import NOTHING, Integers, Listing
+from dejavu.simulated_bound._chain import Mask, Weights, table, weighted
+from dejavu.simulated_bound._paths import longest
+from dejavu.simulated_bound._prices import Prices
+from dejavu.stage_costs import Floats
+
+
+class Lines(NamedTuple):
+    """Several lines at once.
+
+    Attributes:
+        sum_NSCL1, fixed_NSC: a stage is a difference of two sums, and what it takes whatever its layers.
+        cut_NS3: a message's parts, across the cut behind the stage.
+        left_NSL1G: the least for stages s and after; see `_chain.Table`.
+        constant_N: added to every plan.
+    """
+
+    sum_NSCL1: Floats
+    fixed_NSC: Floats
+    cut_NS3: Floats
+    left_NSL1G: Floats
+    constant_N: Floats
+
+
+class Walked(NamedTuple):
+    """What a walk found.
+
+    Attributes:
+        is_complete: every plan that is not among the leaves takes at least the limit.
+        stop_KS, how_KS: of the plans whose longest path is below the limit.
+    """
+
+    is_complete: bool
+    stop_KS: Integers
+    how_KS: Integers
+
+
+def lines_of(prices: Prices, weighs: list[Weights], constants: list[float], alive_SCLL1: Mask) -> Lines:
+    """The lines' sums, and their least for what is left."""
+    S, C, L, _ = alive_SCLL1.shape
+    sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
+    for n, weigh in enumerate(weighs):
+        for s in range(S):
+            for c in range(C):
+                fixed_NSC[n, s, c] = weighted(prices, weigh, s, c, sum_NSCL1[n, s, c])
+    return Lines(
+        sum_NSCL1,
+        fixed_NSC,
+        np.array([weigh.cut_S3 for weigh in weighs]),
+        np.array([table(prices, weigh, alive_SCLL1).left_SL1G for weigh in weighs]),
+        np.array(constants),
+    )
+
+
+def walk(
+    prices: Prices, order: Listing, lines: Lines, alive_SCLL1: Mask, *, limit: float, most_steps: int, most_leaves: int
+) -> Walked:
+    """All plans below the limit; given up after so many steps or leaves."""
+    S = len(order.rank_S)
+    first = {}
+    partner_S = np.array([first.setdefault(rank, s) for s, rank in enumerate(order.rank_S)])
+    partner_S[partner_S == np.arange(S)] = NOTHING
+    leaves_2KS = np.zeros((2, most_leaves, S), np.int64)
+    found = _walk(prices, order, lines, alive_SCLL1, partner_S, (limit, most_steps), leaves_2KS)
+    return Walked(found != NOTHING, leaves_2KS[0, : max(found, 0)], leaves_2KS[1, : max(found, 0)])
+
+
+@njit(cache=True, nogil=True)
+def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
+    """Fills the leaves; returns how many there are, or NOTHING where it gave up."""
+    sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
+    limit, most_steps = limits
+    S, C, L, _ = alive_SCLL1.shape
+    N = len(constant_N)
+    start_S, stop_S, how_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
+    spent_S1N = np.zeros((S + 1, N))  # of the stages before, with their messages
+    spent_S1N[0] = constant_N
+    enter_N = np.zeros(N)
+    left_T = prices.count_T.copy()
+    time_S5, time_S3 = np.zeros((S, 5)), np.zeros((S, 3))
+    none_S5, none_S3 = np.zeros((0, 5)), np.zeros((0, 3))
+    s, steps, leaves = 0, 0, 0
+    while s >= 0:
+        # The next option of stage s: its stop, then its configuration.
+        partner, c = partner_S[s], how_S[s]
+        if c >= 0 and stop_S[s] < L - (S - s - 1):
+            stop_S[s] += 1
+        else:
+            if c >= 0 and partner == NOTHING:
+                left_T[prices.type_C[c]] += prices.devices_C[c]
+            if partner == NOTHING:
+                c += 1
+                while c < C and prices.devices_C[c] > left_T[prices.type_C[c]]:
+                    c += 1
+            else:
+                c = how_S[partner] if c < 0 else C
+            if c == C:
+                how_S[s] = -1
+                s -= 1
+                continue
+            if partner == NOTHING:
+                left_T[prices.type_C[c]] -= prices.devices_C[c]
+            how_S[s] = c
+            stop_S[s] = start_S[s] + 1 if s < S - 1 else L
+        steps += 1
+        if steps > most_steps:
+            return NOTHING
+        start, stop, g = start_S[s], stop_S[s], prices.class_C[c]
+        if not alive_SCLL1[s, c, start, stop]:
+            continue
+        is_ruled_out = False
+        for n in range(N):
+            spent = spent_S1N[s, n]
+            if s:
+                parts_3 = prices.message_L1GG3[start, prices.class_C[how_S[s - 1]], g]
+                for part in range(3):
+                    spent += cut_NS3[n, s - 1, part] * parts_3[part]
+            spent += fixed_NSC[n, s, c] + sum_NSCL1[n, s, c, stop] - sum_NSCL1[n, s, c, start]
+            if spent + left_NSL1G[n, s + 1, stop, g] >= limit:
+                is_ruled_out = True
+                break
+            enter_N[n] = spent
+        if is_ruled_out:
+            continue
+        for k in range(5):
+            time_S5[s, k] = prices.sum_5CL1[k, c, stop] - prices.sum_5CL1[k, c, start]
+        if s == 0:
+            time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
+        time_S5[s, :4] += prices.pass_C[c]
+        time_S5[s, 4] += prices.once_C[c]
+        if s and order.rank_S[s] != order.rank_S[s - 1]:
+            time_S3[s - 1] = prices.message_L1GG3[start, prices.class_C[how_S[s - 1]], g]
+        if s < S - 1:
+            spent_S1N[s + 1] = enter_N
+            start_S[s + 1] = stop
+            s += 1
+            continue
+        steps += len(order.stage_A)
+        if longest(order, time_S5, time_S3, none_S5, none_S3) < limit:
+            if leaves == leaves_2KS.shape[1]:
+                return NOTHING
+            leaves_2KS[0, leaves], leaves_2KS[1, leaves] = stop_S, how_S
+            leaves += 1
+    return leaves

@@ -1,0 +1,154 @@
+"""A lower bound on the simulated step of every plan, under every schedule that is asked about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dejavu.plan import Plan, Problem, StageConfiguration
+from dejavu.problem import Posed
+from dejavu.schedule import schedule_named
+from dejavu.simulated_bound._balance import balance_seconds
+from dejavu.simulated_bound._place import Place
+from dejavu.simulated_bound._prices import Priced, priced
+from dejavu.simulated_bound.proof import Proof
+from dejavu.stage_costs import AdditiveCosts
+
+CLOSE = 1e-3  # of the best step: a bound so near it is near enough
+_ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
+
+
+@dataclass(frozen=True)
+class SimulatedBound:
+    """No plan's simulated step is shorter.
+
+    Attributes:
+        seconds: the bound; not above the best step that was given, or that was found on the way.
+        by_schedule: for each schedule alone, its own plans' bound, up to the best step; inf where it runs no plan.
+        proved_by: what gave the weakest part of it.
+        plan, plan_seconds: a plan faster than the best one given, where one was met; else None, and the step given.
+        spent_seconds: processor time of the calling thread.
+    """
+
+    seconds: float
+    by_schedule: Mapping[str, float]
+    proved_by: Proof
+    plan: Plan | None
+    plan_seconds: float
+    spent_seconds: float
+
+
+def simulated_lower_bound(
+    posed: Posed,
+    *,
+    schedules: Sequence[str],
+    best_seconds: float,
+    budget_seconds: float,
+    close: float = CLOSE,
+) -> SimulatedBound:
+    """Bound the simulated step (`simulate.play_posed`) of all plans of the problem under the schedules from below.
+
+    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` of them, within the
+    device counts, both stages of a rank under one configuration where the schedule runs two, in the devices' memory.
+    It holds for the problem's own number of microbatches.
+
+    Args:
+        best_seconds: the simulated step of the best plan known; inf for none. The nearer to the least, the better.
+        budget_seconds: processor time; what is not refined by then keeps the bound that it has.
+        close: how near to the best step is near enough, as a fraction of it.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
+    _compile()
+    began = time.thread_time()
+    return _Bounding(posed, schedules, best_seconds, began, budget_seconds, close).run()
+
+
+@lru_cache(maxsize=1)
+def _compile() -> None:
+    """Compile the loops, or load them, before a clock starts."""
+    C, L = 1, 3
+    ones = np.ones((C, L))
+    costs = AdditiveCosts(ones, ones, np.ones(C), ones, ones, ones, np.full(C, 1e9))
+    nothing = np.zeros((C, C))
+    how = StageConfiguration("")
+    problem = Problem(("",) * L, (how,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2)
+    for budget in (60.0, 60.0):
+        _Bounding(Posed(problem, ones, ones), ("1f1b",), 1e3, time.thread_time(), budget, 0.0).run()
+
+
+class _Bounding:
+    """One question on its way: a place for each schedule and number of ranks, and the best step so far."""
+
+    def __init__(
+        self,
+        posed: Posed,
+        schedules: Sequence[str],
+        best_seconds: float,
+        began: float,
+        budget_seconds: float,
+        close: float,
+    ) -> None:
+        self.problem: Priced = priced(posed, best_seconds)
+        self.schedules = tuple(dict.fromkeys(schedules))
+        self.best_seconds, self.plan = best_seconds, None
+        self.began, self.budget_seconds, self.close = began, budget_seconds, close
+
+    def run(self) -> SimulatedBound:
+        places = self._places()
+        wanted = (1.0 - self.close) * self.best_seconds
+        for place in sorted(places, key=lambda place: (place.bound_seconds, place.num_stages)):
+            if place.bound_seconds < wanted and not self.is_late():
+                place.weigh(self.is_late)
+        # The least bound is what all others wait for.
+        while not self.is_late():
+            wanted = (1.0 - self.close) * self.best_seconds
+            left = [place for place in places if place.bound_seconds < wanted and place.can_move]
+            if not left:
+                break
+            place = min(left, key=lambda place: place.bound_seconds)
+            if place.bound_seconds > min(other.bound_seconds for other in places):
+                break  # the least cannot move
+            self._take(place.refine(self.is_late))
+        return self._result(places)
+
+    def is_late(self) -> bool:
+        return time.thread_time() - self.began > self.budget_seconds
+
+    def _places(self) -> list[Place]:
+        L = self.problem.posed.problem.num_layers
+        most = self.problem.most_ranks
+        balance_P = balance_seconds(self.problem, most)
+        places = []
+        for name in self.schedules:
+            each = schedule_named(name).stages_per_rank
+            for ranks in range(1, min(most, L // each) + 1):
+                bound = min(float(balance_P[ranks - 1]), self.best_seconds)
+                places.append(Place(self.problem, name, each * ranks, self.best_seconds, bound))
+        return places
+
+    def _take(self, found: tuple[float, Plan] | None) -> None:
+        if found and found[0] < self.best_seconds:
+            self.best_seconds, self.plan = found
+
+    def _result(self, places: list[Place]) -> SimulatedBound:
+        bounds = dict.fromkeys(self.schedules, np.inf)
+        for place in places:  # a plan met later is below what was proved before it
+            found = (
+                place.bound_seconds if np.isinf(place.bound_seconds) else min(place.bound_seconds, self.best_seconds)
+            )
+            bounds[place.schedule] = min(bounds[place.schedule], found * (1.0 - _ROUNDING))
+        least = min(places, key=lambda place: place.bound_seconds, default=None)
+        return SimulatedBound(
+            seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
+            by_schedule=bounds,
+            proved_by=Proof.NO_PLAN if least is None else least.proved_by,
+            plan=self.plan,
+            plan_seconds=self.best_seconds,
+            spent_seconds=time.thread_time() - self.began,
+        )

@@ -1,0 +1,14 @@
+"""How a bound was proved."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Proof(StrEnum):
+    """What gave a bound, for people."""
+
+    BALANCE = "the work spread over all devices as evenly as fractions of layers could be"
+    PATHS = "weighted paths through the schedule's own order of actions"
+    EVERY_PLAN = "every plan that such paths do not rule out, simulated"
+    NO_PLAN = "no plan runs under the schedules"
