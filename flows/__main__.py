@@ -29,6 +29,18 @@ WorkloadOption = Annotated[
 ]
 
 
+SearchOption = Annotated[str, typer.Option(help="which searches to ask, with commas; otherwise all that help")]
+ScheduleOption = Annotated[
+    str, typer.Option(help="which schedules the plan may run under, with commas; otherwise the workload's (auto: all)")
+]
+MicrobatchesOption = Annotated[
+    str, typer.Option(help="into how many a step may be split, with commas; otherwise powers of 2, and the workload's")
+]
+DataParallelOption = Annotated[int | None, typer.Option(min=1, help="most replicas of a stage")]
+TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="most devices that share a layer")]
+BudgetOption = Annotated[float, typer.Option(min=0.0, help="for all searches together")]
+
+
 @app.command(
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
     "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786"
@@ -134,25 +146,46 @@ def plan(
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
-    search: Annotated[str | None, typer.Option(help="the one search to ask; otherwise all that help")] = None,
-    microbatches: Annotated[str, typer.Option(help="counts to choose from, with commas; otherwise powers of 2")] = "",
-    schedule: Annotated[str | None, typer.Option(help="1f1b or gpipe; otherwise the workload's")] = None,
-    data_parallel: Annotated[int | None, typer.Option(min=1, help="most replicas of a stage")] = None,
-    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="most devices that share a layer")] = None,
-    budget_seconds: Annotated[float, typer.Option(min=0.0, help="for all searches together")] = 8.0,
+    search: SearchOption = "",
+    schedule: ScheduleOption = "",
+    microbatches: MicrobatchesOption = "",
+    data_parallel: DataParallelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    budget_seconds: BudgetOption = 8.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
+    dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers search")] = "",
     json: Annotated[str | None, typer.Option("--json", metavar="[FILE]", help="alone: printed")] = None,
     database: Annotated[Path, typer.Option(help="of measured costs")] = Path("profiles_db"),
 ) -> None:
     """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
-    from dejavu.parallelism import Parallelism
-    from dejavu.planning import Question, print_choice, write_choice
-    from flows.inputs import read_what_if, whole_numbers
+    from contextlib import ExitStack
 
-    machines, wanted = read_what_if(cluster, model, workload, schedule)
-    counts = whole_numbers("--microbatches", microbatches)
-    allowed = Parallelism(data_parallel, tensor_parallel)
-    choice = Question(machines, wanted, database, allowed, counts, search, budget_seconds, seed).answer()
+    from rich.console import Console
+
+    from dejavu.planning import Planner, PlanRequest, in_this_process, on_dask, print_choice, write_choice
+    from flows.inputs import names, parallelism_of, read_what_if, whole_numbers
+    from flows.progress import rows_bar
+
+    machines, wanted = read_what_if(cluster, model, workload)
+    request = PlanRequest(
+        workload=wanted,
+        cluster=machines,
+        database=database,
+        parallelism=parallelism_of(data_parallel, tensor_parallel),
+        searches=names(search),
+        schedules=names(schedule),
+        microbatches=whole_numbers("--microbatches", microbatches),
+        budget_seconds=budget_seconds,
+        seed=seed,
+    )
+    with ExitStack() as stack:
+        ask = in_this_process
+        if dask:
+            from dejavu.trials import client_of
+
+            ask = on_dask(stack.enter_context(client_of(dask)))
+        tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
+        choice = Planner(ask, tell=tell).plan(request)
     if json != STDOUT:
         print_choice(choice)
     if json is not None:

@@ -11,8 +11,8 @@ from dejavu.errors import InputError
 from dejavu.graph import CaptureError, capture
 from dejavu.init import proposer_named, space_of
 from dejavu.models import layers_of
+from dejavu.parallelism import Parallelism
 from dejavu.runtime.refusals import refuse_cluster
-from dejavu.schedule import schedule_named
 from dejavu.workload import Workload
 
 EXAMPLES = Path("examples/workloads")
@@ -48,9 +48,7 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     return machines, document.value
 
 
-def read_what_if(
-    cluster: Path, model: str | None, workload: Path | None, schedule: str | None
-) -> tuple[Cluster, Workload]:
+def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tuple[Cluster, Workload]:
     """The cluster and what is to be planned for it; `model` may be a file, an example's name, or a model's.
 
     Raises:
@@ -72,8 +70,7 @@ def read_what_if(
     else:
         wanted = Workload.model_validate({"model": model, **ZOO_DATA.get(model, {})}) if model else Workload()
         layers_of(wanted)
-    name = schedule_named(schedule).name if schedule else wanted.schedule
-    return machines, wanted.model_copy(update={"schedule": name})
+    return machines, wanted
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
@@ -89,6 +86,18 @@ def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
         raise InputError(f"--microbatches {sizes}: {wrong[0]!r} is no microbatch size; wanted whole numbers, as 1,4,16")
     batch = {int(size): int(size) * workload.num_microbatches for size in sizes.split(",")}
     return [workload.model_copy(update={"batch_size": examples}) for _, examples in sorted(batch.items())]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """`exact, mcmc` as names; empty text: none."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def parallelism_of(data_parallel: int | None, tensor_parallel: int | None) -> Parallelism | None:
+    """Bounds on degrees that were typed; None where nothing was, which means what is usual for the cluster."""
+    if data_parallel is None and tensor_parallel is None:
+        return None
+    return Parallelism(data_parallel, tensor_parallel)
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def rows_bar(console: Console, unit: str = "rows") -> Iterator[Callable[[str, int, int | None], None]]:
+def rows_bar(console: Console, unit: str = "rows", what: str = "") -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar that goes away at the end; call it with what is done now, how many are done, and of how many, or None."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as progress:
-        task = progress.add_task("", total=None)
+        task = progress.add_task(what, total=None)
         yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total)

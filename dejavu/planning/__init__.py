@@ -1,7 +1,37 @@
-"""The what-if question: which plan for this model on that cluster, what else was considered, and how good it is."""
+"""The one way from a question to a plan, for what-if questions, runs and re-planning.
 
-from dejavu.planning.choice import Choice, Considered, PricedPlan
-from dejavu.planning.question import Question
-from dejavu.planning.table import print_choice, write_choice
+request.py     everything a plan depends on
+prices.py      the problems: every layer priced in every way that it may be spread
+questions.py   searches asked about problems, in threads or on Dask
+candidates.py  plans as they would run: under a schedule, simulated, corrected by earlier trainings
+planner.py     asks, simulates, takes the fastest that fits
+choice.py      what was chosen, and everything it was chosen from
+sentences.py, table.py, record.py   the same for people, terminals and programs
+"""
 
-__all__ = ["Choice", "Considered", "PricedPlan", "Question", "print_choice", "write_choice"]
+from dejavu.planning.candidates import Candidate
+from dejavu.planning.choice import BASELINES, Choice, Considered
+from dejavu.planning.planner import Planner
+from dejavu.planning.prices import Prices, pose_workload
+from dejavu.planning.questions import Question, in_this_process, on_dask
+from dejavu.planning.record import choice_to_dict, write_choice
+from dejavu.planning.request import BUDGET_SECONDS, PlanRequest
+from dejavu.planning.table import print_choice
+
+__all__ = [
+    "BASELINES",
+    "BUDGET_SECONDS",
+    "Candidate",
+    "Choice",
+    "Considered",
+    "PlanRequest",
+    "Planner",
+    "Prices",
+    "Question",
+    "choice_to_dict",
+    "in_this_process",
+    "on_dask",
+    "pose_workload",
+    "print_choice",
+    "write_choice",
+]

@@ -102,7 +102,7 @@ class _Planning:
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
         """Ask each search about each problem, side by side, within a share of what is left of the budget."""
         pairs = [(name, one) for one in posed for name in searches]
-        if not pairs or self.left_seconds <= 0 and self.rows:
+        if not pairs or (self.left_seconds <= 0 and self.rows):
             return
         workers = min(self.planner.num_workers, len(pairs))
         seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
@@ -196,6 +196,7 @@ class _Planning:
             if met is not None and self.simulator.candidate(self.prices.posed(count), met).fits:
                 self._consider_met(met, count)
         return found
+
 
 def _devices(plan: Plan) -> Counter[str]:
     """How many of each type the plan uses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+
 import numpy as np
 
 from dejavu.errors import InputError
@@ -24,7 +25,7 @@ def under(posed: Posed, plan: Plan, name: str) -> Plan:
     L = plan.stages[-1].stop
     if num_stages > L:
         raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
-    if B < len(plan.stages):
+    if len(plan.stages) > B:
         raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
     if schedule.stages_per_rank == 1:
         return Plan(plan.stages, name, B)

@@ -49,7 +49,9 @@ def what_was_gained(choice: Choice) -> str:
     if row is None or row.best is None or choice.speedup is None:
         return "Baselines: none fits its memory."
     name, seconds = NAMES[row.search], format_seconds(row.best.step_seconds)
-    best = f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
+    best = (
+        f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
+    )
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
     return f"Predicted to be {choice.speedup:.2f} × as fast as {best}."

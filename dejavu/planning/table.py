@@ -114,6 +114,6 @@ def _shown(choice: Choice) -> list[Considered]:
             shown.append(min(rows, key=speed))
     for search in dict.fromkeys(row.search for row in choice.considered):
         fastest = min((row for row in choice.considered if row.search == search), key=speed)
-        if search in NAMES or fastest.best is not None and all(row.search != search for row in shown):
+        if search in NAMES or (fastest.best is not None and all(row.search != search for row in shown)):
             shown.append(fastest)
     return sorted(set(shown), key=lambda row: (row.search in NAMES, row.num_microbatches, row.search))

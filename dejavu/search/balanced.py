@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Plan, Problem
+from dejavu.plan import Answer, Problem
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import cheapest, plan_of_row
+from dejavu.search._rows import Row, cheapest
 from dejavu.stage_costs import AdditiveCosts, Floats
 
 
@@ -26,14 +26,14 @@ class Balanced(Search):
     name: ClassVar[str] = "balanced"
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        return cheapest(_balanced_plans(problem), best, "balanced stages on one kind of device")
+        return cheapest(problem, _balanced_rows(problem), best, "balanced stages on one kind of device")
 
 
-def _balanced_plans(problem: Problem) -> Iterator[Plan]:
+def _balanced_rows(problem: Problem) -> Iterator[tuple[Row, list[int]]]:
     for c, how in enumerate(problem.configurations):
         room = problem.device_counts[how.device_type] // how.num_devices
         for cuts in balanced_cuts(_stage_seconds(problem, c), min(room, problem.most_stages)):
-            yield plan_of_row(problem, [how] * (len(cuts) - 1), cuts)
+            yield [how] * (len(cuts) - 1), cuts
 
 
 def balanced_cuts(seconds_LL1: Floats, most_stages: int) -> Iterator[list[int]]:

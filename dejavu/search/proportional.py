@@ -10,7 +10,7 @@ import numpy as np
 
 from dejavu.plan import Answer, Problem
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import Row, cheapest, plan_of_row, rows_of_one_type, rows_of_several_types
+from dejavu.search._rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 from dejavu.stage_costs import Floats
 
 
@@ -30,7 +30,8 @@ class Proportional(Search):
         share_CL = {c: _shares(problem, c) for c in range(len(problem.configurations))}
         rows = chain(rows_of_one_type(problem), rows_of_several_types(problem))
         return cheapest(
-            (plan_of_row(problem, row, cuts) for row in rows if (cuts := _cuts(problem, row, share_CL))),
+            problem,
+            ((row, cuts) for row in rows if (cuts := _cuts(problem, row, share_CL))),
             best,
             "stages in proportion to their devices' speed",
         )

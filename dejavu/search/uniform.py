@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from dejavu.plan import Answer, Plan, Problem
+from dejavu.plan import Answer, Problem
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import Row, cheapest, num_devices, plan_of_row, rows_of_one_type, rows_of_several_types
+from dejavu.search._rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,8 @@ class Uniform(Search):
     name: ClassVar[str] = "uniform"
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        return cheapest(sorted(even_plans(problem), key=num_devices, reverse=True), best, "equal stages")
-
-
-def even_plans(problem: Problem) -> Iterator[Plan]:
-    """Every plan of equal stages, fitting its memory or not; on one type of device first."""
-    for row in chain(rows_of_one_type(problem), rows_of_several_types(problem)):
-        yield plan_of_row(problem, row, even_cuts(problem, row))
+        rows = chain(rows_of_one_type(problem), rows_of_several_types(problem))
+        return cheapest(problem, ((row, even_cuts(problem, row)) for row in rows), best, "equal stages")
 
 
 def even_cuts(problem: Problem, row: Row) -> list[int]:

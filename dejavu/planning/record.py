@@ -1,0 +1,138 @@
+"""A choice as JSON: `dejavu plan --json`, and the artifact of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dejavu.errors import InputError
+from dejavu.planning.candidates import Candidate
+from dejavu.planning.choice import Choice, Considered
+from dejavu.planning.sentences import reason
+
+
+def write_choice(choice: Choice, path: Path | None) -> None:
+    """As JSON into a file; None: to standard output.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    text = json.dumps(choice_to_dict(choice), indent=2, allow_nan=False)
+    if path is None:
+        print(text)
+        return
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise InputError(f"--json {path}: {error.strerror}") from error
+
+
+def choice_to_dict(choice: Choice) -> dict[str, Any]:
+    """Seconds, bytes and counts by name.
+
+    `simulated_…` is about what will run, `step_seconds` and `lower_bound_seconds` about the searches' formula;
+    `predicted_step_seconds` is the simulated step as earlier trainings correct it. `gap_percent` is the formula's,
+    `simulated_gap_percent` what the best plan could save of the simulated step at most.
+    """
+    plan, chosen = choice.plan, choice.chosen
+    cheapest, gap = choice.cheapest, choice.gap
+    origin = choice.origin.result
+    bound = choice.lower_bound_seconds
+    return {
+        "step_seconds": origin and origin.step_seconds,
+        "lower_bound_seconds": bound if bound < float("inf") else None,
+        "gap_percent": 100.0 * max(0.0, 1.0 - bound / cheapest.step_seconds)
+        if cheapest and cheapest.step_seconds
+        else 0.0,
+        "cheapest_step_seconds": cheapest and cheapest.step_seconds,
+        "uniform_step_seconds": choice.uniform_step_seconds,
+        "simulated_step_seconds": choice.simulated_seconds,
+        "simulated_lower_bound_seconds": choice.simulated_lower_bound_seconds,
+        "simulated_gap_percent": 100.0 * gap if gap is not None else None,
+        "predicted_step_seconds": choice.step_seconds,
+        "speedup": choice.speedup,
+        "baselines": {name: _baseline(row) for name, row in choice.baselines.items()},
+        "bubble_fraction": chosen.simulation.bubble_fraction,
+        "devices_used": chosen.num_devices,
+        "devices": choice.request.cluster.num_devices,
+        "stages": stages_to_list(chosen, choice),
+        "schedule": plan.schedule,
+        "microbatches": plan.num_microbatches,
+        "schedules": [
+            {
+                "schedule": one.plan.schedule,
+                "cuts": list(one.plan.cuts),
+                "simulated_step_seconds": one.simulated_seconds,
+                "bubble_fraction": one.simulation.bubble_fraction,
+            }
+            for one in choice.schedules
+        ],
+        "search": choice.origin.search,
+        "reason": reason(choice),
+        "considered": [_row(choice, row) for row in choice.considered],
+    }
+
+
+def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
+    """The stages in the model's order; the stages of a pipeline rank share its devices."""
+    problem, plan, found = chosen.posed.problem, chosen.plan, chosen.price
+    types = choice.request.cluster.device_types
+    ranks = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
+    return [
+        {
+            "layers": {
+                "start": stage.start,
+                "stop": stage.stop,
+                "names": list(problem.layers[stage.start : stage.stop]),
+            },
+            "rank": ranks[s],
+            "configuration": asdict(stage.configuration),
+            "device_type": stage.configuration.device_type,
+            "seconds": found.stage_seconds[s],
+            "peak_bytes": found.peak_bytes[s],
+            "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
+        }
+        for s, stage in enumerate(plan.stages)
+    ]
+
+
+def _row(choice: Choice, row: Considered) -> dict[str, Any]:
+    shown = choice.chosen if row is choice.origin else row.shown
+    bound = choice.simulated_bound_seconds(row.num_microbatches)
+    found = row.result
+    return {
+        "search": row.search,
+        "microbatches": row.num_microbatches,
+        "schedule": shown and shown.plan.schedule,
+        "step_seconds": found and found.step_seconds,
+        "lower_bound_seconds": None if row.is_proved_infeasible else row.lower_bound_seconds,
+        "simulated_step_seconds": shown and shown.simulated_seconds,
+        "simulated_lower_bound_seconds": bound if bound < float("inf") else None,
+        "predicted_step_seconds": shown and shown.step_seconds,
+        "fits": bool(shown and shown.fits),
+        "stages": shown and len(shown.plan.stages),
+        "devices": shown and shown.num_devices,
+        "bubble_fraction": shown and shown.simulation.bubble_fraction,
+        "search_seconds": found and found.seconds,
+        "chosen": row is choice.origin,
+        "failure": row.failure or None,
+    }
+
+
+def _baseline(row: Considered) -> dict[str, Any] | None:
+    """Its fastest answer; None where none fits."""
+    best = row.best
+    if best is None:
+        return None
+    return {
+        "step_seconds": row.result and row.result.step_seconds,
+        "simulated_step_seconds": best.simulated_seconds,
+        "predicted_step_seconds": best.step_seconds,
+        "microbatches": best.plan.num_microbatches,
+        "schedule": best.plan.schedule,
+        "stages": len(best.plan.stages),
+        "devices": best.num_devices,
+        "cuts": list(best.plan.cuts),
+    }
