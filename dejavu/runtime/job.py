@@ -132,6 +132,16 @@ class StageTimes:
     backward_weight_seconds: float = 0.0
     replica: int = 0
 
+    @property
+    def is_split(self) -> bool:
+        """Whether every backward pass ran in its two parts."""
+        return not self.backward_seconds and self.backward_input_seconds + self.backward_weight_seconds > 0
+
+    @property
+    def all_backward_seconds(self) -> float:
+        """Of a whole backward pass, or of its two parts together where every one was split; 0.0 where none ran."""
+        return self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
+
 
 @dataclass(frozen=True)
 class TrainingResult:
