@@ -12,6 +12,7 @@ from dejavu.graph import CaptureError, capture
 from dejavu.init import proposer_named, space_of
 from dejavu.models import layers_of
 from dejavu.runtime.refusals import refuse_cluster
+from dejavu.runtime.resume import EarlierTraining, earlier_training
 from dejavu.schedule import schedule_named
 from dejavu.workload import Workload
 
@@ -74,6 +75,15 @@ def read_what_if(
         layers_of(wanted)
     name = schedule_named(schedule).name if schedule else wanted.schedule
     return machines, wanted.model_copy(update={"schedule": name})
+
+
+def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
+    """The earlier training that `--resume` names, relative to the project's folder; None: a new one is wanted.
+
+    Raises:
+        InputError: the folder has none, or it was trained with another model, data, batch or optimizer.
+    """
+    return earlier_training(Path(resume), workload) if resume else None
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

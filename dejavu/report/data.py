@@ -223,7 +223,8 @@ def predicted_backward_seconds(predicted: StageSeconds, times: Sequence[StageTim
     The runtime's own work is in each part, so the parts together take more than the whole.
     """
     if any(row.is_split for row in times):
-        return predicted.backward_input_seconds + predicted.backward_weight_seconds
+        _, _, of_input, of_weights, _ = predicted.passes_seconds
+        return of_input + of_weights
     return predicted.backward_seconds
 
 
