@@ -172,6 +172,15 @@ def _port(server: str, port: int, ours: services.Services | None) -> Check:
     return Check(name, None, f"taken{by}", "end it, or let dejavu up choose the next free port")
 
 
+def _training(project: Path) -> list[Check]:
+    from dejavu.runtime.training_lock import holder_in
+
+    holder = holder_in(project)
+    if holder is None:
+        return [Check("training", True, "none in this folder")]
+    return [Check("training", None, f"{holder} measures or trains here", "wait for it: dejavu run refuses beside it")]
+
+
 def _leftover_ranks(project: Path) -> list[Check]:
     left = [
         process.pid
@@ -255,6 +264,6 @@ def _prefect_home(project: Path) -> list[Check]:
 LOOKS: tuple[Callable[[Path], list[Check]], ...] = (
     *(_python, _packages, _tools),
     *(_devices, _memory, _disk),
-    *(_services, _ports, _leftover_ranks),
+    *(_services, _ports, _training, _leftover_ranks),
     *(_cost_database, _cluster, _mlflow, _prefect_home),
 )

@@ -93,6 +93,7 @@ def dejavu(
             searches=searches,
             price=chosen.price,
             uniform_price=uniform and uniform.price,
+            uniform_plan=uniform and uniform.plan,
             binding=binding,
             simulation=chosen.simulation,
             uniform_simulation=uniform and uniform.simulation,

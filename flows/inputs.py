@@ -13,6 +13,7 @@ from dejavu.init import proposer_named, space_of
 from dejavu.models import layers_of
 from dejavu.parallelism import Parallelism
 from dejavu.runtime.refusals import refuse_cluster
+from dejavu.runtime.resume import EarlierTraining, earlier_training
 from dejavu.workload import Workload
 
 EXAMPLES = Path("examples/workloads")
@@ -71,6 +72,15 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
         wanted = Workload.model_validate({"model": model, **ZOO_DATA.get(model, {})}) if model else Workload()
         layers_of(wanted)
     return machines, wanted
+
+
+def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
+    """The earlier training that `--resume` names, relative to the project's folder; None: a new one is wanted.
+
+    Raises:
+        InputError: the folder has none, or it was trained with another model, data, batch or optimizer.
+    """
+    return earlier_training(Path(resume), workload) if resume else None
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

@@ -62,6 +62,16 @@ def with_dropout() -> nn.Sequential:
     )
 
 
+def with_shared_weight() -> nn.Sequential:
+    """Four layers: the first has no weights, the third is all between two modules of one matrix and two biases."""
+    a, b = nn.Linear(32, 32), nn.Linear(32, 32)
+    b.weight = a.weight
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), a, nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), b, nn.Linear(32, 10)
+    )
+
+
+SHARED = DIGITS.model_copy(update={"model": "tests.test_pipeline:with_shared_weight", "model_options": {}})
 DROPOUT = DIGITS.model_copy(update={"model": "tests.test_pipeline:with_dropout", "model_options": {}})
 MIXED = GPT.model_copy(update={"mixed_precision": True})
 T5 = GPT.model_copy(
@@ -82,6 +92,14 @@ for name, schedule in SCHEDULES.items():
         f"{name}, recompute": (GPT, name, even, [one_device(recompute=True)] * 2),
         f"{name}, 2 replicas": (GPT, name, even, [one_device(2)] * 2),
         f"{name}, 3 replicas and 1": (GPT, name, even, [one_device(3), one]),
+    }
+    CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
+for name in ("zbv", "dualpipe_v"):
+    bounds = (0, 1, 2, 3, 4)
+    CASES |= {
+        f"{name}, shared weight recomputed": (SHARED, name, bounds, [one_device(recompute=True)] * 2),
+        f"{name}, shared weight, 2 replicas": (SHARED, name, bounds, [one_device(2), one]),
+        f"{name}, shared weight, ZeRO 1": (SHARED, name, bounds, [one_device(2, zero_level=1)] * 2),
     }
 for name in ("1f1b", "zbv"):
     bounds = (0, 4, 8) if name == "1f1b" else (0, 2, 4, 6, 8)

@@ -14,9 +14,11 @@ from rich.console import Console
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
+from dejavu.cost.passes import PassCost
 from dejavu.init import Draw
 from dejavu.plan import Plan, SearchResult, Stage, StageConfiguration, price
-from dejavu.problem import pose
+from dejavu.planning.schedules import under
+from dejavu.problem import Posed, pose
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -26,12 +28,15 @@ from dejavu.report import (
     summary_table,
     timeline_figure,
 )
+from dejavu.runtime.clock import Timed
 from dejavu.runtime.job import StageTimes, TrainingResult
-from dejavu.simulate import simulate, stage_seconds
+from dejavu.schedule import SCHEDULES, Pass
+from dejavu.simulate import Simulation, play_posed, price_played, simulate, stage_seconds, stages_of
 from dejavu.trials import TrialResult
 from dejavu.units import format_bytes, format_seconds
 from dejavu.workload import Workload
 
+EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
 NUM_TRIALS, TRIAL_STEPS, NUM_STEPS = 6, 8, 30
 
 
@@ -122,6 +127,7 @@ def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -
             "uniform": SearchResult(uniform, uniform_parts.step_seconds, 0.0, "uniform", 0.001),
         },
         price=parts,
+        uniform_plan=uniform,
         uniform_price=uniform_parts,
         binding=bind(problem, plan, cluster),
         simulation=simulate(plan, stages),
@@ -261,6 +267,101 @@ def test_what_is_unknown_is_not_made_up():
 def test_a_single_stage_and_many_layers():
     for data in (make_data(num_layers=5, num_stages=1, trained=False), make_data(num_layers=120, num_stages=8)):
         assert not Page(page(data)).open
+
+
+def trained_like(plan: Plan, played: Simulation, slower: float = 1.25) -> TrainingResult:
+    """What a training reports whose every pass took so much longer than it was played."""
+    letters = {"F": Pass.FORWARD, "B": Pass.BACKWARD, "I": Pass.BACKWARD_INPUT, "W": Pass.BACKWARD_WEIGHT}
+    events = [event for event in played.events if event.name != "optimizer"]
+
+    def seconds(stage: int, name: str) -> float:
+        return slower * max((e.seconds for e in events if (e.stage, e.name[0]) == (stage, name)), default=0.0)
+
+    times = tuple(
+        StageTimes(s, seconds(s, "F"), seconds(s, "B"), 1e-3, 5 * 10**8, seconds(s, "I"), seconds(s, "W"))
+        for s in range(len(plan.stages))
+    )
+    passes = tuple(
+        tuple(
+            Timed(e.stage, letters[e.name[0]], int(e.name[1:]), e.start_seconds, e.stop_seconds)
+            for e in events
+            if e.rank == rank
+        )
+        for rank in range(len(plan.ranks))
+    )
+    losses = tuple(3.05 - 0.02 * step for step in range(TRIAL_STEPS, NUM_STEPS))
+    return TrainingResult(
+        TRIAL_STEPS, losses, slower * played.step_seconds, times, 0, None, "/run/checkpoints/30", (), passes
+    )
+
+
+def under_schedule(schedule: str, *, even_too: bool, tried: bool) -> ReportData:
+    """A run whose workload names the schedule (the even split is played under it, too), or where `auto` chose it."""
+    before = make_data(num_layers=12, num_stages=3)
+    workload = before.workload.model_copy(update={"schedule": schedule if even_too else "auto", "num_microbatches": 8})
+    problem = pose(before.table, before.cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")})
+    forward, backward = before.table.forward.seconds_LD.T, before.table.backward.seconds_LD.T
+    posed = Posed(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
+    found = {}
+    for name, result in before.searches.items():
+        plan = Plan(result.plan.stages, problem.schedule, workload.num_microbatches)
+        found[name] = under(posed, plan, schedule if name == "exact" or even_too else plan.schedule)
+    played = {name: play_posed(posed, plan) for name, plan in found.items()}
+    prices = {name: price_played(posed, plan, played[name]) for name, plan in found.items()}
+    trials = make_trials() if tried else None
+    return replace(
+        before,
+        workload=workload,
+        price=prices["exact"],
+        binding=bind(problem, found["exact"], before.cluster),
+        simulation=played["exact"],
+        predicted_stages=tuple(stages_of(posed, found["exact"])),
+        uniform_plan=found["uniform"],
+        uniform_price=prices["uniform"],
+        uniform_simulation=played["uniform"],
+        trials=trials,
+        winner=trials[0] if trials else None,
+        training=trained_like(found["exact"], played["exact"]),
+    )
+
+
+@pytest.mark.parametrize("even_too", [True, False], ids=["named", "auto"])
+@EVERY_SCHEDULE
+def test_every_schedule_ends_in_a_page_and_a_table(schedule: str, even_too: bool) -> None:
+    run = under_schedule(schedule, even_too=even_too, tried=even_too)
+    assert len(run.plan.stages) == 3 * SCHEDULES[schedule].stages_per_rank
+    said_of(run, schedule)
+
+
+@pytest.mark.parametrize("tried", [True, False], ids=["trials", "no trials"])
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe_v"])
+def test_a_training_without_a_measured_step_ends_in_a_page_and_a_table(schedule: str, tried: bool) -> None:
+    """Resumed when all its steps were done; with its progress lost, too; or not trained at all."""
+    run = under_schedule(schedule, even_too=True, tried=tried)
+    done = TrainingResult(TRIAL_STEPS, run.training.losses, None, (), 0, NUM_STEPS, "/run/checkpoints/30")
+    for training in (done, replace(done, losses=()), None):
+        said_of(replace(run, training=training), schedule)
+
+
+def said_of(run: ReportData, schedule: str) -> None:
+    text = Page(page(run)).text
+    assert f"schedule {schedule}" in text
+    assert not re.search(r"\bnan\b", text.replace("the loss was nan", ""))
+    assert ("Predicted against measured" in text) == (run.training is not None)
+    assert "step, predicted" in printed(run)
+
+
+@EVERY_SCHEDULE
+def test_a_backward_pass_is_compared_as_it_ran(schedule: str) -> None:
+    """Every pass took a quarter longer than was played: so says each stage, and nobody's backward took no time."""
+    run = under_schedule(schedule, even_too=True, tried=False)
+    for stage in run.stages:
+        assert stage.forward_seconds == pytest.approx(1.25 * stage.predicted.forward_seconds)
+        assert stage.backward_seconds == pytest.approx(1.25 * stage.predicted_backward_seconds)
+        assert stage.backward_seconds > stage.forward_seconds
+    assert "off by 20% in the median" in texts(stages_figure(run.predicted_stages, run.training))
+    assert "+0%" not in texts(stages_figure(run.predicted_stages, run.training))
+    assert " 0 s" not in Page(page(run)).text.split("Predicted against measured")[1].split("process's peak")[0]
 
 
 def test_the_losses_go_on_from_the_winner(run):

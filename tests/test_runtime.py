@@ -29,6 +29,7 @@ from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
 from dejavu.runtime.links import SIZES_BYTES, measure_link
 from dejavu.runtime.measure import DIRECTIONS, measure_layers
 from dejavu.runtime.process import PARENT, named_parent
+from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import reference_difference, train_single
 from dejavu.runtime.state import read_checkpoint, read_trial
 from dejavu.workload import TrialSettings, Workload
@@ -255,3 +256,49 @@ def test_an_earlier_training_is_resumed_under_another_plan_or_refused(tiny: Work
         resumed(tmp_path / "run", longer.model_copy(update={"seed": 5}), binding)
     with pytest.raises(InputError, match="no training to resume"):
         resumed(tmp_path, longer, binding)
+
+
+def checkpoint_at(run: Path, step: int) -> Path:
+    marker = run / "checkpoints" / f"step-{step:08d}" / "COMPLETE.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text(json.dumps({"step": step, "world_size": 2}))
+    return marker
+
+
+def test_an_earlier_training_is_looked_at_before_anything_starts(tiny: Workload, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job_of(tiny, run, (2,), first_step=1).write()
+    assert (earlier_training(run, tiny).step, earlier_training(run, tiny).loss) == (1, None)
+    checkpoint_at(run, 3)
+    (run / "checkpoints" / "step-00000006").mkdir()  # killed before it was complete
+    (run / "progress.jsonl").write_text("".join(f'{{"step": {k}, "loss": {9 - k}.5}}\n' for k in (1, 2, 3, 1, 2)) + "{")
+    found = earlier_training(run, tiny)
+    assert (found.step, found.loss, found.is_complete) == (3, 7.5, False)
+    assert str(found) == f"{run} goes on from step 3 of 8, the last at loss 7.5000"
+    for num_steps in (3, 2):  # as many as are trained, or fewer
+        found = earlier_training(run, tiny.model_copy(update={"num_steps": num_steps}))
+        assert found.is_complete
+        assert "is complete: 3 steps are trained, the last at loss 7.5000" in str(found)
+        assert "num_steps above 3" in str(found)
+
+
+def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Workload, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    for folder in (tmp_path / "absent", file, tmp_path):
+        with pytest.raises(InputError, match=r"no training to resume.* wanted a folder of .dejavu/runs"):
+            earlier_training(folder, tiny)
+    path = job_of(tiny, run, (2,)).write()
+    with pytest.raises(InputError, match="was trained with seed 0; wanted the same, found 5"):
+        earlier_training(run, tiny.model_copy(update={"seed": 5}))
+    whole = json.loads(path.read_text())
+    for damaged in ("", path.read_text()[:200], "[]", "{}", json.dumps({**whole, "workload": {"model": 7}}), "null"):
+        path.write_text(damaged)
+        with pytest.raises(InputError, match=r"job\.json cannot be read") as refused:
+            earlier_training(run, tiny)
+        assert "\n" not in str(refused.value)
+    path.write_text(json.dumps(whole))
+    checkpoint_at(run, 4).write_text("{")
+    with pytest.raises(InputError, match=r"step-00000004 cannot be read.* goes on from the checkpoint before it"):
+        earlier_training(run, tiny)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from dejavu.bind import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price, SearchResult
-from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job import StageTimes, TrainingResult
 from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
 from dejavu.simulate import Simulation, StageSeconds, trace_rows
 from dejavu.trials import TrialResult
@@ -20,12 +20,13 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage, predicted beside measured; measured numbers are None without a training.
+    """One stage, predicted beside measured; measured numbers are None where no step was measured.
 
     Attributes:
         layers: its first and last, by name and number.
         devices: of all its ranks.
         predicted: one microbatch, and the optimizer once a step.
+        predicted_backward_seconds: of a backward pass as it ran: whole, or its two parts together.
         forward_seconds, backward_seconds, optimizer_seconds: measured, by its slowest rank.
         predicted_peak_bytes: nan where the costs only say whether the stage fits.
         peak_bytes: measured, by its largest rank.
@@ -36,6 +37,7 @@ class StageReport:
     layers: str
     devices: str
     predicted: StageSeconds
+    predicted_backward_seconds: float
     forward_seconds: float | None
     backward_seconds: float | None
     optimizer_seconds: float | None
@@ -54,8 +56,10 @@ class ReportData:
     """The records of one run.
 
     Attributes:
-        searches: by name; the one called `uniform`, if any, is the even split.
-        price, uniform_price: of the binding's plan and of the even split (None where that does not fit).
+        searches: by name.
+        price: of the binding's plan.
+        uniform_plan, uniform_price: the even split as it was played, maybe under another schedule than a search named;
+            None where it does not fit.
         predicted_stages: as they were played.
         step_factor, uniform_step_factor: what remembered steps of such plans took, over what was played of them.
         unremembered_step_seconds: the prediction if no training had been remembered.
@@ -72,6 +76,7 @@ class ReportData:
     binding: Binding
     simulation: Simulation
     predicted_stages: tuple[StageSeconds, ...]
+    uniform_plan: Plan | None = None
     uniform_simulation: Simulation | None = None
     step_factor: float = 1.0
     uniform_step_factor: float = 1.0
@@ -102,8 +107,7 @@ class ReportData:
 
     @property
     def uniform(self) -> Plan | None:
-        result = self.searches.get("uniform")
-        return result.plan if result and self.uniform_price else None
+        return self.uniform_plan if self.uniform_price else None
 
     @property
     def predicted_step_seconds(self) -> float:
@@ -203,13 +207,25 @@ class ReportData:
             layers=_span(names[stage.start], names[stage.stop - 1], stage.start, stage.stop),
             devices=", ".join(f"{device.host}:{device.index}" for device in devices) + f" ({stage.configuration})",
             predicted=self.predicted_stages[s],
+            predicted_backward_seconds=predicted_backward_seconds(self.predicted_stages[s], times),
             forward_seconds=max((row.forward_seconds for row in times), default=None),
-            backward_seconds=max((row.backward_seconds for row in times), default=None),
+            backward_seconds=max((row.all_backward_seconds for row in times), default=None),
             optimizer_seconds=max((row.optimizer_seconds for row in times), default=None),
             predicted_peak_bytes=self.price.peak_bytes[s],
             peak_bytes=max((row.peak_bytes for row in times), default=None),
             capacity_bytes=self.cluster.device_types[stage.configuration.device_type].memory_bytes,
         )
+
+
+def predicted_backward_seconds(predicted: StageSeconds, times: Sequence[StageTimes]) -> float:
+    """What to hold against the measured backward pass of a stage: the whole pass, or its two parts where it was split.
+
+    The runtime's own work is in each part, so the parts together take more than the whole.
+    """
+    if any(row.is_split for row in times):
+        _, _, of_input, of_weights, _ = predicted.passes_seconds
+        return of_input + of_weights
+    return predicted.backward_seconds
 
 
 def _span(first: str, last: str, start: int, stop: int) -> str:

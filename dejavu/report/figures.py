@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price
+from dejavu.report.data import predicted_backward_seconds
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation, StageSeconds
 from dejavu.trials import TrialResult
@@ -107,7 +108,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
     count = len(winner.losses)
     axes.plot(range(1, count + 1), winner.losses, color=CHOSEN, linewidth=2, label=f"the best: {winner.draw}", zorder=3)
     title = f"The best of {len(trials)} initializations reached {winner.losses[-1]:.3g} in {count} steps"
-    if training is not None:
+    if training is not None and training.losses:
         before = winner.losses[: training.first_step]
         steps = np.arange(training.first_step, training.first_step + len(training.losses)) + 1
         losses = np.array([*before[-1:], *training.losses])
@@ -181,17 +182,21 @@ def timeline_figure(simulation: Simulation) -> Figure:
 
 
 def stages_figure(predicted: Sequence[StageSeconds], measured: TrainingResult) -> Figure:
-    """Each stage's forward and backward of one microbatch: predicted beside measured, by its slowest rank."""
+    """Each stage's forward and backward of one microbatch: predicted beside measured, by its slowest rank.
+
+    Of a backward pass that ran in two parts both together. A stage without a measured step has no second bar.
+    """
     figure = _figure(3.4)
     axes = figure.subplots()
     stages = np.arange(len(predicted))
+    times = [[row for row in measured.stages if row.stage == s] for s in stages]
     expected = {
         "forward": [row.forward_seconds for row in predicted],
-        "backward": [row.backward_seconds for row in predicted],
+        "backward": [predicted_backward_seconds(row, ran) for row, ran in zip(predicted, times, strict=True)],
     }
     found = {
-        name: [max(getattr(row, f"{name}_seconds") for row in measured.stages if row.stage == s) for s in stages]
-        for name in expected
+        "forward": [max((row.forward_seconds for row in ran), default=0.0) for ran in times],
+        "backward": [max((row.all_backward_seconds for row in ran), default=0.0) for ran in times],
     }
     scale, unit = _scale(max(max(*expected[name], *found[name]) for name in expected))
     errors = []
@@ -203,7 +208,9 @@ def stages_figure(predicted: Sequence[StageSeconds], measured: TrainingResult) -
             label = f"{name}, {'predicted' if 'hatch' in look else 'measured'}"
             axes.bar(stages + offset, np.array(values) * scale, BAR_WIDTH, align="edge", label=label, **look)
         for s, (a, b) in enumerate(zip(expected[name], found[name], strict=True)):
-            errors.append(a / b - 1.0 if b else 0.0)
+            if not b:
+                continue
+            errors.append(a / b - 1.0)
             if len(predicted) <= MOST_STAGES_WITH_ERRORS:
                 axes.annotate(
                     f"{errors[-1]:+.0%}", (s + left + BAR_WIDTH, max(a, b) * scale), xytext=(0, 2),
@@ -213,7 +220,10 @@ def stages_figure(predicted: Sequence[StageSeconds], measured: TrainingResult) -
     axes.set_ylabel(f"one microbatch, {unit}")
     axes.margins(y=0.12)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _title(axes, f"Predictions of the stages' times are off by {np.median(np.abs(errors)):.0%} in the median")
+    said = (
+        f"are off by {np.median(np.abs(errors)):.0%} in the median" if errors else "stand alone: no step was measured"
+    )
+    _title(axes, f"Predictions of the stages' times {said}")
     return figure
 
 

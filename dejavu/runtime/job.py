@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.binding import Binding
-from dejavu.errors import InputError
+from dejavu.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.runtime.clock import Timed
 from dejavu.schedule import Pass
@@ -94,22 +94,37 @@ class TrainingJob:
         return cls.from_dict(data)
 
 
-def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
-    """The training of this folder, to go on from its last checkpoint: on another plan, or for more steps.
+def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
+    """Read the job of an earlier training that this workload may go on with.
 
     Raises:
-        InputError: there is no training, or it is of another model, data, batch or optimizer.
+        InputError: there is no training, it cannot be read, or it is of another model, data, batch or optimizer.
     """
     path = folder / "job.json"
     if not path.is_file():
         raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
-    before = TrainingJob.read(path)
+    try:
+        before = TrainingJob.read(path)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
+        ) from error
     free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
             raise InputError(f"{folder} was trained with {name} {old[name]!r}; wanted the same, found {value!r}")
-    whole = str(folder.resolve())
+    return before
+
+
+def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
+    """Continue the training of this folder from its last checkpoint: on another plan, or for more steps.
+
+    Raises:
+        InputError: as `earlier_job`.
+    """
+    before, whole = earlier_job(folder, workload), str(folder.resolve())
     return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
 
 
@@ -131,6 +146,16 @@ class StageTimes:
     backward_input_seconds: float = 0.0
     backward_weight_seconds: float = 0.0
     replica: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether every backward pass ran in its two parts."""
+        return not self.backward_seconds and self.backward_input_seconds + self.backward_weight_seconds > 0
+
+    @property
+    def all_backward_seconds(self) -> float:
+        """Of a whole backward pass, or of its two parts together where every one was split; 0.0 where none ran."""
+        return self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
 
 
 @dataclass(frozen=True)

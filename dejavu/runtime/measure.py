@@ -21,7 +21,6 @@ from statistics import median
 from typing import IO, Any, NamedTuple
 
 import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from dejavu.cost.measured import subject_of
 from dejavu.cost.passes import PARTS
@@ -33,6 +32,7 @@ from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.quiet import DISTURBED, Quiet, undisturbed
+from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.timing import mean_spread, spread
 from dejavu.workload import Workload
 
@@ -285,11 +285,11 @@ def _backward_in_parts(
     for x, end in ends:
         arriving = [torch.ones_like(end)]
         with _timed(seconds["backward_input"], work.now):
-            _, groups = stage_backward_input([end], arriving, [x], iter(parameters))
+            _, groups = backward_input([end], arriving, [x], parameters)
         waiting.append(groups)
     for groups in waiting:
         with _timed(seconds["backward_weight"], work.now):
-            stage_backward_weight(iter(parameters), groups)
+            backward_weight(parameters, groups)
 
 
 @contextmanager

@@ -108,9 +108,12 @@ NUM_COMPARED = 3  # steps; later ones only repeat what the first ones show
 
 
 def reference_difference(job: TrainingJob, result: TrainingResult) -> float:
-    """The largest difference between a training's first losses and those of a single process from the same state."""
+    """The largest difference between a training's first losses and those of a single process from the same state.
+
+    0.0 where the job has no step, or its losses are lost: nothing differs.
+    """
     steps = range(job.first_step, min(job.first_step + NUM_COMPARED, job.last_step))
     start = Path(job.start_from) if job.start_from else None
     expected = train_single(job.workload, job.draw, steps, start_from=start)
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
-    return max(difference if math.isfinite(difference) else math.inf for difference in differences)
+    return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=0.0)

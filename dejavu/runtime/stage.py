@@ -21,6 +21,7 @@ from dejavu.binding import Placement
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of
+from dejavu.runtime.split_backward import backward_input
 from dejavu.runtime.training import Layers
 from dejavu.schedule import torch_actions
 
@@ -89,6 +90,13 @@ class ReplicatedStage(PipelineStage):
         return _sends(torch.zeros(meta.shape, dtype=meta.dtype) if gradient is None else gradient, self._to_before)
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        if backward_type == "input":
+            if isinstance(self.submod, FSDPModule):  # ZeRO 1, as torch has it: reduced at the end of the step
+                self.submod.set_is_last_backward(False)
+                self.submod.set_reshard_after_backward(False)
+                self.submod.set_requires_gradient_sync(False)
+            ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+            return backward_input(ends, arriving, inputs, self.submod.parameters())
         if not self._shards_gradients:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         assert backward_type == "full", "refused before launch: FSDP reduces as soon as the input's gradient is there"

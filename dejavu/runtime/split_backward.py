@@ -1,0 +1,88 @@
+"""A backward pass in two parts, for any graph: the gradients of the inputs now, those of the weights later.
+
+Torch's `stage_backward_input` notes for each group of weights the nodes at which its part begins, and
+`stage_backward_weight` goes on from there. Where a weight is used twice, one node lies downstream of the other: its
+later part would walk the graph between them again, which another group has freed by then. Such weights, and those that
+torch finds no group for (no input wants a gradient), get their gradients in the first part, accumulated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.distributed.pipelining._backward import (
+    _get_grad_fn_or_grad_acc,
+    construct_reverse_graph,
+    get_param_groups,
+    stage_backward_weight,
+)
+
+Groups = list[dict[str, Any]]  # torch's own: params, intermediates and their grads
+__all__ = ["Groups", "backward_input", "backward_weight"]
+
+
+def backward_input(
+    outputs: Sequence[torch.Tensor],
+    arriving: Sequence[torch.Tensor] | None,
+    inputs: Sequence[Any],
+    parameters: Iterable[nn.Parameter],
+) -> tuple[tuple[torch.Tensor | None, ...], Groups]:
+    """Gradients of the inputs, None for each that wants none, and what `backward_weight` needs for the rest.
+
+    As torch's `stage_backward_input`, but weights whose gradients cannot wait are accumulated here.
+
+    Args:
+        arriving: the outputs' gradients; None: they are losses.
+    """
+    ends = [k for k, output in enumerate(outputs) if output.requires_grad]
+    gradients = [torch.ones_like(outputs[k]) if arriving is None else arriving[k] for k in ends]
+    wanted = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+    nodes = {_node(parameter): parameter for parameter in parameters if parameter.requires_grad}
+    reverse = construct_reverse_graph([_node(outputs[k]) for k in ends])
+    groups = get_param_groups([_node(inputs[k]) for k in wanted], list(nodes), reverse)
+    # The other groups share no node with these: torch joins weights that begin at one node.
+    later = [group for group in groups if len(group["intermediates"]) == 1]
+    waiting = {node for group in later for node in group["params"]}
+    now = [parameter for node, parameter in nodes.items() if node not in waiting]
+    sought = [*(inputs[k] for k in wanted), *now]
+    found: Sequence[torch.Tensor | None] = ()
+    with ExitStack() as hooks:
+        for group in later:
+            (node,) = group["intermediates"] = list(group["intermediates"])
+            hooks.callback(node.register_prehook(_keeps(group)).remove)
+        if ends and sought:
+            found = torch.autograd.grad(
+                [outputs[k] for k in ends], sought, gradients, retain_graph=bool(later), allow_unused=True
+            )
+    for parameter, gradient in zip(now, found[len(wanted) :], strict=False):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    for output in outputs:
+        output.detach_()  # what lies between the outputs and the groups' nodes is not needed any more
+    of_inputs = dict(zip(wanted, found, strict=False))
+    return tuple(of_inputs.get(k) for k in range(len(inputs))), later
+
+
+def backward_weight(parameters: Iterable[nn.Parameter], groups: Groups) -> None:
+    """Accumulate the gradients that `backward_input` left for later."""
+    stage_backward_weight(iter(parameters), groups)
+
+
+def _node(tensor: torch.Tensor) -> Node:
+    node = _get_grad_fn_or_grad_acc(tensor)
+    assert node is not None, "the tensor wants a gradient"
+    return node
+
+
+def _keeps(group: dict[str, Any]) -> Any:
+    """A hook that keeps what arrives at the group's node."""
+
+    def keep(arriving: Any) -> None:
+        group["grads"] = [arriving]
+
+    return keep

@@ -1,0 +1,106 @@
+"""One measuring or training process in a folder: real processes, ended in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dejavu.runtime.training_lock import BusyError, alone_in, holder_in
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from dejavu.runtime.training_lock import alone_in
+with alone_in(Path(sys.argv[1]), "gpt on desk"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+DEADLINE_SECONDS = 60.0
+
+
+@contextmanager
+def holding(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the folder until it is told a line, or killed."""
+    words = [sys.executable, "-c", HOLD, str(project)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.integration
+def test_the_second_is_told_who_trains(tmp_path: Path) -> None:
+    with holding(tmp_path) as other:
+        found = holder_in(tmp_path)
+        assert found is not None and (found.pid, found.what) == (other.pid, "gpt on desk")
+        with pytest.raises(BusyError, match=rf"gpt on desk \(pid {other.pid}, since .*--wait"), alone_in(tmp_path, "x"):
+            pytest.fail("both hold the folder")
+        assert holder_in(tmp_path) == found  # the one who was refused took nothing away
+        with alone_in(tmp_path / "another", "x"):
+            pass
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL], ids=["ended", "SIGTERM", "SIGKILL"])
+def test_the_folder_is_free_however_its_holder_ends(tmp_path: Path, number: signal.Signals | None) -> None:
+    with holding(tmp_path) as other:
+        if number is None:
+            other.communicate("\n", timeout=DEADLINE_SECONDS)
+        else:
+            other.send_signal(number)
+            other.wait(DEADLINE_SECONDS)
+        assert holder_in(tmp_path) is None
+        with alone_in(tmp_path, "gpt"):
+            found = holder_in(tmp_path)
+            assert found is not None and found.pid == os.getpid()
+    assert holder_in(tmp_path) is None
+
+
+@pytest.mark.integration
+def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
+    said: list[str] = []
+    with holding(tmp_path) as other:
+
+        def on_wait(sentence: str) -> None:
+            said.append(sentence)
+            other.kill()
+
+        with alone_in(tmp_path, "x", wait=True, on_wait=on_wait):
+            assert other.poll() is not None or other.wait(DEADLINE_SECONDS)
+    assert len(said) == 1 and f"waiting for gpt on desk (pid {other.pid}" in said[0]
+
+
+def test_a_process_may_hold_a_folder_several_times(tmp_path: Path) -> None:
+    with alone_in(tmp_path, "the command"):
+        with alone_in(tmp_path, "its flow"):
+            pass
+        found = holder_in(tmp_path)
+        assert found is not None and found.what == "the command"
+    assert holder_in(tmp_path) is None
+
+
+def test_a_pid_that_is_another_s_by_now_holds_nothing(tmp_path: Path) -> None:
+    with alone_in(tmp_path, "x"):
+        left = (tmp_path / ".dejavu" / "training.json").read_text()
+    path = tmp_path / ".dejavu" / "training.json"
+    for text in (left.replace('"start_seconds": ', '"start_seconds": 1'), left[:20], "", "[]", "null"):
+        path.write_text(text)
+        assert holder_in(tmp_path) is None
+        with alone_in(tmp_path, "x"):
+            assert holder_in(tmp_path) is not None
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".dejavu").write_text("a file where the folder should be")
+    with pytest.raises(BusyError, match=r"\.dejavu cannot be written"), alone_in(tmp_path, "x"):
+        pytest.fail("it was held")
