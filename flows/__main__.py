@@ -49,21 +49,34 @@ def run(
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
     train: Annotated[bool, typer.Option(help="stop behind the plan with --no-train")] = True,
+    search: SearchOption = "",
+    schedule: ScheduleOption = "",
+    microbatches: MicrobatchesOption = "",
+    data_parallel: DataParallelOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    budget_seconds: BudgetOption = 8.0,
     resume: Annotated[
         str, typer.Option(help="folder of an earlier training, .dejavu/runs/…: goes on from its last checkpoint")
     ] = "",
     dask: Annotated[
         str, typer.Option(help="address of a Dask scheduler with a worker on every host; otherwise all is on this one")
     ] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="for another run in this folder, instead of refusing")] = False,
 ) -> None:
     """The whole way, in this process: measure, plan, try initializations, train, remember.
 
     Hosts of one cluster share the project's folder.
     """
-    from flows.inputs import read_inputs
+    from flows.inputs import TypedQuestion, read_inputs, read_resume
     from flows.temporary_server import use_temporary_server
 
-    _, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end here, before anything starts
+    machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end before anything starts
+    earlier = read_resume(resume, wanted)
+    if earlier is not None and earlier.is_complete:
+        typer.echo(str(earlier))
+        return
+    typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
+    asked = typed.request(wanted, machines)
     typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
     with use_temporary_server(Path.cwd()) as server:
         from dejavu.imports import uncollected
@@ -77,7 +90,19 @@ def run(
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
         server.wait()
-        found = dejavu(workload=wanted, cluster=str(cluster), train=train, dask=dask, resume=resume)
+        found = dejavu(
+            workload=wanted,
+            cluster=str(cluster),
+            train=train,
+            searches=list(asked.searches),
+            schedules=list(asked.schedules),
+            microbatches=list(asked.microbatches),
+            parallelism=asked.parallelism,
+            budget_seconds=asked.budget_seconds,
+            dask=dask,
+            resume=resume,
+            wait=wait,
+        )
         Console(width=WIDTH_COLUMNS).print(summary_table(found.report, found.artifacts, found.tracking_uri))
 
 
@@ -152,7 +177,7 @@ def plan(
     data_parallel: DataParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
     budget_seconds: BudgetOption = 8.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="otherwise the workload's")] = None,
     dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers search")] = "",
     json: Annotated[str | None, typer.Option("--json", metavar="[FILE]", help="alone: printed")] = None,
     database: Annotated[Path, typer.Option(help="of measured costs")] = Path("profiles_db"),
@@ -162,24 +187,16 @@ def plan(
 
     from rich.console import Console
 
-    from dejavu.planning import Planner, PlanRequest, in_this_process, on_dask, print_choice, write_choice
-    from flows.inputs import names, parallelism_of, read_what_if, whole_numbers
+    from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
+    from dejavu.planning.questions import Ask
+    from flows.inputs import TypedQuestion, read_what_if
     from flows.progress import rows_bar
 
     machines, wanted = read_what_if(cluster, model, workload)
-    request = PlanRequest(
-        workload=wanted,
-        cluster=machines,
-        database=database,
-        parallelism=parallelism_of(data_parallel, tensor_parallel),
-        searches=names(search),
-        schedules=names(schedule),
-        microbatches=whole_numbers("--microbatches", microbatches),
-        budget_seconds=budget_seconds,
-        seed=seed,
-    )
+    typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
+    request = typed.request(wanted, machines, database, wanted.seed if seed is None else seed)
     with ExitStack() as stack:
-        ask = in_this_process
+        ask: Ask = in_this_process
         if dask:
             from dejavu.trials import client_of
 

@@ -10,30 +10,17 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from dejavu.parallelism import Parallelism
+from dejavu.planning import BUDGET_SECONDS
 from dejavu.report import ReportData
 from dejavu.runtime.launcher import torchrun_line
-from dejavu.simulate import stages_of
-from dejavu.track import Tracker
 from dejavu.workload import Workload
-from tasks.planning import bind_stages, play_candidates, play_plan, play_without_memory, search_plan, split_evenly
-from tasks.pricing import (
-    capture_model,
-    follow_trainings,
-    measure_what_is_missing,
-    pose_problem,
-    price_layers,
-    read_cluster,
-)
-from tasks.recording import record_costs, record_question, record_report
-from tasks.training import (
-    compare_with_one_process,
-    needed_bytes,
-    prepare_training,
-    remember_times,
-    resume_training,
-    train_pipeline,
-    try_initializations,
-)
+from flows.initialize import initialize
+from flows.plan import plan
+from flows.profile import profile
+from flows.session import session
+from flows.train import train as train_job
+from tasks.recording import record_report
+from tasks.training import needed_bytes, prepare_training, resume_training
 
 
 class Outcome(NamedTuple):
@@ -49,78 +36,50 @@ def dejavu(
     workload: Workload = Workload(),  # noqa: B008
     cluster: str = "cluster.yaml",
     train: bool = True,
+    searches: list[str] | None = None,
+    schedules: list[str] | None = None,
+    microbatches: list[int] | None = None,
     parallelism: Parallelism | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
     dask: str = "",
     resume: str = "",
+    wait: bool = False,
 ) -> Outcome:
-    """Predict, search, bind, try initializations, train, remember.
+    """Profile, plan, try initializations, train; each is a flow of its own.
 
     Args:
         workload: what is to be trained.
         cluster: the cluster file, relative to the project folder.
         train: False stops behind the plan.
+        searches: which to ask; nothing: those that prove or are quick, and others where they leave something open.
+        schedules: which the plan may run under; nothing: the workload's own, where `auto` means all.
+        microbatches: into how many a step may be split; nothing: powers of two, and the workload's own.
         parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
+        budget_seconds: for all searches together.
         dask: address of a Dask scheduler with a worker on every host of the cluster; nothing: all is on this machine.
         resume: the folder of an earlier training (.dejavu/runs/…), which goes on from its last checkpoint, under
             today's plan.
+        wait: for another run that measures or trains in this folder, instead of refusing.
     """
-    project = Path.cwd()
-    database, work = project / "profiles_db", project / ".dejavu"
-    machines = read_cluster(project / cluster, train, dask)
-    with Tracker.open(project, f"{workload.model} on {machines.name}", tags={"prefect.flow_run": flow_run.id}) as run:
-        record_question(run, workload, machines, project / cluster)
-        graph = capture_model(workload, machines)
-        measured = measure_what_is_missing(graph, workload, machines, database)
-        fresh = price_layers(graph, machines, workload, database)
-        table = follow_trainings(fresh, graph, workload, database)
-        record_costs(run, graph, measured, table)
-
-        spread = parallelism or Parallelism.usual(machines)
-        posed = pose_problem(graph, table, machines, workload, database, spread)
-        problem = posed.problem
-        best = search_plan(problem, "exact", workload.seed, run)
-        even = split_evenly(problem, workload.seed, run)
-        searches = {"exact": best} | ({"uniform": even} if even else {})
-        played = play_candidates(posed, searches, workload, graph, database)
-        chosen, uniform = next(iter(played.values())), played.get("uniform")
-        binding = bind_stages(problem, chosen.plan, machines)
-        if binding.plan != chosen.plan:
-            chosen = play_plan(posed, binding.plan, graph, database)
-        found = ReportData(
-            workload=workload,
-            cluster=machines,
-            table=table,
-            searches=searches,
-            price=chosen.price,
-            uniform_price=uniform and uniform.price,
-            uniform_plan=uniform and uniform.plan,
-            binding=binding,
-            simulation=chosen.simulation,
-            uniform_simulation=uniform and uniform.simulation,
-            step_factor=chosen.step_factor,
-            uniform_step_factor=uniform.step_factor if uniform else 1.0,
-            unremembered_step_seconds=play_without_memory(
-                chosen.plan, graph, fresh, machines, workload, database, spread
-            ),
-            predicted_stages=tuple(stages_of(posed, chosen.plan)),
+    with session(workload, cluster, measures=True, trains=train, dask=dask, wait=wait) as here:
+        profile(workload, cluster)
+        planned = plan(
+            workload, cluster, searches, schedules, microbatches, parallelism, budget_seconds, dask, measure=True
         )
+        found = ReportData(cluster=here.cluster, **planned._asdict())
         if train:
-            tried = None if resume else try_initializations(workload, machines, work / "trials", run, dask)
-            winner = tried.winner if tried else None
+            tried = None if resume else initialize(planned.workload, cluster, dask)
             if resume:
-                job = resume_training(workload, binding, project / resume)
+                job = resume_training(planned.workload, planned.binding, here.project / resume)
             else:
-                job = prepare_training(workload, binding, winner, work / "runs" / str(flow_run.id))
-            result = train_pipeline(job, graph, database, run, needed_bytes(binding, chosen.price), dask)
-            remember_times(job, result, graph, database)
-            difference = compare_with_one_process(job, result)
+                job = prepare_training(planned.workload, planned.binding, tried, here.work / "runs" / str(flow_run.id))
+            trained = train_job(job.folder, cluster, dask, needed_bytes(planned.binding, planned.bound.price))
             found = replace(
                 found,
-                trials=tried.results if tried else None,
-                winner=winner,
-                training=result,
+                tried=tried,
+                training=trained.result,
                 torchrun_line="" if dask else torchrun_line(job),
-                reference_difference=difference,
+                reference_difference=trained.reference_difference,
             )
-        record_report(run, found)
-        return Outcome(found, run.artifact_folder, run.uri)
+        record_report(here.run, found)
+        return Outcome(found, here.run.artifact_folder, here.run.uri)

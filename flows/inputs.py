@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu import strict_yaml
@@ -12,6 +13,7 @@ from dejavu.graph import CaptureError, capture
 from dejavu.init import proposer_named, space_of
 from dejavu.models import layers_of
 from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest
 from dejavu.runtime.refusals import refuse_cluster
 from dejavu.runtime.resume import EarlierTraining, earlier_training
 from dejavu.workload import Workload
@@ -98,16 +100,48 @@ def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
     return [workload.model_copy(update={"batch_size": examples}) for _, examples in sorted(batch.items())]
 
 
-def names(text: str) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class TypedQuestion:
+    """What a person typed of a question to the planner; the same words for `plan` and `run`.
+
+    Attributes:
+        searches, schedules: names with commas; empty: not said.
+        microbatches: whole numbers with commas, likewise.
+        data_parallel, tensor_parallel: the highest degrees; None: not said.
+    """
+
+    searches: str
+    schedules: str
+    microbatches: str
+    data_parallel: int | None
+    tensor_parallel: int | None
+    budget_seconds: float
+
+    def request(
+        self, workload: Workload, cluster: Cluster, database: Path = Path("profiles_db"), seed: int = 0
+    ) -> PlanRequest:
+        """The question as it is asked.
+
+        Raises:
+            InputError: an unknown search or schedule, or microbatches that do not divide the batch.
+        """
+        unsaid = self.data_parallel is None and self.tensor_parallel is None
+        return PlanRequest(
+            workload=workload,
+            cluster=cluster,
+            database=database,
+            parallelism=None if unsaid else Parallelism(self.data_parallel, self.tensor_parallel),
+            searches=_names(self.searches),
+            schedules=_names(self.schedules),
+            microbatches=whole_numbers("--microbatches", self.microbatches),
+            budget_seconds=self.budget_seconds,
+            seed=seed,
+        )
+
+
+def _names(text: str) -> tuple[str, ...]:
     """`exact, mcmc` as names; empty text: none."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parallelism_of(data_parallel: int | None, tensor_parallel: int | None) -> Parallelism | None:
-    """Bounds on degrees that were typed; None where nothing was, which means what is usual for the cluster."""
-    if data_parallel is None and tensor_parallel is None:
-        return None
-    return Parallelism(data_parallel, tensor_parallel)
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a model and a cluster to the search's question: capture, measure what is missing, price, pose."""
+"""From a model and a cluster to costs: read, capture, measure what is missing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.cost import CostTable, cost_table, remember_stages, sources
-from dejavu.cost.parts import Priced
 from dejavu.graph import Graph, capture
-from dejavu.parallelism import Parallelism
-from dejavu.planning.prices import pose_workload
-from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign, MeasureResult
 from dejavu.runtime.refusals import refuse_cluster
@@ -59,38 +54,3 @@ def measure_what_is_missing(graph: Graph, workload: Workload, cluster: Cluster, 
     )
     log.info("%s", measured)
     return measured
-
-
-@task(name="price", cache_policy=NO_CACHE)
-def price_layers(graph: Graph, cluster: Cluster, workload: Workload, database: Path) -> CostTable:
-    """Every pass of every layer on every device type, each number with its source and its interval."""
-    known = sources(ProfileDatabase(database), workload.optimizer)
-    table = cost_table(graph, cluster, known)
-    log = get_run_logger()
-    log.info(
-        "%d of %d prices came from the database, %d are predicted",
-        table.num_known,
-        table.num_prices,
-        table.num_prices - table.num_known,
-    )
-    for fallback in table.fallbacks:
-        log.warning("%s", fallback)
-    return table
-
-
-@task(name="remember-stages", cache_policy=NO_CACHE)
-def follow_trainings(table: CostTable, graph: Graph, workload: Workload, database: Path) -> CostTable:
-    """The table as earlier trainings correct it (déjà vu)."""
-    corrected, corrections = remember_stages(table, graph, ProfileDatabase(database), workload.optimizer)
-    for correction in corrections:
-        get_run_logger().info("déjà vu: %s", correction)
-    return corrected
-
-
-@task(name="pose", cache_policy=NO_CACHE)
-def pose_problem(
-    graph: Graph, table: CostTable, cluster: Cluster, workload: Workload, database: Path, parallelism: Parallelism
-) -> Posed:
-    """The question for the searches: stages and how they may be spread, devices, links and memory."""
-    known = {workload.microbatch_size: Priced(graph, table)}
-    return pose_workload(workload, cluster, database, parallelism, known)

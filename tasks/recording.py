@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,10 +10,9 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from dejavu.binding import Binding
 from dejavu.cluster import Cluster
-from dejavu.cost import CostTable
-from dejavu.graph import Graph
-from dejavu.plan import SearchResult
+from dejavu.planning import Choice, Considered, choice_to_dict
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -23,7 +23,6 @@ from dejavu.report import (
     summary_markdown,
     timeline_figure,
 )
-from dejavu.runtime.campaign import MeasureResult
 from dejavu.runtime.job import TrainingResult
 from dejavu.track import Metric, Run
 from dejavu.trials import Trials
@@ -39,32 +38,39 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
     run.artifact_json("workload.json", workload.model_dump(mode="json"))
 
 
-def record_costs(run: Run, graph: Graph, measured: MeasureResult, table: CostTable) -> None:
-    """The cost table, and how much of it was known."""
+@task(name="record-choice", cache_policy=NO_CACHE)
+def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
+    """What was considered, search by search, the plan, and the cost table that it rests on."""
+    graph = choice.prices.graph_of(choice.plan.num_microbatches)
+    table = choice.prices.table_of(choice.plan.num_microbatches)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
-    run.metrics(
-        [
-            Metric("prices", table.num_prices),
-            Metric("prices_measured", table.num_known),
-            Metric("figures_known", measured.num_known),
-            Metric("figures_measured_now", measured.num_new),
-        ]
-    )
+    run.metrics([Metric("prices", table.num_prices), Metric("prices_measured", table.num_known)])
     run.artifact_table("costs.parquet", table.to_arrow())
+    run.artifact_json("choice.json", choice_to_dict(choice))
+    run.artifact_json("plan.json", binding.plan.to_dict())
+    run.artifact_json("binding.json", binding.to_dict())
+    for name in dict.fromkeys(row.search for row in choice.considered):
+        rows = [row for row in choice.considered if row.search == name and row.result is not None]
+        if rows:
+            record_search(run, name, rows)
 
 
-def record_search(run: Run, result: SearchResult) -> None:
-    """One search: its plan, its price, what it proved, and how it got there."""
-    run.parameters({"search": result.search, "num_stages": len(result.plan.stages), "cuts": list(result.plan.cuts)})
-    run.metrics(
-        [
-            Metric("step_seconds", result.step_seconds),
-            Metric("lower_bound_seconds", result.lower_bound_seconds),
-            Metric("search_seconds", result.seconds),
-            *(Metric("best_step_seconds", seconds, step) for step, (_, seconds) in enumerate(result.history)),
-        ]
-    )
-    run.artifact_json("plan.json", result.plan.to_dict())
+def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
+    """One search: the price and proof of its plan for each number of microbatches (MLflow's step), and the best one."""
+    results = [(row.num_microbatches, row.result) for row in rows if row.result is not None]
+    best = min((result for _, result in results), key=lambda result: result.step_seconds)
+    with run.child(f"search: {name}", {"search": best.search, "cuts": list(best.plan.cuts)}) as child:
+        child.metrics(
+            Metric(metric, value, count)
+            for count, result in results
+            for metric, value in (
+                ("step_seconds", result.step_seconds),
+                ("lower_bound_seconds", result.lower_bound_seconds),
+                ("search_seconds", result.seconds),
+            )
+        )
+        child.metrics(Metric("best_step_seconds", seconds, step) for step, (_, seconds) in enumerate(best.history))
+        child.artifact_json("plan.json", best.plan.to_dict())
 
 
 def record_trials(run: Run, trials: Trials) -> None:
@@ -105,8 +111,10 @@ def record_report(run: Run, data: ReportData) -> None:
     """What was chosen and how it compares; the figures, and the one page that answers what was asked."""
     answers = {
         "predicted_step_seconds": data.predicted_step_seconds,
-        "price_seconds": data.searched_seconds,
-        "uniform_step_seconds": data.uniform_step_seconds,
+        "simulated_step_seconds": data.simulation.step_seconds,
+        "simulated_lower_bound_seconds": data.lower_bound_seconds,
+        "baseline_step_seconds": data.baseline_step_seconds,
+        "speedup": data.speedup,
         "measured_step_seconds": data.training.step_seconds if data.training else None,
         "step_error": data.step_error,
         "unremembered_step_seconds": data.unremembered_step_seconds,
@@ -118,10 +126,8 @@ def record_report(run: Run, data: ReportData) -> None:
         "final_loss": data.losses[-1] if data.losses else None,
     }
     run.metrics(Metric(name, value) for name, value in answers.items() if value is not None)
-    run.artifact_json("plan.json", data.plan.to_dict())
-    run.artifact_json("binding.json", data.binding.to_dict())
     run.artifact_json("trace.json", data.trace)
-    run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.uniform, data.price, data.uniform_price))
+    run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.price, data.baseline, data.baseline_name))
     run.figure("figures/timeline.png", timeline_figure(data.simulation))
     if data.training is not None:
         run.figure("figures/stages.png", stages_figure(data.predicted_stages, data.training))

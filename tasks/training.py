@@ -14,11 +14,13 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster
+from dejavu.cost.remembered_steps import StepMemory
+from dejavu.errors import InputError
 from dejavu.graph import Graph
 from dejavu.init import Draw
 from dejavu.plan import Price
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.feedback import remember, remembered_step_seconds
+from dejavu.runtime.feedback import remember
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import RankError, launch, torchrun_line
 from dejavu.runtime.single import reference_difference
@@ -76,9 +78,10 @@ def try_initializations(
 
 
 @task(name="prepare", cache_policy=NO_CACHE)
-def prepare_training(workload: Workload, binding: Binding, winner: TrialResult | None, folder: Path) -> TrainingJob:
-    """The one file that every rank reads: it starts where the winning trial stopped."""
-    return TrainingJob(
+def prepare_training(workload: Workload, binding: Binding, tried: Trials | None, folder: Path) -> TrainingJob:
+    """Write the one file that every rank reads: it starts where the winning trial stopped."""
+    winner = tried.winner if tried else None
+    job = TrainingJob(
         workload=workload,
         binding=binding,
         draw=winner.draw if winner else Draw(seed=workload.seed),
@@ -87,6 +90,19 @@ def prepare_training(workload: Workload, binding: Binding, winner: TrialResult |
         last_step=workload.num_steps,
         folder=str(folder),
     )
+    job.write()
+    return job
+
+
+@task(name="read-job", cache_policy=NO_CACHE)
+def read_job(folder: Path) -> TrainingJob:
+    """What was prepared in a run's folder."""
+    path = folder / "job.json"
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no training that was prepared: {path} is not there; wanted a folder of .dejavu/runs"
+        )
+    return TrainingJob.read(path)
 
 
 def needed_bytes(binding: Binding, price: Price) -> list[float]:
@@ -99,6 +115,7 @@ def needed_bytes(binding: Binding, price: Price) -> list[float]:
 def resume_training(workload: Workload, binding: Binding, folder: Path) -> TrainingJob:
     """An earlier training goes on, under today's plan."""
     job = resumed(folder, workload, binding)
+    job.write()
     complete = complete_checkpoints(job.checkpoints)
     where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning, for there is no checkpoint"
     get_run_logger().info("%s goes on from %s", folder, where)
@@ -107,11 +124,11 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
 
 @task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)
 def train_pipeline(
-    job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float], dask: str = ""
+    job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float] | None, dask: str = ""
 ) -> TrainingResult:
     """Launch the ranks, on other hosts through a Dask scheduler; a retry goes on from the last complete checkpoint."""
     log = get_run_logger()
-    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
+    before = StepMemory(ProfileDatabase(database)).step_seconds(graph, job.binding.plan)
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan

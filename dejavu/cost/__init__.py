@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dejavu.cluster import Cluster, DeviceType
-from dejavu.cost._base import CostError, CostSource, CostTable, Estimate, EstimateGrid
+from dejavu.cost._base import CostError, CostSource, CostTable, Estimate, EstimateGrid, is_prediction
 from dejavu.cost.communication import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.measured import Interpolated, Measured
 from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
@@ -28,6 +28,7 @@ __all__ = [
     "EstimateGrid",
     "TransferCost",
     "cost_table",
+    "is_prediction",
     "remember_stages",
     "sources",
     "transfer_cost",

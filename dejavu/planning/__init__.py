@@ -10,12 +10,13 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 """
 
 from dejavu.planning.candidates import Candidate
-from dejavu.planning.choice import BASELINES, Choice, Considered
+from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, pose_workload
-from dejavu.planning.questions import Question, in_this_process, on_dask
+from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
 from dejavu.planning.record import choice_to_dict, write_choice
 from dejavu.planning.request import BUDGET_SECONDS, PlanRequest
+from dejavu.planning.sentences import reason
 from dejavu.planning.table import print_choice
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "on_dask",
     "pose_workload",
     "print_choice",
+    "reason",
     "write_choice",
 ]

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from dejavu.cluster import Cluster
+from dejavu.cost import is_prediction
 from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
-from dejavu.planning.candidates import Candidate
+from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
+from dejavu.planning.questions import BASELINES
 from dejavu.planning.request import PlanRequest
-from dejavu.problem import Posed
+from dejavu.problem import Posed, split_into
 from dejavu.simulated_bound import SimulatedBound
+from dejavu.workload import Workload
 
-BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
 CLOSE = 1e-3  # a gap below which a plan counts as the best, as a fraction
 
 
@@ -80,6 +83,7 @@ class Choice:
         considered: in the order in which they were asked.
         chosen: the least predicted step of all that fits.
         origin: whose plan it is; its cuts may have been moved since.
+        simulator: of the request, for other plans of it.
         simulated_bounds: by number of microbatches: no plan under any allowed schedule is simulated below.
     """
 
@@ -88,6 +92,7 @@ class Choice:
     considered: tuple[Considered, ...]
     chosen: Candidate
     origin: Considered
+    simulator: Simulator
     simulated_bounds: Mapping[int, SimulatedBound]
 
     @property
@@ -97,6 +102,22 @@ class Choice:
     @property
     def posed(self) -> Posed:
         return self.chosen.posed
+
+    def predicted_only(self, here: Cluster) -> Workload | None:
+        """The workload at the plan's microbatches, if its layers were only predicted on devices that are here."""
+        count, types = self.plan.num_microbatches, {stage.configuration.device_type for stage in self.plan.stages}
+        table = self.prices.table_of(count)
+        columns = [k for k, name in enumerate(table.device_types) if name in types and name in here.device_types]
+        sources = {str(one) for grid in table.grids.values() for one in grid.source_LD[:, columns].ravel()}
+        return split_into(self.request.workload, count) if any(map(is_prediction, sources)) else None
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """Another plan of the request, as it would run.
+
+        Raises:
+            InputError: its schedule does not run so many stages or microbatches.
+        """
+        return self.simulator.candidate(self.prices.posed(plan.num_microbatches), plan)
 
     @property
     def step_seconds(self) -> float:

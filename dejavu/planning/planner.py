@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from dejavu.cost.remembered_steps import StepMemory
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.planning.candidates import Candidate, Simulator
-from dejavu.planning.choice import BASELINES, CLOSE, Choice, Considered
+from dejavu.planning.choice import CLOSE, Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import Ask, Question, in_this_process, num_cores
+from dejavu.planning.questions import QUICK, Ask, Question, in_this_process, num_cores
 from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulated_bound import SimulatedBound, simulated_lower_bound
 from dejavu.stage_costs import PlanError
 
-QUICK = (*BASELINES, "pipedream")  # milliseconds each; their plans are the others' starts
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # asked where the proof leaves something open
 REMEMBERED = "remembered"
@@ -97,7 +96,7 @@ class _Planning:
         assert self.simulator.best is not None
         if self.simulator.best.cautious_seconds < chosen.cautious_seconds:  # met while bounding
             chosen = self.simulator.polished(self.simulator.best)
-        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, bounds)
+        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
 
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
         """Ask each search about each problem, side by side, within a share of what is left of the budget."""
@@ -168,17 +167,18 @@ class _Planning:
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
         rows = [row for row in self.rows if row.num_microbatches == counts[-1]]
         if all(any(r.is_proved_infeasible for r in self.rows if r.num_microbatches == count) for count in counts):
-            question = Question(PROVER, rows[-1].posed, EXPLAIN_SECONDS, self.request.seed)
-            answer = self.planner.ask([question])[0]  # with time for a good sentence
-            assert isinstance(answer, Infeasible)
-            return answer, f"in {counts[-1]} microbatches{others}: {answer}"
-        open_rows = [row for row in self.rows if isinstance(row.answer, NotFound)]
-        said = next((row for row in reversed(open_rows) if row.search not in QUICK), None)
+            answer = Question(PROVER, rows[-1].posed, EXPLAIN_SECONDS).answer()  # with time for a good sentence
+            proof = (
+                answer
+                if isinstance(answer, Infeasible)
+                else next(row.answer for row in rows if isinstance(row.answer, Infeasible))
+            )
+            return proof, f"in {counts[-1]} microbatches{others}: {proof}"
+        missed = [row.answer for row in self.rows if isinstance(row.answer, NotFound) and row.search not in QUICK]
         names = ", ".join(self.request.allowed_schedules)
-        reason = f"the plans that were found do not fit their memory under {names}" if said is None else said.failure
-        answer = said.answer if said is not None and isinstance(said.answer, NotFound) else None
-        made = answer or NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, self.request.budget_seconds)
-        return made, f"no plan was found in {counts[-1]} microbatches{others}, which proves nothing: {reason}"
+        unfit = f"the plans that were found do not fit their memory under {names}"
+        last = missed[-1] if missed else NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, unfit, 0.0)
+        return last, f"no plan was found in {counts[-1]} microbatches{others}, which proves nothing: {last}"
 
     def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
         """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates."""

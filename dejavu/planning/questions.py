@@ -12,6 +12,9 @@ from dejavu.problem import Posed
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
 
+BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
+QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; their plans are the others' starts
+
 
 @dataclass(frozen=True, eq=False)
 class Question:
@@ -37,6 +40,11 @@ class Question:
         search = search_named(self.search)()
         takes = any(setting.name == "incumbent" for setting in fields(search))
         return replace(search, incumbent=self.start) if takes and self.start is not None else search  # type: ignore[call-arg]
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the search ends by itself in milliseconds."""
+        return self.search in QUICK
 
     def answer(self) -> Answer:
         """Run the search."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dejavu.planning.choice import CLOSE, Choice
 from dejavu.units import format_seconds
 
-NAMES = {"uniform": "even split", "proportional": "split by device speed", "balanced": "balanced split"}
+NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
 def plural(count: int, word: str) -> str:

@@ -34,12 +34,10 @@ def print_choice(choice: Choice) -> None:
 
 def considered_table(choice: Choice) -> Table:
     """The fastest answer for each number of microbatches, the fastest of each other search, and every baseline."""
-    table = Table(
-        title=f"{choice.request.workload.model} on {choice.request.cluster.name}: plans considered (steps are simulated)"
-    )
-    table.title_justify = "left"
+    title = f"{choice.request.workload.model} on {choice.request.cluster.name}: plans considered, steps simulated"
+    table = Table(title=title, title_justify="left")
     table.add_column("found by", no_wrap=True)
-    for name in ("microbatches", "schedule", "step", "no plan below", "bubble", "stages", "devices", "least free"):
+    for name in ("micro- batches", "schedule", "step", "none below", "bubble", "stages", "devices", "least free"):
         table.add_column(name, justify="right")
     table.add_column("")
     for row in _shown(choice):
@@ -102,7 +100,7 @@ def stages_table(choice: Choice) -> Table:
 
 
 def _shown(choice: Choice) -> list[Considered]:
-    """One answer a number of microbatches, one a search besides, the baselines; in the order in which they were asked."""
+    """One answer for each number of microbatches, one for each other search, and the baselines."""
 
     def speed(row: Considered) -> float:
         return row.best.cautious_seconds if row.best is not None else float("inf")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dejavu.bind import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
-from dejavu.plan import Plan, Price, SearchResult
+from dejavu.plan import Plan, Price
+from dejavu.planning import Candidate, Choice
+from dejavu.planning.sentences import NAMES, what_the_formula_says
 from dejavu.runtime.job import StageTimes, TrainingResult
 from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
-from dejavu.simulate import Simulation, StageSeconds, trace_rows
-from dejavu.trials import TrialResult
+from dejavu.simulate import Simulation, StageSeconds, stages_of, trace_rows
+from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 
 
@@ -31,6 +34,7 @@ class StageReport:
         predicted_peak_bytes: nan where the costs only say whether the stage fits.
         peak_bytes: measured, by its largest rank.
         capacity_bytes: of one device.
+        headroom_bytes: free on each device when its rank, of one stage or several, holds most, as predicted.
     """
 
     stage: int
@@ -44,11 +48,7 @@ class StageReport:
     predicted_peak_bytes: float
     peak_bytes: int | None
     capacity_bytes: int
-
-    @property
-    def headroom_bytes(self) -> float:
-        """Free on each device when the stage holds most, as predicted."""
-        return self.capacity_bytes - self.predicted_peak_bytes
+    headroom_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,33 +56,22 @@ class ReportData:
     """The records of one run.
 
     Attributes:
-        searches: by name.
-        price: of the binding's plan.
-        uniform_plan, uniform_price: the even split as it was played, maybe under another schedule than a search named;
-            None where it does not fit.
-        predicted_stages: as they were played.
-        step_factor, uniform_step_factor: what remembered steps of such plans took, over what was played of them.
+        workload: with the plan's number of microbatches.
+        choice: the plan that was chosen, and everything it was chosen from.
+        bound: the plan as it is bound to devices, simulated.
         unremembered_step_seconds: the prediction if no training had been remembered.
-        trials, winner, training: None where nothing was trained.
+        tried: the trials of initial weights.
+        training: None where nothing was trained.
         reference_difference: largest difference between the pipeline's first losses and a single process's.
     """
 
     workload: Workload
     cluster: Cluster
-    table: CostTable
-    searches: Mapping[str, SearchResult]
-    price: Price
-    uniform_price: Price | None
+    choice: Choice
     binding: Binding
-    simulation: Simulation
-    predicted_stages: tuple[StageSeconds, ...]
-    uniform_plan: Plan | None = None
-    uniform_simulation: Simulation | None = None
-    step_factor: float = 1.0
-    uniform_step_factor: float = 1.0
+    bound: Candidate
     unremembered_step_seconds: float | None = None
-    trials: tuple[TrialResult, ...] | None = None
-    winner: TrialResult | None = None
+    tried: Trials | None = None
     training: TrainingResult | None = None
     torchrun_line: str = ""
     reference_difference: float | None = None
@@ -90,6 +79,33 @@ class ReportData:
     @property
     def plan(self) -> Plan:
         return self.binding.plan
+
+    @property
+    def table(self) -> CostTable:
+        """What each layer costs on each type of device, as earlier trainings correct it."""
+        return self.choice.prices.table_of(self.plan.num_microbatches)
+
+    @property
+    def price(self) -> Price:
+        """Of the bound plan, part by part."""
+        return self.bound.price
+
+    @property
+    def simulation(self) -> Simulation:
+        return self.bound.simulation
+
+    @cached_property
+    def predicted_stages(self) -> tuple[StageSeconds, ...]:
+        """As they were simulated."""
+        return tuple(stages_of(self.bound.posed, self.plan))
+
+    @property
+    def trials(self) -> tuple[TrialResult, ...] | None:
+        return self.tried.results if self.tried else None
+
+    @property
+    def winner(self) -> TrialResult | None:
+        return self.tried.winner if self.tried else None
 
     @property
     def other_bindings(self) -> dict[str, float | None]:
@@ -106,18 +122,26 @@ class ReportData:
         return RANDOM_BINDINGS
 
     @property
-    def uniform(self) -> Plan | None:
-        return self.uniform_plan if self.uniform_price else None
+    def baseline(self) -> Candidate | None:
+        """The best plan that people make without a planner; None where none fits."""
+        row = self.choice.best_baseline
+        return row.best if row is not None else None
+
+    @property
+    def baseline_name(self) -> str:
+        """For people."""
+        row = self.choice.best_baseline
+        return NAMES[row.search] if row is not None else "baseline"
 
     @property
     def predicted_step_seconds(self) -> float:
-        """One step, played by the schedule's own order of actions, as remembered steps correct it."""
-        return self.simulation.step_seconds * self.step_factor
+        """One step, simulated in the schedule's own order of actions, as remembered steps correct it."""
+        return self.bound.step_seconds
 
     @property
-    def uniform_step_seconds(self) -> float | None:
-        """The even split's step, played likewise."""
-        return self.uniform_simulation.step_seconds * self.uniform_step_factor if self.uniform_simulation else None
+    def baseline_step_seconds(self) -> float | None:
+        """The best baseline's step, predicted likewise."""
+        return self.baseline.step_seconds if self.baseline else None
 
     @property
     def step_error(self) -> float | None:
@@ -157,25 +181,25 @@ class ReportData:
 
     @property
     def speedup(self) -> float | None:
-        """The even split's predicted step over the plan's."""
-        return self.uniform_step_seconds / self.predicted_step_seconds if self.uniform_step_seconds else None
+        """The best baseline's predicted step over the plan's."""
+        return self.baseline_step_seconds / self.predicted_step_seconds if self.baseline_step_seconds else None
 
     @property
     def lower_bound_seconds(self) -> float:
-        """The best that any of the searches proved."""
-        return max((result.lower_bound_seconds for result in self.searches.values()), default=0.0)
+        """No plan is simulated below, under any allowed schedule and number of microbatches; 0: nothing is proved."""
+        return min(self.choice.simulated_lower_bound_seconds, self.simulation.step_seconds)
 
     @property
     def gap(self) -> float | None:
-        """How much of the found plan's price the best plan could save at most; None where nothing was proved."""
+        """How much of the simulated step the best plan could save at most; None where nothing was proved."""
         if self.lower_bound_seconds <= 0:
             return None
-        return max(0.0, 1.0 - self.lower_bound_seconds / self.searched_seconds)
+        return max(0.0, 1.0 - self.lower_bound_seconds / self.simulation.step_seconds)
 
     @property
-    def searched_seconds(self) -> float:
-        """The best price that any of the searches found, under the schedule that they price."""
-        return min(result.step_seconds for result in self.searches.values())
+    def formula(self) -> str:
+        """What the searches' formula says of its own optimum, in a sentence."""
+        return what_the_formula_says(self.choice)
 
     @property
     def num_predicted(self) -> int:
@@ -202,6 +226,8 @@ class ReportData:
         ranks = self.plan.ranks
         devices = [row.device for row in self.binding.placements if s in ranks[row.pipeline_rank]]
         times = [row for row in self.training.stages if row.stage == s] if self.training else []
+        capacity_bytes = self.cluster.device_types[stage.configuration.device_type].memory_bytes
+        of_rank = next(stages for stages in ranks if s in stages)
         return StageReport(
             stage=s,
             layers=_span(names[stage.start], names[stage.stop - 1], stage.start, stage.stop),
@@ -213,7 +239,8 @@ class ReportData:
             optimizer_seconds=max((row.optimizer_seconds for row in times), default=None),
             predicted_peak_bytes=self.price.peak_bytes[s],
             peak_bytes=max((row.peak_bytes for row in times), default=None),
-            capacity_bytes=self.cluster.device_types[stage.configuration.device_type].memory_bytes,
+            capacity_bytes=capacity_bytes,
+            headroom_bytes=capacity_bytes - sum(self.price.peak_bytes[one] for one in of_rank),
         )
 
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price
+from dejavu.planning import Candidate
 from dejavu.report.data import predicted_backward_seconds
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation, StageSeconds
@@ -33,12 +34,12 @@ CHOSEN, EVEN, GREY, INK = "#D55E00", "#666666", "#B8B8B8", "#222222"
 
 
 def plan_figure(
-    table: CostTable, plan: Plan, uniform: Plan | None, price: Price, uniform_price: Price | None
+    table: CostTable, plan: Plan, price: Price, baseline: Candidate | None, baseline_name: str = "baseline"
 ) -> Figure:
-    """What each layer costs on the plan's devices, and where the plan and the even split cut."""
+    """What each layer costs on the plan's devices, and where the plan and the best baseline cut."""
     plans = [(CHOSEN, plan, price)]
-    if uniform is not None and uniform_price is not None:
-        plans.append((EVEN, uniform, uniform_price))
+    if baseline is not None:
+        plans.append((EVEN, baseline.plan, baseline.price))
     figure = _figure(4.6)
     bars, strips = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.45 * len(plans)])
     on = [table.device_types.index(stage.configuration.device_type) for stage in plan.stages]
@@ -50,13 +51,13 @@ def plan_figure(
     bars.bar(rows, backward * scale, 0.82, bottom=forward * scale, color=BACKWARD, label="backward")
     bars.set_ylabel(f"one microbatch, {unit}")
     for row, (color, one, its_price) in enumerate(plans):
-        style, name = ["-", "--"][row], ["cut of the plan", "cut of the even split"][row]
+        style, name = ["-", "--"][row], ["cut of the plan", f"cut of the {baseline_name}"][row]
         for cut in one.cuts:
             bars.axvline(cut - 0.5, color=color, linewidth=2, linestyle=style, label=name, zorder=3 + row)
             name = ""
         _stage_strip(strips, row, one, its_price, color)
     bars.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    strips.set_yticks(range(len(plans)), ["the plan", "even split"][: len(plans)])
+    strips.set_yticks(range(len(plans)), ["the plan", baseline_name][: len(plans)])
     strips.invert_yaxis()
     strips.tick_params(axis="y", length=0)
     strips.spines[:].set_visible(False)
@@ -65,8 +66,8 @@ def plan_figure(
     )
     _layer_ticks(strips, table.layers)
     title = f"The plan's slowest stage takes {format_seconds(max(price.stage_seconds))} a microbatch"
-    if uniform_price is not None:
-        title += f", the even split's {format_seconds(max(uniform_price.stage_seconds))}"
+    if baseline is not None and baseline.plan.num_microbatches == plan.num_microbatches:
+        title += f", the {baseline_name}'s {format_seconds(max(baseline.price.stage_seconds))}"
     _title(bars, title)
     return figure
 

@@ -24,7 +24,7 @@ ABSENT = "–"
 def page(run: ReportData) -> str:
     """What was chosen, by how much it beats the even split, predicted against measured, and how to repeat it."""
     figures = {
-        "plan": plan_figure(run.table, run.plan, run.uniform, run.price, run.uniform_price),
+        "plan": plan_figure(run.table, run.plan, run.price, run.baseline, run.baseline_name),
         "timeline": timeline_figure(run.simulation),
     }
     if run.training is not None:

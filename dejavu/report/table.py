@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from dejavu.planning.choice import CLOSE
+from dejavu.planning.sentences import plural
 from dejavu.report.data import ReportData
 from dejavu.units import format_bytes, format_seconds
 
@@ -15,8 +17,10 @@ Rows = list[tuple[str, str]]
 
 
 def summary_rows(run: ReportData) -> Rows:
-    """Plan, predicted and measured, the even split, the gap, trials, losses: (name, sentence)."""
-    rows: Rows = []
+    """Plan, predicted and measured, the best baseline, the gap, trials, losses: (name, sentence)."""
+    plan = run.plan
+    counts = f"{plural(plan.num_microbatches, 'microbatch')} of {plural(run.workload.microbatch_size, 'example')}"
+    rows: Rows = [("plan", f"{plan.schedule}, {plural(len(plan.stages), 'stage')}, {counts}")]
     for stage in run.stages:
         headroom = format_bytes(stage.headroom_bytes)
         rows.append((f"stage {stage.stage}", f"layers {stage.layers} on {stage.devices}, {headroom} of memory free"))
@@ -26,16 +30,16 @@ def summary_rows(run: ReportData) -> Rows:
         measured = format_seconds(run.training.step_seconds)
         before = f"; without memory by {run.unremembered_step_error:+.1%}" if run.remembers else ""
         rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%}{before})"))
-    if run.uniform_step_seconds is not None:
-        even = format_seconds(run.uniform_step_seconds)
-        rows.append(("even split", f"{even} predicted: the plan is {run.speedup:.2f} × as fast"))
+    if run.baseline_step_seconds is not None and run.speedup is not None:
+        other = f"{format_seconds(run.baseline_step_seconds)} predicted for the {run.baseline_name}"
+        gained = f"the plan is {run.speedup:.2f} × as fast" if run.speedup > 1 + CLOSE else "the plan is not faster"
+        rows.append(("best baseline", f"{other}: {gained}"))
+    simulated = format_seconds(run.simulation.step_seconds)
     if run.gap is None:
-        rows.append(("certified gap", "none: no search proved a bound"))
+        rows.append(("proved", f"nothing of other plans; this one is simulated at {simulated}"))
     else:
         bound = format_seconds(run.lower_bound_seconds)
-        price = format_seconds(run.searched_seconds)
-        said = f"{run.gap:.1%}: the searches price their best at {price}, and no plan below {bound}"
-        rows.append(("certified gap", said))
+        rows.append(("proved", f"no plan is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}"))
     rows.append(("prices", f"{run.table.num_known} measured, {run.num_predicted} predicted"))
     if run.trials and run.winner is not None:
         rows.append(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,12 +10,11 @@ import numpy as np
 import torch
 
 from dejavu.cost.remembered import StageRecord
+from dejavu.cost.remembered_steps import step_subject
 from dejavu.graph import Graph
-from dejavu.plan import Plan
-from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint, stable_hash
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.measured import bubble_fraction, waited_messages
-from dejavu.stage_costs import PlanError
 
 MESSAGE = "message"  # subject of what a training's messages took; a link measured alone is an "exchange"
 
@@ -118,61 +115,3 @@ def _message_rows(job: TrainingJob, result: TrainingResult, graph: Graph, shared
             )
         )
     return rows
-
-
-def step_subject(graph: Graph, plan: Plan) -> str:
-    """Under which key a plan's measured step is remembered."""
-    return stable_hash([graph.fingerprint, plan.to_dict()])
-
-
-def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase) -> float | None:
-    """What this very plan took when it was last trained; None: never."""
-    rows = database.latest(kind="step", subject=step_subject(graph, plan))
-    return max(rows, key=lambda row: row.measured_at).seconds if rows else None
-
-
-def remembered_plans(graph: Graph, database: ProfileDatabase) -> list[Plan]:
-    """Every plan under which this very model was trained, at this microbatch size."""
-    rows = database.latest(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype)
-    known = [json.loads(row.extra or "{}") for row in rows]
-    return [Plan.from_dict(one["plan"]) for one in known if one.get("graph") == graph.fingerprint]
-
-
-def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Callable[[Plan], float]) -> float:
-    """What the played step of a plan has to be multiplied with, as remembered steps of this model say.
-
-    Messages and waiting cost time that no price holds. A plan that was trained knows its own factor; a plan like it
-    (as many stages, the same schedule and microbatches, the same devices) takes the geometric mean of the others', and
-    any other plan that of all remembered steps of this model: what was never tried is not the faster for it.
-    1.0 where nothing is remembered.
-
-    Args:
-        play: the step seconds of a plan by today's prices; may refuse one that is not of today's question.
-    """
-    own = remembered_step_seconds(graph, plan, database)
-    if own is not None:
-        return own / play(plan)
-    rows = database.latest(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype)
-    alike, others = list[float](), list[float]()
-    for row in rows:
-        known = json.loads(row.extra or "{}")
-        if known.get("graph") != graph.fingerprint:
-            continue
-        other = Plan.from_dict(known["plan"])
-        try:
-            factor = math.log(row.seconds / play(other))
-        except PlanError:
-            continue
-        others.append(factor)
-        if _alike(other, plan):
-            alike.append(factor)
-    logs = alike or others
-    return math.exp(sum(logs) / len(logs)) if logs else 1.0
-
-
-def _alike(a: Plan, b: Plan) -> bool:
-    return (a.schedule, a.num_microbatches, [s.configuration for s in a.stages]) == (
-        b.schedule,
-        b.num_microbatches,
-        [s.configuration for s in b.stages],
-    )

@@ -1,0 +1,97 @@
+"""Search, in parallel, for the best plan, simulate, bind it to devices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from dejavu.binding import Binding
+from dejavu.cluster import this_machine
+from dejavu.parallelism import Parallelism
+from dejavu.planning import BUDGET_SECONDS, Candidate, Choice, PlanRequest
+from dejavu.planning.questions import num_cores
+from dejavu.problem import split_into
+from dejavu.workload import Workload
+from flows.session import Session, session
+from tasks.planning import bind_stages, choose_plan, simulate_bound, without_memory
+from tasks.pricing import capture_model, measure_what_is_missing
+from tasks.recording import record_choice
+
+
+class Planned(NamedTuple):
+    """A plan on its devices.
+
+    Attributes:
+        workload: with the plan's number of microbatches.
+        bound: the plan as it is bound, simulated; binding may move stages to other kinds of devices.
+        unremembered_step_seconds: the prediction if no training had ever been remembered.
+    """
+
+    choice: Choice
+    binding: Binding
+    bound: Candidate
+    workload: Workload
+    unremembered_step_seconds: float
+
+
+RUNNER: ThreadPoolTaskRunner = ThreadPoolTaskRunner(max_workers=num_cores())
+
+
+@flow(name="plan", flow_run_name="plan {workload.model} on {cluster}", task_runner=RUNNER)
+def plan(
+    workload: Workload = Workload(),  # noqa: B008
+    cluster: str = "cluster.yaml",
+    searches: list[str] | None = None,
+    schedules: list[str] | None = None,
+    microbatches: list[int] | None = None,
+    parallelism: Parallelism | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    dask: str = "",
+    measure: bool = False,
+) -> Planned:
+    """Ask searches side by side, simulate what they find, take the fastest that fits, and bind it to devices.
+
+    Args:
+        workload: what is to be trained.
+        cluster: the cluster file, relative to the project folder.
+        searches: which to ask; nothing: those that prove or are quick, and others where they leave something open.
+        schedules: which the plan may run under; nothing: the workload's own, where `auto` means all.
+        microbatches: into how many a step may be split; nothing: powers of two, and the workload's own.
+        parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
+        budget_seconds: for all searches together.
+        dask: address of a Dask scheduler whose workers search; nothing: threads of this process.
+        measure: what the chosen plan rests on is measured if it was only predicted, and the plan chosen again.
+    """
+    with session(workload, cluster, measures=measure, dask=dask) as here:
+        request = PlanRequest(
+            workload=workload,
+            cluster=here.cluster,
+            database=here.database,
+            parallelism=parallelism,
+            searches=tuple(searches or ()),
+            schedules=tuple(schedules or ()),
+            microbatches=tuple(microbatches or ()),
+            budget_seconds=budget_seconds,
+            seed=workload.seed,
+        )
+        choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
+        binding = bind_stages(choice, choice.plan, here.cluster)
+        bound = simulate_bound(choice, binding.plan)
+        record_choice(here.run, choice, binding)
+        chosen = split_into(workload, choice.plan.num_microbatches)
+        return Planned(choice, binding, bound, chosen, without_memory(choice, bound.plan))
+
+
+def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
+    """A choice that rests on measurements: what a plan was chosen by prediction for is measured, and chosen again."""
+    measured = set[int]()
+    while True:
+        choice = choose_plan(request, dask)
+        wanted = choice.predicted_only(this_machine())
+        if wanted is None or wanted.num_microbatches in measured:
+            return choice
+        measured.add(wanted.num_microbatches)
+        graph = capture_model(wanted, here.cluster)
+        measure_what_is_missing(graph, wanted, here.cluster, here.database)

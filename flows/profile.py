@@ -1,0 +1,33 @@
+"""Measure on this machine what the cost database lacks."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from dejavu.problem import split_into
+from dejavu.runtime.campaign import MeasureResult
+from dejavu.workload import Workload
+from flows.session import session
+from tasks.pricing import capture_model, measure_what_is_missing
+
+
+@flow(name="profile", flow_run_name="profile {workload.model} on {cluster}")
+def profile(
+    workload: Workload = Workload(),  # noqa: B008
+    cluster: str = "cluster.yaml",
+    microbatches: list[int] | None = None,
+) -> list[MeasureResult]:
+    """Measure layers, transfers and passes that the database does not know; what it knows is kept.
+
+    Args:
+        workload: whose layers are measured.
+        cluster: the cluster file, relative to the project folder; devices that are not here are left out.
+        microbatches: into how many a step is split, each its own layers' sizes; nothing: the workload's number.
+    """
+    with session(workload, cluster, measures=True) as here:
+        measured = []
+        for count in microbatches or [workload.num_microbatches]:
+            one = split_into(workload, count)
+            graph = capture_model(one, here.cluster)
+            measured.append(measure_what_is_missing(graph, one, here.cluster, here.database))
+        return measured

@@ -1,0 +1,80 @@
+"""What all flows of one run share: the project, the cluster as it was at the beginning, and MLflow's run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from dejavu.cluster import Cluster
+from dejavu.runtime.training_lock import alone_in
+from dejavu.track import Tracker
+from dejavu.workload import Workload
+from tasks.pricing import read_cluster
+from tasks.recording import record_question
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run, from the flow that was started to the flows that it calls.
+
+    Attributes:
+        cluster: as its file was at the beginning; what becomes of the file does not matter to this run.
+    """
+
+    project: Path
+    cluster: Cluster
+    run: Tracker
+
+    @property
+    def database(self) -> Path:
+        return self.project / "profiles_db"
+
+    @property
+    def work(self) -> Path:
+        """Where runs and trials keep their files."""
+        return self.project / ".dejavu"
+
+
+_CURRENT: ContextVar[Session | None] = ContextVar("_CURRENT", default=None)
+
+
+@contextmanager
+def session(
+    workload: Workload,
+    cluster: str,
+    *,
+    measures: bool = False,
+    trains: bool = False,
+    dask: str = "",
+    wait: bool = False,
+) -> Iterator[Session]:
+    """The session of the flow that called this one, or a new one.
+
+    Args:
+        measures: nobody else may measure or train in this folder meanwhile.
+        trains: the devices of the cluster have to be here, or workers on them behind `dask`.
+        wait: until nobody else measures or trains here, instead of refusing.
+    """
+    outer = _CURRENT.get()
+    if outer is not None:
+        yield outer
+        return
+    project = Path.cwd()
+    machines = read_cluster(project / cluster, trains, dask)
+    title = f"{workload.model} on {machines.name}"
+    with ExitStack() as stack:
+        if measures:
+            stack.enter_context(alone_in(project, title, wait=wait, on_wait=get_run_logger().info))
+        run = stack.enter_context(Tracker.open(project, title, tags={"prefect.flow_run": flow_run.id}))
+        record_question(run, workload, machines, project / cluster)
+        token = _CURRENT.set(Session(project, machines, run))
+        try:
+            yield Session(project, machines, run)
+        finally:
+            _CURRENT.reset(token)

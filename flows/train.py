@@ -1,0 +1,40 @@
+"""Launch a pipeline training that was prepared, and remember what it measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from prefect import flow
+
+from dejavu.runtime.job import TrainingResult
+from flows.session import session
+from tasks.pricing import capture_model
+from tasks.training import compare_with_one_process, read_job, remember_times, train_pipeline
+
+
+class Trained(NamedTuple):
+    """What a training did, and how far its first losses are from a single process's."""
+
+    result: TrainingResult
+    reference_difference: float
+
+
+@flow(name="train", flow_run_name="train {folder}")
+def train(
+    folder: str, cluster: str = "cluster.yaml", dask: str = "", needed_bytes: list[float] | None = None
+) -> Trained:
+    """Train the job of a run's folder on its devices, from its last checkpoint if it has one, and remember its times.
+
+    Args:
+        folder: of the run, relative to the project folder, such as .dejavu/runs/…; it holds job.json.
+        cluster: the cluster file, relative to the project folder.
+        dask: address of a Dask scheduler with a worker on every host; nothing: all devices are on this machine.
+        needed_bytes: what each rank is predicted to hold; refused where it is more than is free. Nothing: not checked.
+    """
+    job = read_job(Path(folder))
+    with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
+        graph = capture_model(job.workload, here.cluster)
+        result = train_pipeline(job, graph, here.database, here.run, needed_bytes, dask)
+        remember_times(job, result, graph, here.database)
+        return Trained(result, compare_with_one_process(job, result))
