@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefect import flow
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from dejavu.binding import Binding
 from dejavu.cluster import this_machine
@@ -36,7 +37,7 @@ class Planned(NamedTuple):
     unremembered_step_seconds: float
 
 
-RUNNER: ThreadPoolTaskRunner = ThreadPoolTaskRunner(max_workers=num_cores())
+RUNNER: TaskRunner[PrefectFuture[Any]] = ThreadPoolTaskRunner(max_workers=num_cores())
 
 
 @flow(name="plan", flow_run_name="plan {workload.model} on {cluster}", task_runner=RUNNER)

@@ -15,13 +15,14 @@ from dejavu.cluster import Cluster
 from dejavu.plan import Answer, Plan, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
+from dejavu.planning.sentences import plural
 from dejavu.simulate import play_posed
 from dejavu.trials import client_of
 from dejavu.units import format_seconds
 
 
-@task(name="search", task_run_name="search {questions[0]}", cache_policy=NO_CACHE)
-def search(questions: Sequence[Question], client: Any) -> list[Answer]:
+@task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)
+def search(what: str, questions: Sequence[Question], client: Any) -> list[Answer]:
     """Ask searches, on Dask workers or in this thread; searches of milliseconds come several to a task."""
     answers = on_dask(client)(questions) if client is not None else [question.answer() for question in questions]
     log = get_run_logger()
@@ -37,12 +38,13 @@ def side_by_side(client: Any) -> Ask:
     """Each question a task run of its own, at the same time; those of one problem that are quick share one."""
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
-        if len(questions) == 1:
-            return search(list(questions), opaque(client))
         groups: dict[Any, list[int]] = {}
         for k, question in enumerate(questions):
             groups.setdefault((question.num_microbatches, None if question.is_quick else question.search), []).append(k)
-        futures = [search.submit(opaque([questions[k] for k in group]), opaque(client)) for group in groups.values()]
+        futures = [
+            search.submit(_named(group := [questions[k] for k in numbers]), opaque(group), opaque(client))
+            for numbers in groups.values()
+        ]
         found: dict[int, Answer] = {}
         for group, future in zip(groups.values(), futures, strict=True):
             found.update(zip(group, future.result(), strict=True))
@@ -51,13 +53,19 @@ def side_by_side(client: Any) -> Ask:
     return ask
 
 
+def _named(questions: Sequence[Question]) -> str:
+    """What a task run asks."""
+    return (
+        f"{', '.join(question.search for question in questions)}: {plural(questions[0].num_microbatches, 'microbatch')}"
+    )
+
+
 def choose_plan(request: PlanRequest, dask: str) -> Choice:
     """Plan as `dejavu plan` does, each search a task run, and log how far it is and what was chosen."""
     log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
-        choice = Planner(side_by_side(client), num_cores(), lambda what, done, total: log.debug("%s", what)).plan(
-            request
-        )
+        planner = Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what))
+        choice = planner.plan(request)
     log.info("%s", reason(choice))
     for correction in choice.prices.corrections:
         log.info("déjà vu: %s", correction)

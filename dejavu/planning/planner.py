@@ -88,14 +88,13 @@ class _Planning:
             self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
         if not any(row.best for row in self.rows):
             self._ask([PROVER], list(map(under_gpipe_memory, posed)), 1.0)
-        origin = self._fastest()
-        assert origin.best is not None
         tell("moving cuts", 0, 1)
-        chosen = self.simulator.polished(origin.best)
+        origin, best = self._fastest()
+        chosen = self.simulator.polished(best)
         bounds = self._bounds(chosen)
-        assert self.simulator.best is not None
-        if self.simulator.best.cautious_seconds < chosen.cautious_seconds:  # met while bounding
-            chosen = self.simulator.polished(self.simulator.best)
+        other, best = self._fastest()  # maybe one that was met while bounding
+        if best.cautious_seconds < chosen.cautious_seconds:
+            origin, chosen = other, self.simulator.polished(best)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
 
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
@@ -135,10 +134,6 @@ class _Planning:
                 except PlanError:  # of devices or degrees that are not considered today
                     continue
 
-    def _consider_met(self, plan: Plan, count: int) -> None:
-        posed = self.prices.posed(count)
-        self.rows.append(Considered(MET, posed, None, (self.simulator.candidate(posed, plan),)))
-
     def _start(self, posed: Posed) -> Plan | None:
         """The cheapest plan of this very problem so far."""
         found = [row.result for row in self.rows if row.posed is posed and row.result is not None]
@@ -150,16 +145,16 @@ class _Planning:
         bound = max(row.lower_bound_seconds for row in self.rows if row.posed is posed)
         return bound < (1 - CLOSE) * min(found, default=float("inf"))
 
-    def _fastest(self) -> Considered:
-        """The row whose best candidate is predicted to be the fastest.
+    def _fastest(self) -> tuple[Considered, Candidate]:
+        """The row whose best candidate is predicted to be the fastest, and that candidate.
 
         Raises:
             NoPlanError: nothing that was found fits.
         """
-        fitting = [row for row in self.rows if row.best is not None]
-        if fitting:
-            return min(fitting, key=lambda row: row.best.cautious_seconds)  # type: ignore[union-attr]
-        raise NoPlanError(*self._why_none())
+        fitting = [(row, row.best) for row in self.rows if row.best is not None]
+        if not fitting:
+            raise NoPlanError(*self._why_none())
+        return min(fitting, key=lambda pair: pair[1].cautious_seconds)
 
     def _why_none(self) -> tuple[Infeasible | NotFound, str]:
         """The answer of the most microbatches, and a sentence about all."""
@@ -181,20 +176,36 @@ class _Planning:
         return last, f"no plan was found in {counts[-1]} microbatches{others}, which proves nothing: {last}"
 
     def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
-        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates."""
-        counts, found = self.request.counts, dict[int, SimulatedBound]()
-        seconds = BOUND_SHARE * self.request.budget_seconds / len(counts)
-        for done, count in enumerate(counts):
-            self.planner.tell(f"bounding {count} microbatches", done, len(counts))
-            found[count] = simulated_lower_bound(
-                self.prices.posed(count),
-                schedules=self.request.allowed_schedules,
-                best_seconds=chosen.simulated_seconds,
-                budget_seconds=seconds,
-            )
-            met = found[count].plan
-            if met is not None and self.simulator.candidate(self.prices.posed(count), met).fits:
-                self._consider_met(met, count)
+        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates.
+
+        The bound of all is the least of them, so each gets a little of the budget first, and then always the least one
+        twice what it had, until it is close or the budget ends.
+        """
+        counts = self.request.counts
+        left = BOUND_SHARE * self.request.budget_seconds
+        spent = dict.fromkeys(counts, left / (4 * len(counts)))
+        found: dict[int, SimulatedBound] = {}
+        least: int | None = None
+        while True:
+            for count in counts if least is None else (least,):
+                self.planner.tell(f"bounding {count} microbatches", len(found), len(counts))
+                found[count] = self._bound(count, chosen, spent[count])
+                left -= found[count].spent_seconds
+            least = min(counts, key=lambda count: found[count].seconds)
+            spent[least] *= 2.0
+            if found[least].seconds >= (1 - CLOSE) * chosen.simulated_seconds or spent[least] > left:
+                return found
+
+    def _bound(self, count: int, chosen: Candidate, seconds: float) -> SimulatedBound:
+        posed = self.prices.posed(count)
+        found = simulated_lower_bound(
+            posed,
+            schedules=self.request.allowed_schedules,
+            best_seconds=chosen.simulated_seconds,
+            budget_seconds=seconds,
+        )
+        if found.plan is not None and (met := self.simulator.candidate(posed, found.plan)).fits:
+            self.rows.append(Considered(MET, posed, None, (met,)))
         return found
 
 

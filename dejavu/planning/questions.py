@@ -52,7 +52,7 @@ class Question:
 
     def __str__(self) -> str:
         count = self.num_microbatches
-        return f"{self.search}, {count} microbatch{'es' if count > 1 else ''}"
+        return f"{self.search}, {count} microbatch{'es' if count != 1 else ''}"
 
 
 Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each question, in their order
