@@ -95,7 +95,9 @@ class Place:
 
     def _raised(self, alive_SCLL1: Mask, limit: float, is_late: Callable[[], bool]) -> float:
         """The bound up to the limit for all plans: those that have a dropped stage take at least the limit."""
-        value, left = 0.0, int(alive_SCLL1.sum())
+        value, left = 0.0, self._drop(alive_SCLL1, limit)
+        if left == 0:
+            return limit
         for _ in range(_SWEEPS):
             value = self._dual.raise_bound(alive_SCLL1, limit=limit, rounds=_ROUNDS, is_late=is_late)
             if value >= limit or is_late():
@@ -108,11 +110,11 @@ class Place:
         return min(value, limit)
 
     def _drop(self, alive_SCLL1: Mask, limit: float) -> int:
-        found = self._dual.best_weights
-        assert found is not None
-        left = self._drop_by(found, alive_SCLL1, limit - self._dual.best_constant)
+        left = 0
         for line in self._rank_lines:
             left = self._drop_by(self._weights(line), alive_SCLL1, limit)
+        if left and self._dual.best_weights is not None:
+            left = self._drop_by(self._dual.best_weights, alive_SCLL1, limit - self._dual.best_constant)
         return left
 
     def _drop_by(self, weigh: Weights, alive_SCLL1: Mask, limit: float) -> int:
