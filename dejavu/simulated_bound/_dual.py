@@ -11,18 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.optimize import linprog
 
 from dejavu.simulate._listing import Integers, Listing
-from dejavu.simulated_bound._chain import Mask, Table, Weights, table, weights
+from dejavu.simulated_bound._chain import Mask, Table, Weights, weights
 from dejavu.simulated_bound._paths import Line, Times, longest_path
 from dejavu.simulated_bound._prices import Prices
+from dejavu.simulated_bound._vee import VeeTable
 from dejavu.stage_costs import Floats
 
 _ENOUGH = 1e-4  # of the bound: rounds that can win less are left out
+
+
+class Cheapest(Protocol):
+    """Makes a table of the cheapest ways."""
+
+    def __call__(self, weigh: Weights, alive_SCLL1: Mask, /) -> Table | VeeTable: ...
 
 
 class _Seen(NamedTuple):
@@ -49,6 +56,7 @@ class Dual:
     """One schedule's and one number of ranks' weights and prices, with all lines and plans seen.
 
     Attributes:
+        cheapest: the least of a weighted sum over plans of stages still considered.
         share: of a rank's devices that each of its stages is charged.
         scale_seconds: about a step; the linear program is in its units.
         best_seconds: the most that was proved for the stages still considered, and how.
@@ -56,6 +64,7 @@ class Dual:
 
     prices: Prices
     order: Listing
+    cheapest: Cheapest
     share: float
     scale_seconds: float
     lines: list[Line]
@@ -92,14 +101,14 @@ class Dual:
             self.add_plan(*found.plan())
         return min(self.best_seconds, limit) if self.best_seconds < np.inf else np.inf
 
-    def _least(self, weight_N: Floats, price_T: Floats, alive_SCLL1: Mask) -> tuple[Table, Weights, float]:
+    def _least(self, weight_N: Floats, price_T: Floats, alive_SCLL1: Mask) -> tuple[Table | VeeTable, Weights, float]:
         used = np.flatnonzero(weight_N > 0)
         stage_S5 = sum(weight_N[n] * self.lines[n].stage_S5 for n in used)
         cut_S3 = sum(weight_N[n] * self.lines[n].cut_S3 for n in used)
         prices = self.prices
         price_C = price_T[prices.type_C] * prices.devices_C * self.share
         weigh = weights(stage_S5, cut_S3, price_C)
-        return table(prices, weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
+        return self.cheapest(weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
 
     def _next(self) -> tuple[Floats, Floats, float]:
         """Weights and prices that no plan seen so far contradicts, and what they would prove."""
