@@ -69,7 +69,9 @@ def small_posed(seed: int) -> Posed:
     kinds = ("fast", "slow")[: int(rng.integers(1, 3))]
     counts = {kind: int(rng.integers(1, 4 if len(kinds) == 1 else 3)) for kind in kinds}
     configurations = [
-        StageConfiguration(kind, devices_per_node=n, data_parallel=n) for kind in kinds for n in range(1, counts[kind] + 1)
+        StageConfiguration(kind, devices_per_node=n, data_parallel=n)
+        for kind in kinds
+        for n in range(1, counts[kind] + 1)
     ]
     C, B = len(configurations), int(rng.choice(MICROBATCHES))
     n_C = np.array([how.num_devices for how in configurations])[:, None]

@@ -147,6 +147,34 @@ def message(prices, weigh, s, cut, g, h):
 
 
 @njit(cache=True, nogil=True)
+def enter_table(prices, weigh, alive_SCLL1, place):
+    """The least for all stages before a place and the messages between them, by where it begins and its class."""
+    S, C, L, _ = alive_SCLL1.shape
+    G = prices.message_L1GG3.shape[1]
+    before_L1G, enter_L1G = np.empty((L + 1, G)), np.full((L + 1, G), np.inf)
+    enter_L1G[0, :] = 0.0
+    sum_L1 = np.zeros(L + 1)
+    for s in range(place):
+        before_L1G[:] = np.inf
+        for c in range(C):
+            g = prices.class_C[c]
+            fixed = weighted(prices, weigh, s, c, sum_L1)
+            for start in range(s, L - (S - s) + 1 if s else 1):
+                base = enter_L1G[start, g] + fixed - sum_L1[start]
+                for stop in range(start + 1, L - (S - s - 1) + 1):
+                    if alive_SCLL1[s, c, start, stop]:
+                        before_L1G[stop, g] = min(before_L1G[stop, g], base + sum_L1[stop])
+        enter_L1G[:] = np.inf
+        for start in range(s + 1, L + 1):
+            for g in range(G):
+                if before_L1G[start, g] < np.inf:
+                    for h in range(G):
+                        total = before_L1G[start, g] + message(prices, weigh, s, start, g, h)
+                        enter_L1G[start, h] = min(enter_L1G[start, h], total)
+    return enter_L1G
+
+
+@njit(cache=True, nogil=True)
 def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
     """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
 

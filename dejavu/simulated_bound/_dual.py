@@ -11,17 +11,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.optimize import linprog
 
 from dejavu.simulate._listing import Integers, Listing
-from dejavu.simulated_bound._chain import Mask, Table, Weights, table, weights
+from dejavu.simulated_bound._chain import Mask, Table, Weights, weights
 from dejavu.simulated_bound._paths import Line, Times, longest_path
 from dejavu.simulated_bound._prices import Prices
+from dejavu.simulated_bound._vee import VeeTable
 from dejavu.stage_costs import Floats
 
 _ENOUGH = 1e-4  # of the bound: rounds that can win less are left out
+
+
+class Cheapest(Protocol):
+    """Makes a table of the cheapest ways."""
+
+    def __call__(self, weigh: Weights, alive_SCLL1: Mask, /) -> Table | VeeTable: ...
+
+
+class _Seen(NamedTuple):
+    """A plan that was the least for some weights.
+
+    Attributes:
+        use_T: devices of each type, in shares.
+        values_N: of the lines that there were when it was last looked at, in units of the step.
+    """
+
+    stop_S: Integers
+    how_S: Integers
+    times: Times
+    use_T: Floats
+    values_N: list[float]
+
+    def is_alive(self, alive_SCLL1: Mask) -> bool:
+        start_S = np.append(0, self.stop_S[:-1])
+        return bool(alive_SCLL1[np.arange(len(start_S)), self.how_S, start_S, self.stop_S].all())
 
 
 @dataclass(eq=False)
@@ -29,6 +56,7 @@ class Dual:
     """One schedule's and one number of ranks' weights and prices, with all lines and plans seen.
 
     Attributes:
+        cheapest: the least of a weighted sum over plans of stages still considered.
         share: of a rank's devices that each of its stages is charged.
         scale_seconds: about a step; the linear program is in its units.
         best_seconds: the most that was proved for the stages still considered, and how.
@@ -36,14 +64,14 @@ class Dual:
 
     prices: Prices
     order: Listing
+    cheapest: Cheapest
     share: float
     scale_seconds: float
     lines: list[Line]
     best_seconds: float = 0.0
     best_weights: Weights | None = None
     best_constant: float = 0.0
-    _plans: list[tuple[Times, Floats]] = field(default_factory=list)
-    _values_NK: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    _plans: list[_Seen] = field(default_factory=list)
 
     def add_plan(self, stop_S: Integers, how_S: Integers) -> float:
         """A plan to be outdone, and its longest path, whose seconds are returned."""
@@ -51,13 +79,14 @@ class Dual:
         seconds, line = longest_path(self.order, times)
         use_T = np.zeros(len(self.prices.count_T))
         np.add.at(use_T, self.prices.type_C[how_S], self.share * self.prices.devices_C[how_S])
-        self._plans.append((times, use_T))
+        self._plans.append(_Seen(stop_S, how_S, times, use_T, []))
         self.lines.append(line)
         return seconds
 
     def raise_bound(self, alive_SCLL1: Mask, *, limit: float, rounds: int, is_late: Callable[[], bool]) -> float:
         """The bound for plans of stages still considered, at most the limit; inf where no such plan is left."""
         self.best_seconds = 0.0
+        self._plans = [plan for plan in self._plans if plan.is_alive(alive_SCLL1)]  # others hold the bound down
         for _ in range(rounds):
             weight_N, price_T, most = self._next()
             found, weigh, constant = self._least(weight_N, price_T, alive_SCLL1)
@@ -72,28 +101,26 @@ class Dual:
             self.add_plan(*found.plan())
         return min(self.best_seconds, limit) if self.best_seconds < np.inf else np.inf
 
-    def _least(self, weight_N: Floats, price_T: Floats, alive_SCLL1: Mask) -> tuple[Table, Weights, float]:
+    def _least(self, weight_N: Floats, price_T: Floats, alive_SCLL1: Mask) -> tuple[Table | VeeTable, Weights, float]:
         used = np.flatnonzero(weight_N > 0)
         stage_S5 = sum(weight_N[n] * self.lines[n].stage_S5 for n in used)
         cut_S3 = sum(weight_N[n] * self.lines[n].cut_S3 for n in used)
         prices = self.prices
         price_C = price_T[prices.type_C] * prices.devices_C * self.share
         weigh = weights(stage_S5, cut_S3, price_C)
-        return table(prices, weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
+        return self.cheapest(weigh, alive_SCLL1), weigh, -float(price_T @ prices.count_T)
 
     def _next(self) -> tuple[Floats, Floats, float]:
         """Weights and prices that no plan seen so far contradicts, and what they would prove."""
         N, K, T = len(self.lines), len(self._plans), len(self.prices.count_T)
         if K == 0:
             return np.full(N, 1.0 / N), np.zeros(T), np.inf
-        known = self._values_NK
-        self._values_NK = np.empty((N, K))
-        self._values_NK[: known.shape[0], : known.shape[1]] = known
-        for k, (times, _) in enumerate(self._plans):
-            for n in range(known.shape[0] if k < known.shape[1] else 0, N):
-                self._values_NK[n, k] = self.lines[n].seconds(times) / self.scale_seconds
-        over_KT = np.array([use_T for _, use_T in self._plans]) - self.prices.count_T
-        planes = np.hstack([-self._values_NK.T, -over_KT, np.ones((K, 1))])
+        for plan in self._plans:
+            new = self.lines[len(plan.values_N) :]
+            plan.values_N.extend(line.seconds(plan.times) / self.scale_seconds for line in new)
+        values_KN = np.array([plan.values_N for plan in self._plans])
+        over_KT = np.array([plan.use_T for plan in self._plans]) - self.prices.count_T
+        planes = np.hstack([-values_KN, -over_KT, np.ones((K, 1))])
         goal = np.append(np.zeros(N + T), -1.0)
         sums_to_one = np.append(np.ones(N), np.zeros(T + 1))[None, :]
         bounds = [*[(0.0, None)] * N, *[(0.0, 10.0)] * T, (None, None)]

@@ -142,6 +142,11 @@ def rank_lines(order: Listing) -> list[Line]:
     return lines
 
 
+def busy_lines(order: Listing) -> list[Line]:
+    """The first of each rank's two lines."""
+    return [_busy(order, rank) for rank in range(len(order.first_P1) - 1)]
+
+
 def _busy(order: Listing, rank: int) -> Line:
     line = _head(order, rank)
     own = np.arange(order.first_P1[rank], order.first_P1[rank + 1])
@@ -205,4 +210,4 @@ def held_microbatches(order: Listing) -> Integers:
     return np.array(most)
 
 
-__all__ = ["ONCE", "Line", "Times", "held_microbatches", "longest", "longest_path", "rank_lines"]
+__all__ = ["ONCE", "Line", "Times", "busy_lines", "held_microbatches", "longest", "longest_path", "rank_lines"]

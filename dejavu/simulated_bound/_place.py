@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,20 +13,30 @@ from dejavu.plan import Plan, Stage
 from dejavu.schedule import schedule_named
 from dejavu.simulate import play_posed
 from dejavu.simulate._listing import Integers, Listing, listing
-from dejavu.simulated_bound._chain import Mask, Weights, drop, table, weights
+from dejavu.simulated_bound._chain import Mask, Table, Weights, drop, table, weights
 from dejavu.simulated_bound._dual import Dual
-from dejavu.simulated_bound._paths import Line, held_microbatches, rank_lines
-from dejavu.simulated_bound._prices import Priced
-from dejavu.simulated_bound._walk import lines_of, walk
+from dejavu.simulated_bound._paths import Line, busy_lines, held_microbatches, rank_lines
+from dejavu.simulated_bound._prices import Priced, memory_shares
+from dejavu.simulated_bound._vee import VeeTable, pairs, vee_table
+from dejavu.simulated_bound._vee_walk import vee_walk
+from dejavu.simulated_bound._walk import Limits, Walked, lines_of, walk
 from dejavu.simulated_bound.proof import Proof
 from dejavu.stage_costs import AdditiveCosts
 
 _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger tables are not made
+_MOST_PAIRS = 5e8  # pairs of stages that a table for a V looks at, about
 _ROUNDS = 25  # of weights
 _SWEEPS = 3  # of dropping stages and weighing again
-_MOST_STEPS = 3_000_000  # of a walk; a second or so
 _MOST_LEAVES = 300  # plans that a walk hands on to be simulated
-_MOST_LIMITS = 5  # limits between the bound and the best step that are tried
+_MOST_LIMITS = 8  # limits between the bound and the best step that are tried
+_NEAR = 1e-4  # of the step: what is nearer is not tried
+
+
+class Faster(NamedTuple):
+    """A plan that was met, and its simulated step."""
+
+    seconds: float
+    plan: Plan
 
 
 class Place:
@@ -36,11 +47,13 @@ class Place:
         can_move: whether more work may raise it.
     """
 
-    def __init__(self, problem: Priced, schedule: str, num_stages: int, best_seconds: float, bound: float) -> None:
+    def __init__(self, problem: Priced, schedule: str, num_stages: int, bound_seconds: float) -> None:
         self.problem, self.schedule, self.num_stages = problem, schedule, num_stages
-        self.bound_seconds, self.proved_by = bound, Proof.BALANCE
+        self.bound_seconds, self.proved_by = bound_seconds, Proof.BALANCE
         self.can_move = self._entries <= _MOST_ENTRIES
-        self._best = best_seconds  # what stages were dropped for: those left in are all that a faster plan can have
+        self._best = (
+            np.inf
+        )  # of the best plan known: what stages were dropped for, so that a faster plan has none of them
         self._failed, self._tried = np.inf, 0
 
     @property
@@ -55,47 +68,76 @@ class Place:
         except InputError:
             return None
 
-    def weigh(self, is_late: Callable[[], bool]) -> None:
+    def weigh(self, best_seconds: float, is_late: Callable[[], bool]) -> None:
         """A first bound by weighted paths; stages that no better plan has are dropped."""
-        if not self.can_move:
-            return
         order = self._order
         if order is None:
             self._nothing()
             return
+        self._best = best_seconds
         self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
+        self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
+        if self._is_vee:
+            self._share_SCLL1 = memory_shares(self.problem.posed, held_microbatches(order))
+        self._busy = [self._weights(line) for line in busy_lines(order)]
+        self._limit = best_seconds
         share = 1.0 / schedule_named(self.schedule).stages_per_rank
-        prices = self.problem.prices
-        scale = self._best if np.isfinite(self._best) else self.bound_seconds
-        self._dual = Dual(prices, order, share, scale or 1.0, list(self._rank_lines))
-        everything = self._weights(self._rank_lines[0])
-        least = table(prices, everything, self._alive_SCLL1)
+        scale = best_seconds if np.isfinite(best_seconds) else self.bound_seconds
+        self._dual = Dual(self.problem.prices, order, self._cheapest, share, scale or 1.0, list(self._rank_lines))
+        least = self._cheapest(self._weights(self._rank_lines[0]), self._alive_SCLL1)
         if least.least == np.inf:
-            self._nothing()
+            if np.isinf(best_seconds):
+                self._nothing()
+            else:
+                self._raise(best_seconds, Proof.PATHS)
             return
         self._dual.add_plan(*least.plan())
-        self._raise(self._raised(self._alive_SCLL1, self._best, is_late), Proof.PATHS)
+        self._raise(self._raised(self._alive_SCLL1, best_seconds, is_late), Proof.PATHS)
 
-    def refine(self, is_late: Callable[[], bool]) -> tuple[float, Plan] | None:
-        """Prove a higher bound, or find that this is as far as it goes; a plan faster than the best, if one is met."""
-        limit = self._best
-        if self._failed <= limit:
+    def refine(self, best_seconds: float, most_steps: int, is_late: Callable[[], bool]) -> Faster | None:
+        """Prove a higher bound, or find that this is as far as it goes; a plan faster than the best, if one is met.
+
+        Args:
+            best_seconds: of the best plan known: what is proved up to there is enough.
+            most_steps: of a walk over plans.
+        """
+        self._best = best_seconds
+        limit, halves = best_seconds, self._failed <= best_seconds
+        if halves:  # as far as that the walk failed; half way there is more to drop
             limit = self.bound_seconds + (self._failed - self.bound_seconds) / 2
+        alive_SCLL1 = self._alive_SCLL1.copy() if halves else self._alive_SCLL1
+        reached = self._raised(alive_SCLL1, limit, is_late)
+        self._raise(reached, Proof.PATHS)
+        if reached >= limit:
+            return None
+        found = self._walked(alive_SCLL1, limit, most_steps)
         self._tried += 1
-        if self._tried >= _MOST_LIMITS:
+        if self._tried >= _MOST_LIMITS or limit - self.bound_seconds < _NEAR * limit:
             self.can_move = False
-        alive_SCLL1 = self._alive_SCLL1 if limit == self._best else self._alive_SCLL1.copy()
-        if limit < self._best:
-            reached = self._raised(alive_SCLL1, limit, is_late)
-            self._raise(reached, Proof.PATHS)
-            if reached >= limit:
-                return None
-        return self._walked(alive_SCLL1, limit)
+        return found
+
+    @property
+    def _is_vee(self) -> bool:
+        """Whether ranks are looked at as pairs of stages: where the schedule is a V, and that is affordable."""
+        L, ranks = self.problem.posed.problem.num_layers, self.num_stages // 2
+        longest = min(L, 2 * L // ranks) if ranks else 0  # of a stage that no better plan drops, about
+        steps = ranks * len(self.problem.prices.class_C) * L**2 / 2 * longest**2 / 2
+        return schedule_named(self.schedule).placement == "v" and steps < _MOST_PAIRS
+
+    def _cheapest(self, weigh: Weights, alive_SCLL1: Mask) -> Table | VeeTable:
+        prices = self.problem.prices
+        if not self._is_vee:
+            return table(prices, weigh, alive_SCLL1)
+        allowed = pairs(prices, self._busy, alive_SCLL1, self._limit, self._share_SCLL1)
+        return vee_table(prices, weigh, alive_SCLL1, allowed)
 
     def _raised(self, alive_SCLL1: Mask, limit: float, is_late: Callable[[], bool]) -> float:
         """The bound up to the limit for all plans: those that have a dropped stage take at least the limit."""
-        value, left = 0.0, int(alive_SCLL1.sum())
+        self._limit = limit
+        value, left = 0.0, self._drop(alive_SCLL1, limit)
+        if left == 0:
+            return limit
         for _ in range(_SWEEPS):
             value = self._dual.raise_bound(alive_SCLL1, limit=limit, rounds=_ROUNDS, is_late=is_late)
             if value >= limit or is_late():
@@ -108,34 +150,51 @@ class Place:
         return min(value, limit)
 
     def _drop(self, alive_SCLL1: Mask, limit: float) -> int:
-        found = self._dual.best_weights
-        assert found is not None
-        left = self._drop_by(found, alive_SCLL1, limit - self._dual.best_constant)
+        left = 0
         for line in self._rank_lines:
             left = self._drop_by(self._weights(line), alive_SCLL1, limit)
+        if left and self._dual.best_weights is not None:
+            left = self._drop_by(self._dual.best_weights, alive_SCLL1, limit - self._dual.best_constant)
         return left
 
     def _drop_by(self, weigh: Weights, alive_SCLL1: Mask, limit: float) -> int:
         prices = self.problem.prices
         return int(drop(prices, weigh, table(prices, weigh, alive_SCLL1).left_SL1G, alive_SCLL1, limit))
 
-    def _walked(self, alive_SCLL1: Mask, limit: float) -> tuple[float, Plan] | None:
-        prices, order = self.problem.prices, self._order
-        assert order is not None and self._dual.best_weights is not None
-        weighs = [self._dual.best_weights, *map(self._weights, self._rank_lines)]
-        lines = lines_of(prices, weighs, [self._dual.best_constant] + [0.0] * len(self._rank_lines), alive_SCLL1)
-        found = walk(prices, order, lines, alive_SCLL1, limit=limit, most_steps=_MOST_STEPS, most_leaves=_MOST_LEAVES)
-        if not found.is_complete:
-            self._failed = limit
-            return None
-        plans = [self._simulated(*leaf) for leaf in zip(found.stop_KS, found.how_KS, strict=True)]
-        best = min((plan for plan in plans if plan), key=lambda pair: pair[0], default=None)
-        self._raise(limit if best is None else min(limit, best[0]), Proof.EVERY_PLAN)
-        if limit == self._best:
-            self.can_move = False
+    def _walked(self, alive_SCLL1: Mask, limit: float, most_steps: int) -> Faster | None:
+        """Look at all plans below the limit, each one that is met lowering it.
+
+        Where the step is longer than its longest path, because messages and passes share devices, the plans between the
+        two are then looked at again, and simulated.
+        """
+        best: Faster | None = None
+        walked = self._walk(alive_SCLL1, Limits(limit, most_steps, True, _MOST_LEAVES))
+        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
+        best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
+        if not walked.is_complete:
+            self._failed = min(self._failed, limit)
+            return best
+        self._raise(walked.limit, Proof.EVERY_PLAN)
+        until = limit if best is None else min(limit, best.seconds)
+        if walked.limit < until * (1.0 - _NEAR):
+            again = self._walk(alive_SCLL1, Limits(until, most_steps, False, _MOST_LEAVES))
+            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.how_KS, strict=True)]
+            best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
+            if again.is_complete:
+                self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
         return best
 
-    def _simulated(self, stop_S: Integers, how_S: Integers) -> tuple[float, Plan] | None:
+    def _walk(self, alive_SCLL1: Mask, limits: Limits) -> Walked:
+        prices, order = self.problem.prices, self._order
+        assert order is not None and self._dual.best_weights is not None
+        weighs = [(self._dual.best_weights, self._dual.best_constant)]
+        weighs += [(self._weights(line), 0.0) for line in self._rank_lines]
+        if not self._is_vee:
+            return walk(prices, order, lines_of(prices, weighs, alive_SCLL1), alive_SCLL1, limits)
+        allowed = pairs(prices, self._busy, alive_SCLL1, limits.seconds, self._share_SCLL1)
+        return vee_walk(prices, order, weighs, alive_SCLL1, allowed, limits)
+
+    def _simulated(self, stop_S: Integers, how_S: Integers) -> Faster | None:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""
         problem, order = self.problem.posed.problem, self._order
         assert order is not None
@@ -151,7 +210,7 @@ class Place:
         how = problem.configurations
         stages = tuple(Stage(a, b, how[c]) for a, b, c in spans)
         plan = Plan(stages, self.schedule, self.problem.num_microbatches)
-        return play_posed(self.problem.posed, plan).step_seconds, plan
+        return Faster(play_posed(self.problem.posed, plan).step_seconds, plan)
 
     def _fitting(self, order: Listing) -> Mask:
         """Stages that alone fit with what they hold in flight."""

@@ -7,7 +7,7 @@ configurations whose messages cost the same, 5 = passes (forward, backward, its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -158,23 +158,50 @@ def _most_held(posed: Posed) -> NDArray[np.int32] | None:
         return None
     if not isinstance(costs, AdditiveCosts):
         return np.minimum(costs.max_in_flight_CLL1, 2**31 - 1).astype(np.int32)
-    roomy = replace(costs, capacity_bytes_C=costs.capacity_bytes_C * (1.0 + _ROUNDING))
-    return _fitting(
-        *(np.ascontiguousarray(_sums(rows)) for rows in (roomy.fixed_bytes_CL, roomy.activation_bytes_CL)),
-        np.ascontiguousarray(_sums(roomy.step_bytes_CL)),
-        np.ascontiguousarray(roomy.temporary_bytes_CL),
-        np.ascontiguousarray(roomy.message_bytes_CL1),
-        roomy.capacity_bytes_C,
+    return _fitting(_memory(costs))
+
+
+class Memory(NamedTuple):
+    """What a stage needs on each of its devices, as sums over layers; see `AdditiveCosts`."""
+
+    fixed_CL1: Floats
+    activation_CL1: Floats
+    step_CL1: Floats
+    temporary_CL: Floats
+    message_CL1: Floats
+    capacity_C: Floats
+
+
+def _memory(costs: AdditiveCosts) -> Memory:
+    return Memory(
+        _sums(costs.fixed_bytes_CL),
+        _sums(costs.activation_bytes_CL),
+        _sums(costs.step_bytes_CL),
+        np.ascontiguousarray(costs.temporary_bytes_CL),
+        np.ascontiguousarray(costs.message_bytes_CL1),
+        costs.capacity_bytes_C * (1.0 + _ROUNDING),
     )
 
 
+def memory_shares(posed: Posed, held_S: Integers) -> NDArray[np.float32]:
+    """[s, c, start, stop] the part of a device's memory that stage s takes, with what it holds in flight.
+
+    Empty where the problem does not say so.
+    """
+    costs = posed.problem.costs
+    if not isinstance(costs, AdditiveCosts):
+        return np.empty((0, 0, 0, 0), np.float32)
+    return _shares(_memory(costs), held_S.astype(np.float64))
+
+
 def _sums(rows_CL: Floats) -> Floats:
-    return np.pad(np.cumsum(rows_CL, axis=1), ((0, 0), (1, 0)))
+    return np.ascontiguousarray(np.pad(np.cumsum(rows_CL, axis=1), ((0, 0), (1, 0))))
 
 
 @njit(cache=True, nogil=True)
-def _fitting(fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C):
+def _fitting(memory):
     """How many microbatches in flight every stage has room for; as `AdditiveCosts.max_in_flight`."""
+    fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
     C, L = temporary_CL.shape
     most_CLL1 = np.zeros((C, L, L + 1), np.int32)
     for c in range(C):
@@ -189,3 +216,23 @@ def _fitting(fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, cap
                     continue
                 most_CLL1[c, start, stop] = 2**31 - 1 if held <= 0.0 else np.int32(min(room / held, 2.0**31 - 1))
     return most_CLL1
+
+
+@njit(cache=True, nogil=True)
+def _shares(memory, held_S):
+    """Rounded down: what just fits is not dropped."""
+    fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
+    S, (C, L) = len(held_S), temporary_CL.shape
+    share_SCLL1 = np.zeros((S, C, L, L + 1), np.float32)
+    for s in range(S):
+        for c in range(C):
+            for start in range(L):
+                temporary = 0.0
+                for stop in range(start + 1, L + 1):
+                    temporary = max(temporary, temporary_CL[c, stop - 1])
+                    working = temporary + held_S[s] * (activation_CL1[c, stop] - activation_CL1[c, start])
+                    working = max(working, step_CL1[c, stop] - step_CL1[c, start])
+                    fixed = fixed_CL1[c, stop] - fixed_CL1[c, start] + message_CL1[c, start] + message_CL1[c, stop]
+                    share = (fixed + working) / capacity_C[c] if capacity_C[c] > 0.0 else 2.0
+                    share_SCLL1[s, c, start, stop] = np.float32(share * (1.0 - 1e-6))
+    return share_SCLL1

@@ -37,54 +37,71 @@ class Lines(NamedTuple):
     constant_N: Floats
 
 
+class Limits(NamedTuple):
+    """How far a walk goes.
+
+    Attributes:
+        seconds: only plans whose longest path is below this are looked for.
+        most_steps: after so many it is given up.
+        lowers: each plan that is met lowers the limit to its own longest path; else all are kept.
+        most_leaves: plans that are kept; the last ones where the limit is lowered, else more are a reason to give up.
+    """
+
+    seconds: float
+    most_steps: int
+    lowers: bool
+    most_leaves: int
+
+
 class Walked(NamedTuple):
     """What a walk found.
 
     Attributes:
-        is_complete: every plan that is not among the leaves takes at least the limit.
-        stop_KS, how_KS: of the plans whose longest path is below the limit.
+        is_complete: every plan that is not among the leaves takes at least `limit`.
+        limit: the limit in the end; that of the last leaf where leaves lowered it.
+        stop_KS, how_KS: the leaves: plans whose longest path was below the limit.
     """
 
     is_complete: bool
+    limit: float
     stop_KS: Integers
     how_KS: Integers
 
 
-def lines_of(prices: Prices, weighs: list[Weights], constants: list[float], alive_SCLL1: Mask) -> Lines:
+def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
     S, C, L, _ = alive_SCLL1.shape
     sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
-    for n, weigh in enumerate(weighs):
+    for n, (weigh, _) in enumerate(weighs):
         for s in range(S):
             for c in range(C):
                 fixed_NSC[n, s, c] = weighted(prices, weigh, s, c, sum_NSCL1[n, s, c])
     return Lines(
         sum_NSCL1,
         fixed_NSC,
-        np.array([weigh.cut_S3 for weigh in weighs]),
-        np.array([table(prices, weigh, alive_SCLL1).left_SL1G for weigh in weighs]),
-        np.array(constants),
+        np.array([weigh.cut_S3 for weigh, _ in weighs]),
+        np.array([table(prices, weigh, alive_SCLL1).left_SL1G for weigh, _ in weighs]),
+        np.array([constant for _, constant in weighs]),
     )
 
 
-def walk(
-    prices: Prices, order: Listing, lines: Lines, alive_SCLL1: Mask, *, limit: float, most_steps: int, most_leaves: int
-) -> Walked:
+def walk(prices: Prices, order: Listing, lines: Lines, alive_SCLL1: Mask, limits: Limits) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     S = len(order.rank_S)
     first = {}
     partner_S = np.array([first.setdefault(rank, s) for s, rank in enumerate(order.rank_S)])
     partner_S[partner_S == np.arange(S)] = NOTHING
-    leaves_2KS = np.zeros((2, most_leaves, S), np.int64)
-    found = _walk(prices, order, lines, alive_SCLL1, partner_S, (limit, most_steps), leaves_2KS)
-    return Walked(found != NOTHING, leaves_2KS[0, : max(found, 0)], leaves_2KS[1, : max(found, 0)])
+    leaves_2KS = np.zeros((2, limits.most_leaves, S), np.int64)
+    is_complete, limit, leaves = _walk(prices, order, lines, alive_SCLL1, partner_S, limits[:3], leaves_2KS)
+    kept = min(leaves, limits.most_leaves)
+    return Walked(is_complete, limit, leaves_2KS[0, :kept], leaves_2KS[1, :kept])
 
 
 @njit(cache=True, nogil=True)
 def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
-    """Fills the leaves; returns how many there are, or NOTHING where it gave up."""
+    """Fill the leaves; return whether the walk came to its end, the limit in the end, and how many leaves there were."""
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
-    limit, most_steps = limits
+    limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape
     N = len(constant_N)
     start_S, stop_S, how_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
@@ -119,7 +136,7 @@ def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
             stop_S[s] = start_S[s] + 1 if s < S - 1 else L
         steps += 1
         if steps > most_steps:
-            return NOTHING
+            return False, limit, leaves
         start, stop, g = start_S[s], stop_S[s], prices.class_C[c]
         if not alive_SCLL1[s, c, start, stop]:
             continue
@@ -151,9 +168,13 @@ def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
             s += 1
             continue
         steps += len(order.stage_A)
-        if longest(order, time_S5, time_S3, none_S5, none_S3) < limit:
-            if leaves == leaves_2KS.shape[1]:
-                return NOTHING
-            leaves_2KS[0, leaves], leaves_2KS[1, leaves] = stop_S, how_S
+        seconds = longest(order, time_S5, time_S3, none_S5, none_S3)
+        if seconds < limit:
+            k = leaves % leaves_2KS.shape[1]
+            leaves_2KS[0, k], leaves_2KS[1, k] = stop_S, how_S
             leaves += 1
-    return leaves
+            if lowers:
+                limit = seconds
+            elif leaves == leaves_2KS.shape[1]:
+                return False, limit, leaves
+    return True, limit, leaves

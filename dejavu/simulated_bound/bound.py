@@ -13,13 +13,15 @@ from dejavu.plan import Plan, Problem, StageConfiguration
 from dejavu.problem import Posed
 from dejavu.schedule import schedule_named
 from dejavu.simulated_bound._balance import balance_seconds
-from dejavu.simulated_bound._place import Place
+from dejavu.simulated_bound._place import Faster, Place
 from dejavu.simulated_bound._prices import Priced, priced
 from dejavu.simulated_bound.proof import Proof
 from dejavu.stage_costs import AdditiveCosts
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough
 _ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
+_FIRST_STEPS = 1_000_000  # of the first walk of each schedule and number of ranks
+_STEPS = 30_000_000  # of later ones; a second or so
 
 
 @dataclass(frozen=True)
@@ -96,26 +98,29 @@ class _Bounding:
     ) -> None:
         self.problem: Priced = priced(posed, best_seconds)
         self.schedules = tuple(dict.fromkeys(schedules))
-        self.best_seconds, self.plan = best_seconds, None
+        self.best_seconds = best_seconds
+        self.plan: Plan | None = None
         self.began, self.budget_seconds, self.close = began, budget_seconds, close
 
     def run(self) -> SimulatedBound:
         places = self._places()
-        wanted = (1.0 - self.close) * self.best_seconds
+        # The least bound first: where it has a fast plan, that spares the others most.
         for place in sorted(places, key=lambda place: (place.bound_seconds, place.num_stages)):
-            if place.bound_seconds < wanted and not self.is_late():
-                place.weigh(self.is_late)
+            if place.can_move and self._is_wanted(place) and not self.is_late():
+                place.weigh(self.best_seconds, self.is_late)
+                if self._is_wanted(place):
+                    self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
         # The least bound is what all others wait for.
         while not self.is_late():
-            wanted = (1.0 - self.close) * self.best_seconds
-            left = [place for place in places if place.bound_seconds < wanted and place.can_move]
+            left = [place for place in places if place.can_move and self._is_wanted(place)]
             if not left:
                 break
             place = min(left, key=lambda place: place.bound_seconds)
-            if place.bound_seconds > min(other.bound_seconds for other in places):
-                break  # the least cannot move
-            self._take(place.refine(self.is_late))
+            self._take(place.refine(self.best_seconds, _STEPS, self.is_late))
         return self._result(places)
+
+    def _is_wanted(self, place: Place) -> bool:
+        return place.bound_seconds < (1.0 - self.close) * self.best_seconds
 
     def is_late(self) -> bool:
         return time.thread_time() - self.began > self.budget_seconds
@@ -129,12 +134,12 @@ class _Bounding:
             each = schedule_named(name).stages_per_rank
             for ranks in range(1, min(most, L // each) + 1):
                 bound = min(float(balance_P[ranks - 1]), self.best_seconds)
-                places.append(Place(self.problem, name, each * ranks, self.best_seconds, bound))
+                places.append(Place(self.problem, name, each * ranks, bound))
         return places
 
-    def _take(self, found: tuple[float, Plan] | None) -> None:
-        if found and found[0] < self.best_seconds:
-            self.best_seconds, self.plan = found
+    def _take(self, found: Faster | None) -> None:
+        if found and found.seconds < self.best_seconds:
+            self.best_seconds, self.plan = found.seconds, found.plan
 
     def _result(self, places: list[Place]) -> SimulatedBound:
         bounds = dict.fromkeys(self.schedules, np.inf)

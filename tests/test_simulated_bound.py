@@ -1,0 +1,169 @@
+"""The bound on the simulated step: never above a plan's, and near the least; every line below every plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.bound.every_plan import count, every_plan, least_by_schedule, small_posed
+from dejavu.errors import InputError
+from dejavu.plan import Plan
+from dejavu.problem import Posed
+from dejavu.schedule import SCHEDULES
+from dejavu.simulate import play_posed
+from dejavu.simulate._listing import listing
+from dejavu.simulated_bound import Proof, SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound._dual import times_of
+from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_lines
+from dejavu.simulated_bound._prices import priced
+
+EVERY = tuple(SCHEDULES)
+MOST_PLANS = 1200  # for every plan to be simulated in tenths of a second
+
+
+def small(seeds: range, most: int = MOST_PLANS) -> list[Posed]:
+    return [posed for posed in map(small_posed, seeds) if count(posed, most + 1) <= most]
+
+
+def bound(posed: Posed, best_seconds: float, **settings: float) -> SimulatedBound:
+    settings = {"budget_seconds": 10.0, **settings}
+    return simulated_lower_bound(posed, schedules=EVERY, best_seconds=best_seconds, **settings)
+
+
+def some_plans(posed: Posed, rng: np.random.Generator, most: int = 6) -> list[Plan]:
+    """Some of each schedule."""
+    found = []
+    for name in EVERY:
+        plans = [plan for _, plan in zip(range(300), every_plan(posed, name), strict=False)]
+        found += [plans[i] for i in rng.permutation(len(plans))[:most]]
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.parametrize("loose", [1.0, 1.08, np.inf])
+def test_is_below_every_plan_of_every_schedule(first: int, loose: float) -> None:
+    for posed in small(range(first, first + 8)):
+        least = least_by_schedule(posed)
+        best = min(least.values())
+        found = bound(posed, best * loose)
+        for name in EVERY:
+            assert found.by_schedule[name] <= least[name]
+        assert found.seconds <= best
+
+
+@pytest.mark.parametrize("first", range(100, 124, 8))
+def test_is_near_the_least(first: int) -> None:
+    gaps = []
+    for posed in small(range(first, first + 8)):
+        best = min(least_by_schedule(posed).values())
+        if np.isfinite(best):
+            gaps.append(1.0 - bound(posed, best).seconds / best)
+    assert np.median(gaps) < 0.01
+    assert max(gaps) < 0.03
+
+
+@pytest.mark.parametrize("seed", range(200, 220))
+def test_holds_whatever_the_time_allows(seed: int) -> None:
+    posed = small_posed(seed)
+    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+        return
+    least = least_by_schedule(posed)
+    for budget in (0.0, 0.01, 0.05):
+        found = bound(posed, min(least.values()) * 1.05, budget_seconds=budget)
+        assert all(found.by_schedule[name] <= least[name] for name in EVERY)
+
+
+@pytest.mark.parametrize("seed", range(300, 312))
+def test_a_faster_plan_that_was_met_is_one(seed: int) -> None:
+    posed = small_posed(seed)
+    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+        return
+    best = min(least_by_schedule(posed).values())
+    if np.isfinite(best):
+        found = bound(posed, 1.2 * best)
+        assert best <= found.plan_seconds <= 1.2 * best
+        assert found.seconds <= found.plan_seconds
+        if found.plan is not None:
+            assert play_posed(posed, found.plan).step_seconds == found.plan_seconds
+
+
+@pytest.mark.parametrize("seed", range(400, 415))
+def test_lines_are_below_every_simulated_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    posed = small_posed(seed)
+    problem, paths = priced(posed, np.inf), list[float]()
+    for plan in some_plans(posed, rng):
+        order = listing(plan.schedule, len(plan.stages), plan.num_microbatches)
+        stop_S = np.array([stage.stop for stage in plan.stages])
+        how_S = np.array([posed.problem.index(stage.configuration) for stage in plan.stages])
+        times = times_of(problem.prices, order, stop_S, how_S)
+        played = play_posed(posed, plan)
+        assert tuple(held_microbatches(order)) == played.in_flight
+        seconds, line = longest_path(order, times)
+        assert seconds == pytest.approx(line.seconds(times))
+        assert seconds <= played.step_seconds * (1 + 1e-12)
+        paths.append(seconds / played.step_seconds)
+        if not posed.pass_costs:  # nothing shares a device
+            assert seconds == pytest.approx(played.step_seconds)
+        for other in rank_lines(order):
+            assert other.seconds(times) <= played.step_seconds * (1 + 1e-12)
+    assert not paths or np.median(paths) > 0.7
+
+
+def test_what_cannot_run_counts_as_infinitely_slow() -> None:
+    for posed in small(range(500, 506)):
+        C, L = posed.forward_seconds_CL.shape
+        if C < 2:
+            continue
+        forward_CL = posed.forward_seconds_CL.copy()
+        forward_CL[1, L // 2] = 1e30
+        changed = dataclasses.replace(posed, forward_seconds_CL=forward_CL)
+        least = least_by_schedule(changed)
+        best = min(least.values())
+        if np.isfinite(best):
+            found = bound(changed, best)
+            assert 0.97 * best < found.seconds <= best
+
+
+def test_scales_with_the_unit_of_time() -> None:
+    posed = small(range(600, 605))[0]
+    best = min(least_by_schedule(posed).values())
+    for unit in (1e-9, 1e-3, 1e6):
+        problem = posed.problem
+        scaled = Posed(
+            dataclasses.replace(
+                problem,
+                costs=dataclasses.replace(
+                    problem.costs,
+                    seconds_CL=problem.costs.seconds_CL * unit,
+                    once_seconds_CL=problem.costs.once_seconds_CL * unit,
+                    once_latency_seconds_C=problem.costs.once_latency_seconds_C * unit,
+                ),
+                link_latency_seconds_CC=problem.link_latency_seconds_CC * unit,
+                link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC * unit,
+            ),
+            posed.forward_seconds_CL * unit,
+            posed.backward_seconds_CL * unit,
+            {
+                name: type(cost)(*(value * unit for value in vars(cost).values()))
+                for name, cost in posed.pass_costs.items()
+            },
+            posed.backward_parts_L2,
+        )
+        assert bound(scaled, best * unit).seconds == pytest.approx(bound(posed, best).seconds * unit, rel=1e-3)
+
+
+def test_no_plan_where_nothing_fits() -> None:
+    posed = small_posed(0)
+    costs = dataclasses.replace(posed.problem.costs, capacity_bytes_C=posed.problem.costs.capacity_bytes_C * 0)
+    nothing = dataclasses.replace(posed, problem=dataclasses.replace(posed.problem, costs=costs))
+    found = bound(nothing, np.inf)
+    assert found.seconds == np.inf
+    assert found.proved_by == Proof.NO_PLAN
+
+
+def test_an_unknown_schedule_is_named() -> None:
+    with pytest.raises(InputError, match="gpipes"):
+        simulated_lower_bound(small_posed(0), schedules=("gpipes",), best_seconds=1.0, budget_seconds=1.0)
