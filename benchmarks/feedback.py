@@ -91,7 +91,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         row: dict[str, Any] = {"cut": int(cut), "measured_ms": 1e3 * result.step_seconds}
         for name, predicted in (
             ("without_memory", played(fresh, plan)),
-            ("with_memory", played(corrected, plan) * factor),
+            ("with_memory", played(corrected, plan) * factor.factor),
         ):
             row[f"{name}_ms"] = 1e3 * predicted
             row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)

@@ -138,7 +138,7 @@ def play_plan(posed: Posed, plan: Plan, graph: Graph, database: Path) -> Played:
     rows = ProfileDatabase(database)
     factor = step_factor(graph, plan, rows, lambda other: play_posed(posed, other).step_seconds)
     known = remembered_step_seconds(graph, plan, rows) is not None
-    return Played(plan, price_played(posed, plan, simulation), simulation, factor, known)
+    return Played(plan, price_played(posed, plan, simulation), simulation, factor.factor, known)
 
 
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)

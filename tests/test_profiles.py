@@ -407,7 +407,7 @@ def test_a_disturbed_row_never_overrules_a_quiet_one(history):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(database, share):
-    with pytest.raises(ProfileError, match="disturbed_share is .* expected a share from 0 to 1"):
+    with pytest.raises(ProfileError, match=r"disturbed_share is .* expected a share from 0 to 1"):
         database.append([row(0, disturbed_share=share)])
 
 

@@ -153,6 +153,13 @@ class ProfileDatabase:
         newest = numbered(table).group_by([*SAME_MEASUREMENT]).aggregate([("row", "max")])["row_max"]
         return measurements_of(table.take(newest.combine_chunks().sort()))
 
+    def history(self, **filters: Any) -> list[list[Measurement]]:
+        """All rows of each thing measured, the oldest first; disturbed ones only where a thing has no others."""
+        things: dict[tuple[Any, ...], list[Measurement]] = {}
+        for row in measurements_of(self.read(**filters).sort_by("measured_at")):
+            things.setdefault(tuple(getattr(row, column) for column in SAME_MEASUREMENT), []).append(row)
+        return [[row for row in rows if not row.is_disturbed] or rows for rows in things.values()]
+
     def compact(self) -> None:
         """Many small files into few, sorted by device type and kind; `sweep` removes the old ones later.
 

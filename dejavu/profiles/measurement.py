@@ -15,7 +15,7 @@ from dejavu.errors import DejavuError
 
 SCHEMA_VERSION = 2
 ADDED_COLUMNS = {"disturbed_share": 2}  # column -> the version that added it; older rows have a null there
-KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step")
+KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step", "probe")
 DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer", "both")
 SAME_MEASUREMENT = (
     *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),
@@ -122,7 +122,7 @@ class Measurement:
 
 
 def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
-    """Raises ProfileError, with expected and found, unless columns, types and version are ours, or an older version's."""
+    """Raises ProfileError, with expected and found, unless columns, types and version are ours or an older one's."""
     version = (schema.metadata or {}).get(b"dejavu_schema_version", b"none").decode()
     wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION} or older, found {version}"
     if version not in ("none", *map(str, range(1, SCHEMA_VERSION + 1))):
