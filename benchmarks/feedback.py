@@ -22,13 +22,14 @@ from benchmarks._report import report
 from dejavu.bind import bind
 from dejavu.cluster import this_machine
 from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
+from dejavu.cost.remembered_steps import step_factor
 from dejavu.graph import capture
 from dejavu.init import Draw
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.problem import pose
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.feedback import remember, step_factor
+from dejavu.runtime.feedback import remember
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.launcher import launch
 from dejavu.simulate import play
@@ -91,7 +92,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         row: dict[str, Any] = {"cut": int(cut), "measured_ms": 1e3 * result.step_seconds}
         for name, predicted in (
             ("without_memory", played(fresh, plan)),
-            ("with_memory", played(corrected, plan) * factor),
+            ("with_memory", played(corrected, plan) * factor.factor),
         ):
             row[f"{name}_ms"] = 1e3 * predicted
             row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)

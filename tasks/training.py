@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster
-from dejavu.cost.remembered_steps import StepMemory
+from dejavu.cost.remembered_steps import remembered_step_seconds
 from dejavu.errors import InputError
 from dejavu.graph import Graph
 from dejavu.init import Draw
@@ -128,7 +128,7 @@ def train_pipeline(
 ) -> TrainingResult:
     """Launch the ranks, on other hosts through a Dask scheduler; a retry goes on from the last complete checkpoint."""
     log = get_run_logger()
-    before = StepMemory(ProfileDatabase(database)).step_seconds(graph, job.binding.plan)
+    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan

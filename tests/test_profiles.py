@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -341,8 +342,8 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
         (lambda table: table.drop_columns(["repeats"]), "expected columns repeats: int64; found -"),
         (lambda table: table.set_column(0, "kind", pa.array([1])), "expected columns kind: string; found kind: int64"),
         (
-            lambda table: table.replace_schema_metadata({"dejavu_schema_version": "2"}),
-            "expected dejavu_schema_version 1, found 2",
+            lambda table: table.replace_schema_metadata({"dejavu_schema_version": "3"}),
+            "expected dejavu_schema_version 2 or older, found 3",
         ),
     ],
 )
@@ -361,14 +362,59 @@ def test_a_file_of_another_schema_or_unit_or_version_is_refused(three, change, m
 
 def test_a_file_without_our_version_is_refused(three):
     with_listed_file(three.path, three.read(device_type="T4").replace_schema_metadata(None))
-    with pytest.raises(ProfileError, match="expected dejavu_schema_version 1, found none"):
+    with pytest.raises(ProfileError, match="expected dejavu_schema_version 2 or older, found none"):
         three.read()
 
 
+def test_rows_of_the_first_version_are_read_compacted_and_held_equal(three):
+    """Before there was `disturbed_share`: such a file stays readable, and its rows are known when appended again."""
+    older = three.read(device_type="T4").drop_columns(["disturbed_share"])
+    older = older.set_column(older.schema.get_field_index("subject"), "subject", pa.array(["older"] * len(older)))
+    older = older.replace_schema_metadata({"dejavu_schema_version": "1"})
+    with_listed_file(three.path, older)
+    (found,) = three.latest(subject="older")
+    assert found == replace(row(0), subject="older", disturbed_share=None) and not found.is_disturbed
+    assert three.append([found]) == 0 and three.append_table(older) == 0
+    three.compact()
+    assert three.latest(subject="older") == [found] and three.read().num_rows == 4
+
+
+def test_a_column_that_a_version_has_is_not_left_out(three):
+    with_listed_file(three.path, three.read(device_type="T4").drop_columns(["disturbed_share"]))
+    with pytest.raises(ProfileError, match="expected columns disturbed_share: double; found -"):
+        three.read()
+
+
+SHARES = st.sampled_from([None, 0.0, 0.3, 0.5, 0.6, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(SHARES, st.integers(0, 9)), min_size=1, max_size=8))
+def test_a_disturbed_row_never_overrules_a_quiet_one(history):
+    with tempfile.TemporaryDirectory() as folder:
+        database = ProfileDatabase(Path(folder))
+        rows = [
+            row(0, seconds=1e-3 * (n + 1), seconds_low=None, seconds_high=None, disturbed_share=share,
+                measured_at=LAYER.measured_at + timedelta(days=day))
+            for n, (share, day) in enumerate(history)
+        ]  # fmt: skip
+        database.append(rows)
+        (found,) = database.latest()
+        candidates = [one for one in rows if not one.is_disturbed] or rows
+        assert found.measured_at == max(one.measured_at for one in candidates)
+        assert found in candidates
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(database, share):
+    with pytest.raises(ProfileError, match=r"disturbed_share is .* expected a share from 0 to 1"):
+        database.append([row(0, disturbed_share=share)])
+
+
 def test_a_newer_manifest_is_refused(three):
-    (three.path / "manifest.json").write_text('{"schema_version": 2, "files": []}')
+    (three.path / "manifest.json").write_text('{"schema_version": 3, "files": []}')
     for refused in (three.read, three.compact, three.sweep, lambda: three.append([row(9)])):
-        with pytest.raises(ProfileError, match="expected schema version 1 or older, found 2"):
+        with pytest.raises(ProfileError, match="expected schema version 2 or older, found 3"):
             refused()
     assert len(three.check()) == 1
     assert len(data_files(three.path)) == 3

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,16 +19,17 @@ from torch import nn
 
 from dejavu.cost.measured import subject_of
 from dejavu.cost.passes import PARTS
+from dejavu.cost.remembered_steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.errors import InputError
 from dejavu.graph import capture
 from dejavu.init import Draw
 from dejavu.models import layers_of
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.feedback import MESSAGE, remember, remembered_step_seconds
+from dejavu.runtime.feedback import MESSAGE, remember
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
 from dejavu.runtime.links import SIZES_BYTES, measure_link
-from dejavu.runtime.measure import DIRECTIONS, measure_layers
+from dejavu.runtime.measure import DIRECTIONS, LOOP, measure_layers
 from dejavu.runtime.process import PARENT, named_parent
 from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import reference_difference, train_single
@@ -205,13 +207,15 @@ def test_layers_are_measured_and_companions_end(tiny: Workload, shared: bool) ->
     num_busy = (2 if shared else 1) * len(os.sched_getaffinity(0))
     graph = capture(tiny)
     signatures = sorted({layer.signature for layer in graph.layers})
-    rows = list(measure_layers(tiny, graph, signatures, "core", num_busy=num_busy, on_processor=shared))
+    rows = list(measure_layers(tiny, graph, signatures, "core", num_busy=num_busy))
+    probe = rows.pop()
+    assert (probe.kind, probe.subject) == ("probe", LOOP) and 0 < probe.seconds < 1
     wanted = {(subject_of(s, d, tiny.optimizer), d) for s in signatures for d in DIRECTIONS}
     wanted |= {(layer.signature, part) for layer in graph.layers[1:] for part in PARTS}  # tokens have no gradient
     assert {(row.subject, row.direction) for row in rows} == wanted
     for row in rows:
         row.check()
-        assert ("processor seconds" in row.how) == shared
+        assert "processor seconds" in row.how and row.disturbed_share is not None
 
 
 def test_a_link_is_measured() -> None:
@@ -226,6 +230,9 @@ def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
     result = launch(job)
     graph, database = capture(tiny), ProfileDatabase(tmp_path / "profiles_db")
     assert remembered_step_seconds(graph, job.binding.plan, database) is None
+    assert result.step_times is not None and result.step_times.seconds == result.step_seconds
+    assert result.step_times.num_counted <= result.step_times.num_steps == len(result.losses) - 1
+    result = replace(result, step_times=replace(result.step_times, disturbed_share=0.0))
     assert remember(job, result, graph, database) in PLAIN_ROWS
     messages = database.latest(kind="transfer")
     assert {row.size_bytes for row in messages} == {graph.layers[1].output_bytes}
@@ -233,6 +240,26 @@ def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
     assert remembered_step_seconds(graph, job.binding.plan, database) == result.step_seconds
     other = job_of(tiny, tmp_path / "run", (3,)).binding.plan
     assert remembered_step_seconds(graph, other, database) is None
+
+
+def test_a_training_beside_other_work_is_remembered_as_one(tiny: Workload, tmp_path: Path) -> None:
+    """Its rows are there, its step is not what the plan takes, and a quiet training before it is not overruled."""
+    job = job_of(tiny, tmp_path / "run", (2,))
+    result, graph = launch(job), capture(tiny)
+    assert result.step_times is not None
+    database, plan = ProfileDatabase(tmp_path / "profiles_db"), job.binding.plan
+    seconds = 3 * result.step_times.high_seconds
+    slow = replace(result.step_times, seconds=seconds, high_seconds=seconds, disturbed_share=1.0, num_disturbed=2)
+    busy = replace(result, step_seconds=slow.seconds, step_times=slow)
+    assert str(slow).startswith("measured beside other work: 2 of") and TrainingResult.from_dict(busy.to_dict()) == busy
+    assert remember(job, busy, graph, database) in PLAIN_ROWS
+    assert remembered_step_seconds(graph, plan, database) is None and remembered_plans(graph, database) == []
+    assert step_factor(graph, plan, database, lambda _: 1.0).basis == Basis.NOTHING
+    calm = replace(result, step_times=replace(result.step_times, disturbed_share=0.0))
+    remember(job, calm, graph, database)
+    remember(job, busy, graph, database)
+    assert remembered_step_seconds(graph, plan, database) == result.step_seconds
+    assert step_factor(graph, plan, database, lambda _: 1.0).num_trainings == 1
 
 
 def test_ranks_import_neither_prefect_nor_mlflow() -> None:

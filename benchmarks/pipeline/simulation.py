@@ -161,8 +161,7 @@ def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -
     graph, database = capture(workload), ProfileDatabase(folder)
     (name,) = cluster.device_counts
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    shared = num_ranks > len(os.sched_getaffinity(0))
-    rows = measure_layers(workload, graph, signatures, name, num_busy=num_ranks, on_processor=shared)
+    rows = measure_layers(workload, graph, signatures, name, num_busy=num_ranks)
     database.append(list(rows))
     Campaign(graph, workload, cluster, database).run(("transfers", "passes"))
     return pose_workload(workload, cluster, folder, Parallelism.one_device(), {})

@@ -1,8 +1,10 @@
 """What trainings taught: measured stages correct the prices of the layers in them (déjà vu).
 
-A stage's measured time over the sum of its layers' prices is a factor that its layers share. How far a price follows
-that factor depends on how sure each of the two was: a Gaussian update of the log of the factor, for each layer and
-pass. A prediction moves almost all the way, a measurement of the layer alone about half.
+A stage's measured time over the sum of its layers' prices is a factor that its layers share. What of it chance
+explains, given how much trainings of equal stages differ, is not believed (`believed`). How far a price follows the
+rest depends on how sure each of the two was: a Gaussian update of the log of the factor, for each layer and pass. A
+prediction moves almost all the way, a measurement of the layer alone about half. Trainings that were disturbed say
+something only where prices are predictions: these err by more.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
 
-from dejavu.cost._base import TRAINED, CostTable, Estimate, EstimateGrid
+from dejavu.cost._base import TRAINED, CostTable, Estimate, EstimateGrid, is_prediction
+from dejavu.cost.believed import LEAST_DEVIATION, NORMAL_90, believed, deviation_of, pooled_deviation
+from dejavu.cost.passes import pass_cost
 from dejavu.errors import DejavuError
 from dejavu.graph import Graph
 from dejavu.plan import Stage
 from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
 from dejavu.workload import OptimizerSettings
 
-NORMAL_90 = 1.645  # standard deviations on either side that hold 90 % of a normal distribution
-LEAST_DEVIATION = 0.02  # of a logarithm: stage times of equal trainings differ by about 2 % on a quiet machine
 ABSURD_FACTOR = 100.0  # a stage that far from the sum of its layers was measured on another machine, or not at all
 
 
@@ -87,11 +91,16 @@ def remember_stages(
         columns = []
         for column, device_type in enumerate(table.device_types):
             before = {layer.signature: grid.at(row, column) for row, layer in enumerate(graph.layers)}
-            after = before
-            for row, record in _stages(database, graph, device_type, direction):
-                known = direction != "optimizer" or record.optimizer == optimizer.name
-                if known and record.signatures.keys() <= before.keys():
-                    after = after | _follow(row, record, after)
+            after, beside = before, pass_cost(database, device_type).pass_seconds if direction != "optimizer" else 0.0
+            found = _stages(database, graph, device_type, direction)
+            for stage in [one for one in found if one.record.signatures.keys() <= before.keys()]:
+                if direction == "optimizer" and stage.record.optimizer != optimizer.name:
+                    continue
+                if stage.newest.is_disturbed and not all(
+                    is_prediction(before[s].source) for s in stage.record.signatures
+                ):
+                    continue
+                after = after | _follow(stage, after, beside)
             columns.append([after[layer.signature] for layer in graph.layers])
             moved = [after[s].seconds / before[s].seconds for s in before if after[s] is not before[s]]
             if moved:
@@ -102,10 +111,23 @@ def remember_stages(
     return after_all, tuple(corrections)
 
 
-def _stages(
-    database: ProfileDatabase, graph: Graph, device_type: str, direction: str
-) -> list[tuple[Measurement, StageRecord]]:
-    rows = database.latest(
+class _Trained(NamedTuple):
+    """One stage, as trainings measured it.
+
+    Attributes:
+        seconds: their geometric mean.
+        deviation: of its logarithm.
+    """
+
+    newest: Measurement
+    record: StageRecord
+    seconds: float
+    deviation: float
+
+
+def _stages(database: ProfileDatabase, graph: Graph, device_type: str, direction: str) -> list[_Trained]:
+    """Every stage that was trained, the newest last; of one that was ever trained in quiet, only those times."""
+    rows = database.history(
         kind="stage",
         device_type=device_type,
         dtype=graph.dtype,
@@ -113,26 +135,39 @@ def _stages(
         direction=direction,
         tensor_parallel=1,
     )
-    rows = sorted(rows, key=lambda row: row.measured_at)
-    return [(row, record) for row in rows if (record := StageRecord.from_json(row.extra)) is not None]
+    logs = [[math.log(row.seconds) for row in same] for same in rows]
+    expected = [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for same in rows for row in same]
+    deviation = pooled_deviation(logs, fmean(expected)) if expected else LEAST_DEVIATION
+    found = [
+        _Trained(same[-1], record, math.exp(fmean(of_same)), deviation / math.sqrt(len(same)))
+        for same, of_same in zip(rows, logs, strict=True)
+        if (record := StageRecord.from_json(same[-1].extra)) is not None
+    ]
+    return sorted(found, key=lambda stage: stage.newest.measured_at)
 
 
-def _follow(row: Measurement, record: StageRecord, prices: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    """The prices of one stage's layers after its measurement."""
-    held = {signature: count * prices[signature].seconds for signature, count in record.signatures.items()}
+def _follow(stage: _Trained, prices: Mapping[str, Estimate], beside_seconds: float) -> dict[str, Estimate]:
+    """The prices of one stage's layers after its measurement.
+
+    Args:
+        beside_seconds: what the runtime itself takes of a pass: how much of it is in the stage's time nobody knows.
+    """
+    row = stage.newest
+    held = {signature: count * prices[signature].seconds for signature, count in stage.record.signatures.items()}
     predicted_seconds = sum(held.values())
     if predicted_seconds <= 0:
         return {}
-    factor = row.seconds / predicted_seconds
+    factor = stage.seconds / predicted_seconds
     if not 1 / ABSURD_FACTOR <= factor <= ABSURD_FACTOR:
         raise RememberedError(
-            f"stage {row.name!r} ({row.direction}) on {row.device_type!r} was measured at {row.seconds:.3g} s on "
+            f"stage {row.name!r} ({row.direction}) on {row.device_type!r} was measured at {stage.seconds:.3g} s on "
             f"{row.measured_at:%Y-%m-%d %H:%M}, but its layers cost {predicted_seconds:.3g} s; wanted a time within a "
             f"factor of {ABSURD_FACTOR:g}: measure its layers again with `dejavu profile --again`"
         )
-    measured_variance = max(LEAST_DEVIATION, _deviation(row.seconds, row.seconds_low, row.seconds_high)) ** 2
+    factor /= min(max(factor, 1.0), 1 + beside_seconds / predicted_seconds)
+    factor = math.exp(believed(math.log(factor), stage.deviation))
     return {
-        signature: _updated(prices[signature], factor, measured_variance, held[signature] / predicted_seconds)
+        signature: _updated(prices[signature], factor, stage.deviation**2, held[signature] / predicted_seconds)
         for signature in held
         if prices[signature].seconds > 0
     }
@@ -140,17 +175,9 @@ def _follow(row: Measurement, record: StageRecord, prices: Mapping[str, Estimate
 
 def _updated(price: Estimate, factor: float, measured_variance: float, share: float) -> Estimate:
     """Kalman's update of one log time. A layer that is only a `share` of the stage keeps that much of its own doubt."""
-    variance = _deviation(price.seconds, price.low_seconds, price.high_seconds) ** 2
-    variance = max(variance, LEAST_DEVIATION**2)
+    variance = deviation_of(price.seconds, price.low_seconds, price.high_seconds) ** 2
     gain = variance / (variance + measured_variance)
     left = share * (1 - gain) * variance + (1 - share) * variance
     seconds = price.seconds * factor**gain
     reach = math.exp(NORMAL_90 * math.sqrt(left))
     return Estimate(seconds, seconds / reach, seconds * reach, TRAINED)
-
-
-def _deviation(seconds: float, low: float | None, high: float | None) -> float:
-    """The standard deviation of the logarithm, from a 90 % interval."""
-    if low is None or high is None or low <= 0 or seconds <= 0:
-        return LEAST_DEVIATION
-    return math.log(high / low) / (2 * NORMAL_90)

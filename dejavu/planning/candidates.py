@@ -1,4 +1,4 @@
-"""Plans as they would run: under a schedule, simulated, and corrected by what earlier trainings taught."""
+"""Plans as they would run: under a schedule, simulated, corrected by what earlier trainings taught."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dejavu.cost.remembered_steps import Correction, StepMemory
+from dejavu.cost.remembered_steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.errors import InputError
 from dejavu.plan import Plan, Price
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.problem import Posed
+from dejavu.profiles import ProfileDatabase
 from dejavu.simulate import Simulation, play_posed, price_played, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
@@ -24,13 +25,13 @@ class Candidate:
     """A plan as it would run.
 
     Attributes:
-        correction: what steps that were measured in trainings say of this plan's simulated step.
+        factor: what steps that were measured in trainings say of this plan's simulated step.
     """
 
     posed: Posed
     plan: Plan
     simulation: Simulation
-    correction: Correction = Correction()  # noqa: RUF009
+    factor: StepFactor = NO_FACTOR
 
     @property
     def simulated_seconds(self) -> float:
@@ -40,12 +41,12 @@ class Candidate:
     @property
     def step_seconds(self) -> float:
         """The predicted step: simulated, and corrected by earlier trainings."""
-        return self.simulated_seconds * self.correction.factor
+        return self.simulated_seconds * self.factor.factor
 
     @property
-    def cautious_seconds(self) -> float:
-        """By which candidates are compared: one that was never trained has to promise more than is uncertain."""
-        return self.step_seconds * (1.0 + self.correction.uncertainty)
+    def was_trained(self) -> bool:
+        """Whether this very plan was trained before."""
+        return self.factor.basis is Basis.OWN
 
     @cached_property
     def fits(self) -> bool:
@@ -69,11 +70,10 @@ class Simulator:
 
     Args:
         prices: of the request.
-        memory: of steps that were measured.
     """
 
-    def __init__(self, prices: Prices, memory: StepMemory) -> None:
-        self._prices, self._memory = prices, memory
+    def __init__(self, prices: Prices) -> None:
+        self._prices, self._rows = prices, ProfileDatabase(prices.request.database)
         self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
         self.best: Candidate | None = None
 
@@ -102,10 +102,10 @@ class Simulator:
         """
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
-            correction = self._memory.correction(graph, plan, lambda other: self._simulated(posed, other))
-            made = Candidate(posed, plan, play_posed(posed, plan), correction)
+            factor = step_factor(graph, plan, self._rows, lambda other: self._simulated(posed, other))
+            made = Candidate(posed, plan, play_posed(posed, plan), factor)
             self._known[plan] = made
-            if made.fits and (self.best is None or made.cautious_seconds < self.best.cautious_seconds):
+            if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds):
                 self.best = made
         return self._known[plan]
 
@@ -134,7 +134,7 @@ class Simulator:
                     return best
                 left -= 1
                 made = self.candidate(best.posed, moved)
-                if made.fits and made.cautious_seconds < best.cautious_seconds * (1 - 1e-6):
+                if made.fits and made.step_seconds < best.step_seconds * (1 - 1e-6):
                     best, improves = made, True
         return best
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dejavu.cost.remembered_steps import StepMemory
+from dejavu.cost.remembered_steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import CLOSE, Choice, Considered
@@ -67,8 +67,8 @@ class _Planning:
 
     def __init__(self, planner: Planner, request: PlanRequest) -> None:
         self.planner, self.request = planner, request
-        self.prices, self.memory = Prices(request), StepMemory(ProfileDatabase(request.database))
-        self.simulator = Simulator(self.prices, self.memory)
+        self.prices = Prices(request)
+        self.simulator = Simulator(self.prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
 
@@ -93,8 +93,9 @@ class _Planning:
         chosen = self.simulator.polished(best)
         bounds = self._bounds(chosen)
         other, best = self._fastest()  # maybe one that was met while bounding
-        if best.cautious_seconds < chosen.cautious_seconds:
+        if best.step_seconds < chosen.step_seconds:
             origin, chosen = other, self.simulator.polished(best)
+        origin, chosen = self._unless_kept(origin, chosen)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
 
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
@@ -117,14 +118,15 @@ class _Planning:
         found: list[Candidate] = []
         if isinstance(answer, SearchResult):
             found = self.simulator.under_schedules(posed, answer.plan, self.request.allowed_schedules)
-        found.sort(key=lambda one: (not one.fits, one.cautious_seconds))
+        found.sort(key=lambda one: (not one.fits, one.step_seconds))
         self.rows.append(Considered(search, posed, answer, tuple(found)))
 
     def _consider_remembered(self) -> None:
         """Plans that were trained before and answer today's question are candidates, too."""
+        rows = ProfileDatabase(self.request.database)
         for count in self.request.counts:
             posed = self.prices.posed(count)
-            for plan in self.memory.plans(self.prices.graph_of(count)):
+            for plan in remembered_plans(self.prices.graph_of(count), rows):
                 if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
                     continue
                 try:
@@ -154,7 +156,17 @@ class _Planning:
         fitting = [(row, row.best) for row in self.rows if row.best is not None]
         if not fitting:
             raise NoPlanError(*self._why_none())
-        return min(fitting, key=lambda pair: pair[1].cautious_seconds)
+        return min(fitting, key=lambda pair: pair[1].step_seconds)
+
+    def _unless_kept(self, origin: Considered, chosen: Candidate) -> tuple[Considered, Candidate]:
+        """The best plan that was trained before, unless the chosen one gains more than is uncertain of the two."""
+        trained = [(row, row.best) for row in self.rows if row.best is not None and row.best.was_trained]
+        if not trained or chosen.was_trained:
+            return origin, chosen
+        row, kept = min(trained, key=lambda pair: pair[1].step_seconds)
+        if is_surely_faster(chosen.step_seconds, chosen.factor, kept.step_seconds, kept.factor):
+            return origin, chosen
+        return row, kept
 
     def _why_none(self) -> tuple[Infeasible | NotFound, str]:
         """The answer of the most microbatches, and a sentence about all."""

@@ -25,7 +25,7 @@ def what_was_chosen(choice: Choice) -> str:
 
 def corrected(choice: Choice) -> str:
     """Where earlier trainings changed the prediction, what was simulated."""
-    if abs(choice.chosen.correction.factor - 1.0) < CLOSE:
+    if abs(choice.chosen.factor.factor - 1.0) < CLOSE:
         return " (simulated)"
     return f" (simulated {format_seconds(choice.simulated_seconds)}, corrected by earlier trainings)"
 

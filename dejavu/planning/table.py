@@ -103,7 +103,7 @@ def _shown(choice: Choice) -> list[Considered]:
     """One answer for each number of microbatches, one for each other search, and the baselines."""
 
     def speed(row: Considered) -> float:
-        return row.best.cautious_seconds if row.best is not None else float("inf")
+        return row.best.step_seconds if row.best is not None else float("inf")
 
     shown: list[Considered] = [choice.origin]
     for count in choice.counts:

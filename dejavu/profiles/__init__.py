@@ -9,6 +9,7 @@ from dejavu.profiles.host import host_fingerprint, stable_hash
 from dejavu.profiles.measurement import (
     DIRECTIONS,
     KINDS,
+    MOST_DISTURBED_SHARE,
     SAME_MEASUREMENT,
     SCHEMA,
     SCHEMA_VERSION,
@@ -19,6 +20,7 @@ from dejavu.profiles.measurement import (
 __all__ = [
     "DIRECTIONS",
     "KINDS",
+    "MOST_DISTURBED_SHARE",
     "OUTLIER_RATIO",
     "SAME_MEASUREMENT",
     "SCHEMA",

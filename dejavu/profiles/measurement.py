@@ -13,13 +13,16 @@ import pyarrow.compute as pc
 
 from dejavu.errors import DejavuError
 
-SCHEMA_VERSION = 1
-KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step")
+SCHEMA_VERSION = 2
+ADDED_COLUMNS = {"disturbed_share": 2}  # column -> the version that added it; older rows have a null there
+KINDS = ("layer", "operator", "transfer", "pass", "collective", "stage", "step", "probe")
 DIRECTIONS = ("forward", "backward", "backward_input", "backward_weight", "optimizer", "both")
 SAME_MEASUREMENT = (
     *("kind", "subject", "device_type", "peer_device_type", "dtype", "direction"),
     *("microbatch_size", "tensor_parallel", "num_ranks", "size_bytes"),
 )
+
+MOST_DISTURBED_SHARE = 0.5  # with more, the median itself is of a repeat that had other work beside it
 
 _SPREAD_SLACK = 1e-9  # relative; interpolated percentiles may pass the median by rounding
 
@@ -53,6 +56,7 @@ SCHEMA = pa.schema(
         _field("how", pa.string()),
         _field("measured_at", pa.timestamp("us", tz="UTC")),
         _field("extra", pa.string(), nullable=True),
+        _field("disturbed_share", pa.float64(), nullable=True),
     ],
     metadata={"dejavu_schema_version": str(SCHEMA_VERSION)},
 )
@@ -78,6 +82,8 @@ class Measurement:
         source: "measured", "training", "import:alpa" …; `how` says the method in words.
         measured_at: with a time zone; kept to the microsecond.
         extra: a JSON object for what has no column.
+        disturbed_share: the share of the repeats that had other work beside them (0: none, 1: all); None: not known,
+            as on GPUs, of what others measured, and of rows that are older than the column.
     """
 
     kind: str
@@ -103,6 +109,12 @@ class Measurement:
     how: str
     measured_at: datetime
     extra: str | None = None
+    disturbed_share: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work beside it decided its median. Such a row never overrules one without."""
+        return self.disturbed_share is not None and self.disturbed_share > MOST_DISTURBED_SHARE
 
     def check(self) -> None:
         """Raises ProfileError if the database would refuse this row."""
@@ -110,12 +122,15 @@ class Measurement:
 
 
 def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
-    """Raises ProfileError, with expected and found, unless columns, types and version are ours."""
+    """Raises ProfileError, with expected and found, unless columns, types and version are ours or an older one's."""
     version = (schema.metadata or {}).get(b"dejavu_schema_version", b"none").decode()
-    wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION}, found {version}"
-    if version not in ("none", str(SCHEMA_VERSION)):
+    wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION} or older, found {version}"
+    if version not in ("none", *map(str, range(1, SCHEMA_VERSION + 1))):
         raise ProfileError(wrong_version)
-    expected = {field.name: str(field.type) for field in SCHEMA}
+    later = {name for name, added in ADDED_COLUMNS.items() if version == "none" or int(version) < added}
+    expected = {
+        field.name: str(field.type) for field in SCHEMA if field.name in schema.names or field.name not in later
+    }
     found = {field.name: str(field.type) for field in schema}
     if expected != found or len(found) != len(schema):
         missing = [f"{name}: {type_}" for name, type_ in expected.items() if found.get(name) != type_]
@@ -130,6 +145,9 @@ def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
 def conformed(table: pa.Table, where: str) -> pa.Table:
     """The same rows under `SCHEMA`: its order of columns, its metadata, no null where it has none."""
     refuse_schema(table.schema, where, require_version=False)
+    for name in ADDED_COLUMNS:
+        if name not in table.column_names:
+            table = table.append_column(SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))
     table = table.select(SCHEMA.names)
     for field in SCHEMA:
         if not field.nullable and table[field.name].null_count:
@@ -201,6 +219,8 @@ def refuse_bad_rows(table: pa.Table) -> None:
     for column in ("seconds", "seconds_low", "seconds_high"):
         finite(column, pc.greater, "a finite number of seconds above 0")
     finite("flops", pc.greater_equal, "a finite number of FLOP, 0 or more")
+    share = table["disturbed_share"]
+    refuse("disturbed_share", pc.and_(pc.greater_equal(share, 0.0), pc.less_equal(share, 1.0)), "a share from 0 to 1")
     for column in ("tensor_parallel", "repeats", "microbatch_size", "num_ranks"):
         refuse(column, pc.greater_equal(table[column], 1), "1 or more")
     for column in ("size_bytes", "peak_bytes"):

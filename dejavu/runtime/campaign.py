@@ -1,22 +1,26 @@
 """Measuring on this machine what the database lacks: layers, transfers, passes, operators, collectives.
 
 Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
-stopped. What was shipped, or measured on another machine of the same kind, serves predictions, but a device that is
-here is measured here.
+stopped. What was measured beside other work is measured again when the machine is quiet. What was shipped, or measured
+on another machine of the same kind, serves predictions, but a device that is here is measured here.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
 from dejavu.cluster import Cluster, this_machine
 from dejavu.collective import COLLECTIVES
 from dejavu.cost import transfer_cost
 from dejavu.cost.calibration import calibration_kernels
 from dejavu.cost.communication import EXCHANGE
-from dejavu.cost.measured import Measured
+from dejavu.cost.measured import Measured, subject_of
 from dejavu.errors import InputError
 from dejavu.graph import Graph
 from dejavu.kernel import kernel_of
@@ -26,9 +30,12 @@ from dejavu.runtime.links import measure_link
 from dejavu.runtime.measure import DIRECTIONS, measure_layers
 from dejavu.runtime.operators import can_measure, measure_kernels
 from dejavu.runtime.passes import measure_passes
+from dejavu.runtime.quiet import are_quiet
 from dejavu.workload import Workload
 
 KEPT_EVERY_SECONDS = 10.0
+T = TypeVar("T")
+Measure = Callable[[Callable[[str], None]], Iterator[Measurement]]
 Progress = Callable[[str, int, int], None]  # what is measured now, how many are done, of how many
 
 
@@ -39,15 +46,18 @@ class MeasureResult:
     Attributes:
         num_new, num_known: figures: layers (all passes are one), pairs of devices, operators, sizes of collectives.
         not_here: device types of the cluster that this machine does not have; their costs are predicted.
+        num_disturbed: figures that were measured beside other work, never yet without.
     """
 
     num_new: int
     num_known: int
     not_here: tuple[str, ...]
+    num_disturbed: int = 0
 
     def __str__(self) -> str:
         absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
-        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{absent}"
+        beside = f", {self.num_disturbed} of all beside other work" if self.num_disturbed else ""
+        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{beside}{absent}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ class Campaign:
             for name, count in self.cluster.device_counts.items()
             if name in here.device_types
         }
-        errands = [KINDS[kind](self, name, count) for name, count in counts.items() for kind in kinds]
+        wanted = [(kind, name, count) for name, count in counts.items() for kind in kinds]
+        errands = [KINDS[kind](self, name, count) for kind, name, count in wanted]
         total, done = sum(errand.num_missing for errand in errands), 0
 
         def step(name: str) -> None:
@@ -96,7 +107,18 @@ class Campaign:
             if errand.num_missing:
                 self._keep(errand.measure(step))
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
-        return MeasureResult(total, sum(errand.num_known for errand in errands), absent)
+        disturbed = sum(KINDS[kind](self, name, count).num_disturbed for kind, name, count in wanted)
+        return MeasureResult(total, sum(errand.num_known for errand in errands), absent, disturbed)
+
+    @cached_property
+    def _is_quiet(self) -> bool:
+        """Whether what was disturbed may be measured better now; asked only where something was."""
+        return are_quiet(len(os.sched_getaffinity(0)), self._least_look_seconds)
+
+    @property
+    def _least_look_seconds(self) -> float:
+        rows = self._own.read(kind="probe", host_fingerprint=host_fingerprint())
+        return min(rows["seconds"].to_pylist(), default=math.inf)
 
     @property
     def _own(self) -> ProfileDatabase:
@@ -105,9 +127,11 @@ class Campaign:
     def _keep(self, rows: Iterator[Measurement]) -> None:
         """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
         kept: list[Measurement] = []
-        last = time.monotonic()
+        last, least = time.monotonic(), self._least_look_seconds
         try:
             for row in rows:
+                if row.kind == "probe" and row.seconds >= least:
+                    continue
                 kept.append(row)
                 if time.monotonic() - last > KEPT_EVERY_SECONDS:
                     self.database.append(kept)
@@ -124,24 +148,58 @@ class Campaign:
             for signature, layer in layers.items()
             if self.again or any(known.estimate(layer, way, self.graph, device) is None for way in DIRECTIONS)
         ]
+        rows = known.rows(device_type, self.graph.dtype)
+        disturbed = [
+            signature
+            for signature in layers
+            if any(
+                (
+                    row := rows.get(
+                        (subject_of(signature, way, self.workload.optimizer), way, self.graph.microbatch_size)
+                    )
+                )
+                and row.is_disturbed
+                for way in DIRECTIONS
+            )
+        ]
+        wanted = self._with_disturbed(missing, disturbed)
         return Errand(
-            len(missing),
-            len(layers) - len(missing),
+            len(wanted),
+            len(layers) - len(wanted),
             lambda step: measure_layers(
-                self.workload, self.graph, missing, device_type, num_busy=num_devices, progress=step
+                self.workload,
+                self.graph,
+                wanted,
+                device_type,
+                num_busy=num_devices,
+                least_look_seconds=self._least_look_seconds,
+                progress=step,
             ),
+            len(disturbed),
         )
+
+    def _with_disturbed(self, missing: list[T], disturbed: list[T]) -> list[T]:
+        """What is missing, and what was disturbed if this is the moment to measure it better."""
+        again = [one for one in disturbed if one not in missing]
+        return [*missing, *again] if again and self._is_quiet else missing
 
     def _transfers(self, device_type: str, num_devices: int) -> Errand:
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"transfers between two of {device_type}")
             yield from measure_link(device_type)
 
-        known = EXCHANGE in self._own_subjects("transfer", device_type)
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
         if num_devices < 2 or declared:  # a measurement would not override what a person wrote
             return Errand(0, 0, measure)
-        return Errand(int(self.again or not known), int(known and not self.again), measure)
+        return self._all_or_nothing("transfer", EXCHANGE, device_type, measure)
+
+    def _all_or_nothing(self, kind: str, subject: str, device_type: str, measure: Measure) -> Errand:
+        """Rows that are one figure: of a link, of what passes take."""
+        rows = self._own.latest(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
+        rows = [row for row in rows if not subject or row.subject == subject]
+        disturbed = [kind] if any(row.is_disturbed for row in rows) else []
+        wanted = self._with_disturbed([] if rows and not self.again else [kind], disturbed)
+        return Errand(len(wanted), 1 - len(wanted), measure, len(disturbed))
 
     def _passes(self, device_type: str, num_devices: int) -> Errand:
         """What the runtime itself takes: of CPUs only, whose cores compute and communicate."""
@@ -152,8 +210,7 @@ class Campaign:
 
         if num_devices < 2 or self.cluster.kind != "cpu":
             return Errand(0, 0, measure)
-        known = bool(self._own_subjects("pass", device_type))
-        return Errand(int(self.again or not known), int(known and not self.again), measure)
+        return self._all_or_nothing("pass", "", device_type, measure)
 
     def _operators(self, device_type: str, num_devices: int) -> Errand:
         kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
@@ -195,11 +252,18 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Errand:
-    """One kind of measurement on one type of device; `measure` calls its argument before each figure."""
+    """One kind of measurement on one type of device.
+
+    Attributes:
+        num_missing: figures that are measured now, the disturbed ones among them if this is the moment.
+        measure: calls its argument before each figure.
+        num_disturbed: figures that are known from beside other work only.
+    """
 
     num_missing: int
     num_known: int
-    measure: Callable[[Callable[[str], None]], Iterator[Measurement]]
+    measure: Measure
+    num_disturbed: int = 0
 
 
 KINDS: dict[str, Callable[[Campaign, str, int], Errand]] = {

@@ -27,6 +27,7 @@ from dejavu.collective import COLLECTIVES, Collective
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.runtime.launcher import LaunchError, rank_environment
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, named_parent
+from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
 SIZES_BYTES = tuple(4**k for k in range(5, 14))  # 1 KiB to 64 MiB, of the whole tensor
@@ -117,11 +118,12 @@ def _main(settings: argparse.Namespace) -> None:
         collective = collective_of(name, world, per_node)
         for size_bytes in map(int, settings.sizes.split(",")):
             elements = max(size_bytes // 4 // world, 1) * world  # divides among the ranks
-            seconds = _time(_work(name, elements, rank, world, device), device)
+            seconds, share = _time(_work(name, elements, rank, world, device), device)
             figures = {
                 "name": name,
                 "size_bytes": elements * 4,
                 "collective": json.loads(collective.to_json()),
+                "disturbed_share": share,
                 **spread(seconds),
             }
             if rank == 0:
@@ -149,23 +151,19 @@ def _work(name: str, elements: int, rank: int, world: int, device: torch.device)
     return (lambda: dist.recv(whole, 0)) if rank == 1 else (lambda: None)
 
 
-def _time(work: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of each repeat, of its slowest rank: a collective is over when all have it. All ranks repeat alike."""
-    seconds: list[float] = []
-    started = time.perf_counter()
-    for repeat in range(WARMUP_REPEATS + MOST_REPEATS):
-        dist.barrier()
-        before = time.perf_counter()
+def _time(work: Callable[[], object], device: torch.device) -> tuple[list[float], float | None]:
+    """Seconds of the repeats that count, of their slowest rank: a collective is over when all have it."""
+    for _ in range(WARMUP_REPEATS):
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        took = torch.tensor([time.perf_counter() - before, time.perf_counter() - started], device=device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        if repeat >= WARMUP_REPEATS:
-            seconds.append(float(took[0]))
-        if len(seconds) >= LEAST_REPEATS and float(took[1]) > SECONDS_PER_SIZE:
-            break
-    return seconds
+    dist.barrier()
+    before = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    once = torch.tensor([time.perf_counter() - before], device=device)
+    dist.all_reduce(once, dist.ReduceOp.MAX)  # all ranks repeat alike
+    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(SECONDS_PER_SIZE / float(once))))
+    return repeat_together(work, device, repeats=repeats, before_each=dist.barrier)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a training measured becomes rows of the database, and what steps remembered say of the next plan."""
+"""What a training measured becomes rows of the database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
         "source": "training",
         "measured_at": datetime.now(UTC),
     }
-    steps = len(result.losses)
+    times = result.step_times
+    steps = times.num_counted if times else len(result.losses)
+    shared["disturbed_share"] = times.disturbed_share if times else None
     rows = [
         Measurement(
             kind="step",
@@ -42,8 +44,10 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
             device_type=plan.stages[0].configuration.device_type,
             direction="both",
             seconds=result.step_seconds,
+            seconds_low=times.low_seconds if times else None,
+            seconds_high=times.high_seconds if times else None,
             repeats=steps,
-            how="median step of a pipeline training",
+            how="median step of a pipeline training, of the undisturbed ones where there are any",
             extra=json.dumps(
                 {
                     "graph": graph.fingerprint,
@@ -54,17 +58,17 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
             **shared,
         )
     ]
-    for times in result.stages:
-        stage = plan.stages[times.stage]
+    for stage_times in result.stages:
+        stage = plan.stages[stage_times.stage]
         how = stage.configuration
-        if times.replica or how.tensor_parallel > 1 or job.workload.microbatch_size % how.data_parallel:
+        if stage_times.replica or how.tensor_parallel > 1 or job.workload.microbatch_size % how.data_parallel:
             continue  # one replica speaks for all; parts of layers are no layers
         shared["microbatch_size"] = job.workload.microbatch_size // how.data_parallel
         record = StageRecord.of(graph, stage, job.workload.optimizer)
         for direction, seconds, repeats, what in (
-            ("forward", times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
-            ("backward", times.backward_seconds, steps * plan.num_microbatches, "microbatch"),
-            ("optimizer", times.optimizer_seconds, steps, "step"),
+            ("forward", stage_times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("backward", stage_times.backward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("optimizer", stage_times.optimizer_seconds, steps, "step"),
         ):
             if seconds <= 0:  # such a stage has nothing to do in this pass
                 continue
@@ -77,7 +81,7 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
                     direction=direction,
                     seconds=seconds,
                     repeats=repeats,
-                    peak_bytes=times.peak_bytes,
+                    peak_bytes=stage_times.peak_bytes,
                     how=f"median {what} of a pipeline training",
                     extra=record.to_json(),
                     **shared,

@@ -13,6 +13,7 @@ from dejavu.binding import Binding
 from dejavu.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.runtime.clock import Timed
+from dejavu.runtime.steps import StepTimes
 from dejavu.schedule import Pass
 from dejavu.workload import Workload
 
@@ -165,7 +166,7 @@ class TrainingResult:
     Attributes:
         first_step: the step of `losses[0]`.
         losses: of every step, in order, across restarts.
-        step_seconds: median over the steps of the last attempt, its first one left out; None: it had no step to do.
+        step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had none to do.
         stages: each stage's times; empty where there are none.
         restarts: how often the ranks were started again.
         resumed_from_step: the checkpoint that the last attempt went on from; None: none.
@@ -173,6 +174,7 @@ class TrainingResult:
         failures: a sentence for each rank that made all start again: attempt, rank, stages, host, and how it ended.
         last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
             that rank's own beginning of the step.
+        step_times: how long the last attempt's steps took, and whether other work was beside them.
     """
 
     first_step: int
@@ -184,6 +186,7 @@ class TrainingResult:
     final_checkpoint: str
     failures: tuple[str, ...] = ()
     last_step_passes: tuple[tuple[Timed, ...], ...] = ()
+    step_times: StepTimes | None = None
 
     @property
     def origin(self) -> str:
@@ -200,8 +203,14 @@ class TrainingResult:
             tuple(Timed(stage, Pass(direction), *rest) for stage, direction, *rest in rank)
             for rank in data["last_step_passes"]
         )
-        losses, failures = tuple(data["losses"]), tuple(data["failures"])
-        return cls(**{**data, "losses": losses, "failures": failures, "stages": stages, "last_step_passes": passes})
+        known = {
+            "losses": tuple(data["losses"]),
+            "failures": tuple(data["failures"]),
+            "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
+            "stages": stages,
+            "last_step_passes": passes,
+        }
+        return cls(**{**data, **known})
 
 
 def parse_progress(line: bytes) -> tuple[int, float] | None:

@@ -10,8 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import torch
@@ -21,6 +20,7 @@ from dejavu.cost.communication import EXCHANGE
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.launcher import LaunchError, rank_environment
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
 SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20)
@@ -70,20 +70,24 @@ def _main() -> None:
     device = claim_device(rank)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     for size in SIZES_BYTES:
-        sent, received = (torch.zeros(size // 4, device=device) for _ in range(2))
-        seconds = []
-        for repeat in range(WARMUP_REPEATS + REPEATS):
-            started = time.perf_counter()
-            both = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if repeat >= WARMUP_REPEATS:
-                seconds.append(time.perf_counter() - started)
+        exchange = _exchange(size, rank, device)
+        for _ in range(WARMUP_REPEATS):
+            exchange()
+        seconds, share = repeat_together(exchange, device, repeats=REPEATS, slowest=False)
         if rank == 0:
-            print(json.dumps({"size_bytes": size, **spread(seconds)}), flush=True)
+            print(json.dumps({"size_bytes": size, "disturbed_share": share, **spread(seconds)}), flush=True)
     dist.destroy_process_group()
+
+
+def _exchange(size_bytes: int, rank: int, device: torch.device) -> Callable[[], None]:
+    sent, received = (torch.zeros(size_bytes // 4, device=device) for _ in range(2))
+
+    def exchange() -> None:
+        both = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+    return exchange
 
 
 if __name__ == "__main__":

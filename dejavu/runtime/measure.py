@@ -2,13 +2,16 @@
 
 A process pinned to one core (or one GPU) with one compute thread runs each distinct layer forward, backward and
 through the optimizer, and prints one JSON line for each figure. Companions do the same on the other cores meanwhile,
-because in a pipeline they are busy too and share caches and memory. Repeats that somebody outside this machine
-disturbed do not count (`quiet`); a layer of which too few were left undisturbed is measured again after all others.
+because in a pipeline they are busy too and share caches and memory. On a CPU processor time counts, so what other
+programs take of the core does not; passes that had to wait for them, or beside which the core itself was slow, count
+only where there are too few others (`quiet`), and each row says how many of these are in it. A layer beside which the
+core was slow nearly all the while is measured again after all others.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -31,7 +34,7 @@ from dejavu.models import layers_of, model_of
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
-from dejavu.runtime.quiet import DISTURBED, Quiet, undisturbed
+from dejavu.runtime.quiet import DISTURBED, TURNS, Quiet, Timed, counted, undisturbed
 from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.timing import mean_spread, spread
 from dejavu.workload import Workload
@@ -41,9 +44,11 @@ WARMUP_REPEATS = 2
 LEAST_REPEATS = 5
 MOST_REPEATS = 50
 IN_FLIGHT = 4  # microbatches
+LOOP = "loop"  # subject of the rows of kind `probe`
+WAIT_SECONDS = 20e-6  # less is what reading two clocks takes, or an interrupt
 LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
-SECONDS_PER_LAYER = 1.2
-MOST_SECONDS_PER_LAYER = 4.0  # while fewer repeats than the least were undisturbed
+SECONDS_PER_LAYER = 1.2  # of this process's own processor time
+MOST_SECONDS_PER_LAYER = 4.0  # on the clock, while there is less than that or fewer repeats than the least are steady
 
 
 class MeasureError(DejavuError):
@@ -58,18 +63,20 @@ def measure_layers(
     *,
     num_busy: int = 1,
     in_slices: bool = False,
-    on_processor: bool = False,
+    least_look_seconds: float = math.inf,
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
     """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
 
+    On a CPU the last row is of kind `probe`: the fastest look at the core.
+
     Args:
         num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
             machine without GPUs, they share these.
-        on_processor: processor seconds count, not the clock's: of devices that share a core, without what others take.
         in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
-            so only the mean of many tells what they take.
+            so only the mean of many on the clock tells what they take.
+        least_look_seconds: the fastest look at a core of this host that is known.
         on_start: called with the number and process id of each that works; 0 is the measured one.
 
     Raises:
@@ -81,7 +88,7 @@ def measure_layers(
         "kind": graph.kind,
         "signatures": list(signatures),
         "average": average,
-        "on_processor": on_processor,
+        "least_look_seconds": least_look_seconds,
     }
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A pipe that nobody reads would stop a process that warns much.
@@ -97,6 +104,9 @@ def measure_layers(
         assert child.stdout is not None
         for line in child.stdout:
             row = json.loads(line)
+            if "look_seconds" in row:
+                yield probe_row(device_type, row["look_seconds"])
+                continue
             signature, direction = row.pop("signature"), row["direction"]
             if direction == DIRECTIONS[0] and signature not in begun:
                 progress(names[signature])
@@ -114,7 +124,7 @@ def measure_layers(
                 torch_version=torch.__version__,
                 source="measured",
                 how=f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, "
-                f"{average}{' of processor seconds' if on_processor else ''}",
+                f"{average}{'' if in_slices or graph.kind != 'cpu' else ' of processor seconds'}",
                 measured_at=datetime.now(UTC),
                 **row,
             )
@@ -126,6 +136,24 @@ def measure_layers(
             process.kill()
             process.communicate()
         errors.close()
+
+
+def probe_row(device_type: str, look_seconds: float) -> Measurement:
+    """The fastest look at a core (`dejavu.runtime.quiet`) as a row: by it later ones see what disturbs them."""
+    return Measurement(
+        kind="probe",
+        subject=LOOP,
+        name="a loop of plain Python",
+        device_type=device_type,
+        dtype="int64",
+        seconds=look_seconds,
+        repeats=TURNS,
+        host_fingerprint=host_fingerprint(),
+        torch_version=torch.__version__,
+        source="measured",
+        how="processor seconds, the fastest of all looks beside a measurement",
+        measured_at=datetime.now(UTC),
+    )
 
 
 def _start(job: dict[str, Any], errors: IO[str] | None = None) -> subprocess.Popen[str]:
@@ -147,22 +175,30 @@ def _main(job: dict[str, Any]) -> None:
 
 
 def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Of each layer and pass, as it is known; of a layer that was disturbed all the while, again at the end."""
+    """Of each layer and pass, as it is known; again at the end where the core was slow beside the layer all the while.
+
+    The last row is the fastest look.
+    """
     workload = Workload.model_validate(job["workload"])
-    now = time.thread_time if job["on_processor"] else _now
-    layers = _Layers(workload, capture(workload, job["kind"]), device, now)
+    layers = _Layers(workload, capture(workload, job["kind"]), device)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
-    quiet = Quiet() if device.type == "cpu" and job["average"] == "median" else None
+    quiet = Quiet(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
     wanted, is_again = list(job["signatures"]), False
     while wanted:
         looks: dict[str, float] = {}
         for signature, work in layers.of(wanted):
-            seconds, looks[signature] = _time_layer(work, workload, quiet)
-            for direction, times in seconds.items():
-                yield {"signature": signature, "direction": direction, **figures_of(times)}
+            passes, looks[signature] = _time_layer(work, workload, quiet)
+            for direction, timings in passes.items():
+                chosen = counted(timings, LEAST_REPEATS)
+                figures = figures_of([timings[k].seconds for k in chosen.places])
+                share = chosen.disturbed_share if quiet else None
+                yield {"signature": signature, "direction": direction, "disturbed_share": share, **figures}
         if not job["until_ended"]:
+            # By now faster looks may be known than when the layer was measured.
             wanted = [name for name in wanted if quiet and quiet.slowdown(looks[name]) > DISTURBED and not is_again]
             is_again = True
+    if quiet:
+        yield {"look_seconds": quiet.least_seconds}
 
 
 class _Work(NamedTuple):
@@ -171,7 +207,6 @@ class _Work(NamedTuple):
     Attributes:
         loss: behind the last layer.
         splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
-        now: reads the clock, in seconds.
     """
 
     module: torch.nn.Module
@@ -179,7 +214,6 @@ class _Work(NamedTuple):
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     targets: torch.Tensor
     splits: bool
-    now: Callable[[], float]
 
 
 _Ends = list[tuple[torch.Tensor, torch.Tensor]]  # what came into a layer and what came out of it, by microbatch
@@ -188,8 +222,8 @@ _Ends = list[tuple[torch.Tensor, torch.Tensor]]  # what came into a layer and wh
 class _Layers:
     """The layers of a model, one at a time."""
 
-    def __init__(self, workload: Workload, graph: Graph, device: torch.device, now: Callable[[], float]) -> None:
-        self.workload, self.graph, self.device, self.now = workload, graph, device, now
+    def __init__(self, workload: Workload, graph: Graph, device: torch.device) -> None:
+        self.workload, self.graph, self.device = workload, graph, device
         self.builders, self.loss = layers_of(workload), model_of(workload).loss
 
     def of(self, signatures: Sequence[str]) -> Iterator[tuple[str, _Work]]:
@@ -202,107 +236,131 @@ class _Layers:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
                 module = builder.build().to(self.device, dtype)
-                yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0, self.now)
+                yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0)
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
 
-def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[dict[str, list[float]], float]:
-    """Seconds of every pass in undisturbed repeats, and the median look beside these.
+def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[dict[str, list[Timed]], float]:
+    """Every pass of every repeat after the first ones, and the median look beside the steady ones.
 
     Gradients accumulate, as they do over the microbatches of a step.
+
+    Args:
+        quiet: None: waiting is part of what is measured, or nobody can tell.
     """
     parameters = list(work.module.parameters())
     optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
     splits = work.splits and work.x.is_floating_point() and bool(parameters)
-    repeats: list[dict[str, list[float]]] = []
+    repeats: list[dict[str, list[_Clocks]]] = []
     looks: list[float] = []
-    started = time.perf_counter()
     for number in range(WARMUP_REPEATS):
         _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
     if quiet:
         quiet.look()
-    while not _are_enough(looks, time.perf_counter() - started, quiet):
+    started = _Clocks.now()
+    while not _are_enough(looks, _Clocks.now().since(started), quiet):
         repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
         looks.append(quiet.look() if quiet else 0.0)
-    chosen = _counted(looks, quiet)
-    seconds = {
-        direction: [one for k in chosen for one in repeats[k].get(direction, ())]
+    slowdowns = _slowdowns(looks, quiet)
+    passes = {
+        direction: [
+            _timed(took, slowdown, quiet)
+            for repeat, slowdown in zip(repeats, slowdowns, strict=True)
+            for took in repeat.get(direction, ())
+        ]
         for direction in (*DIRECTIONS, *(PARTS if splits else ()))
     }
-    return seconds, median(looks[k] for k in chosen)
+    return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
 
 
-def _are_enough(looks: Sequence[float], seconds: float, quiet: Quiet | None) -> bool:
-    if len(undisturbed(_slowdowns(looks, quiet))) >= LEAST_REPEATS:
-        return len(looks) >= MOST_REPEATS or seconds > SECONDS_PER_LAYER
-    return len(looks) >= LEAST_REPEATS and seconds > MOST_SECONDS_PER_LAYER
+def _timed(took: _Clocks, slowdown: float, quiet: Quiet | None) -> Timed:
+    if quiet is None:
+        return Timed(max(took.seconds, LEAST_SECONDS))
+    seconds = max(took.processor_seconds, LEAST_SECONDS)
+    return Timed(seconds, max(took.seconds / seconds, 1.0) if took.seconds - seconds > WAIT_SECONDS else 1.0, slowdown)
 
 
-def _counted(looks: Sequence[float], quiet: Quiet | None) -> list[int]:
-    """Numbers of repeats: of the even ones, and of the odd ones, which may run in parts, at least two each."""
-    slowdowns = _slowdowns(looks, quiet)
-    return [2 * k + odd for odd in (0, 1) for k in undisturbed(slowdowns[odd::2], LEAST_REPEATS // 2)]
+def _are_enough(looks: Sequence[float], took: _Clocks, quiet: Quiet | None) -> bool:
+    if len(looks) < LEAST_REPEATS:
+        return False
+    if took.seconds > MOST_SECONDS_PER_LAYER:
+        return True
+    steady = len(undisturbed(_slowdowns(looks, quiet)))
+    own_seconds = took.processor_seconds if quiet else took.seconds
+    return steady >= LEAST_REPEATS and (len(looks) >= MOST_REPEATS or own_seconds > SECONDS_PER_LAYER)
 
 
 def _slowdowns(looks: Sequence[float], quiet: Quiet | None) -> list[float]:
     return [quiet.slowdown(seconds) if quiet else 1.0 for seconds in looks]
 
 
+class _Clocks(NamedTuple):
+    """The clock's seconds and this process's processor seconds, which on its one core are all of its threads'."""
+
+    seconds: float
+    processor_seconds: float
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, start: _Clocks) -> _Clocks:
+        return _Clocks(self.seconds - start.seconds, self.processor_seconds - start.processor_seconds)
+
+
 def _repeat(
     work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
-) -> dict[str, list[float]]:
-    """Seconds of each pass.
+) -> dict[str, list[_Clocks]]:
+    """What each pass takes.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
     its activations still in the cache and be some per cent too fast. So it is with the two parts of a backward pass.
     """
-    seconds: dict[str, list[float]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
+    seconds: dict[str, list[_Clocks]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
     ends = []
     for _ in range(IN_FLIGHT):
         fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
-        with _timed(seconds["forward"], work.now):
+        with _timing(seconds["forward"]):
             output = work.module(fresh)
             ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
     (_backward_in_parts if in_parts else _backward)(work, ends, parameters, seconds)
-    with _timed(seconds["optimizer"], work.now):
+    with _timing(seconds["optimizer"]):
         if optimizer:
             optimizer.step()
     return seconds
 
 
-def _backward(work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]) -> None:
+def _backward(
+    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
+) -> None:
     for _, end in ends:
         arriving = torch.ones_like(end)
-        with _timed(seconds["backward"], work.now):
+        with _timing(seconds["backward"]):
             if end.requires_grad:
                 torch.autograd.backward(end, arriving)
 
 
 def _backward_in_parts(
-    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[float]]
+    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
 ) -> None:
     waiting = []
     for x, end in ends:
         arriving = [torch.ones_like(end)]
-        with _timed(seconds["backward_input"], work.now):
+        with _timing(seconds["backward_input"]):
             _, groups = backward_input([end], arriving, [x], parameters)
         waiting.append(groups)
     for groups in waiting:
-        with _timed(seconds["backward_weight"], work.now):
+        with _timing(seconds["backward_weight"]):
             backward_weight(parameters, groups)
 
 
 @contextmanager
-def _timed(seconds: list[float], now: Callable[[], float]) -> Iterator[None]:
-    started = now()
+def _timing(found: list[_Clocks]) -> Iterator[None]:
+    started = _Clocks.now()
     yield
-    seconds.append(max(now() - started, LEAST_SECONDS))
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    found.append(_Clocks.now().since(started))
 
 
 if __name__ == "__main__":

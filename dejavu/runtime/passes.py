@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ from dejavu.runtime.launcher import LaunchError, rank_environment
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
-from dejavu.runtime.quiet import Quiet, undisturbed
+from dejavu.runtime.quiet import Quiet, Timed, counted, waited_seconds
+from dejavu.runtime.repeats import stretch_of
 from dejavu.runtime.timing import spread
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
@@ -105,17 +107,21 @@ def _main() -> None:
         both: list[Any] = [None] * num_ranks
         dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, quiet))
         if rank == 0:
-            each = [sum(step) / num_ranks for step in zip(*(seconds for seconds, _ in both), strict=True)]
-            slowest = [max(step) for step in zip(*(slowdowns for _, slowdowns in both), strict=True)]
-            counted = [each[step] for step in undisturbed(slowest, LEAST_STEPS)]
-            print(json.dumps({"size_bytes": size, **spread(counted)}), flush=True)
+            steps = [_of_all_ranks(step) for step in zip(*both, strict=True)]
+            chosen = counted(steps, LEAST_STEPS)
+            figures = spread([steps[k].seconds for k in chosen.places])
+            share = chosen.disturbed_share
+            print(json.dumps({"size_bytes": size, "disturbed_share": share, **figures}), flush=True)
     dist.destroy_process_group()
 
 
-def _beside_layers(
-    width: int, rank: int, num_ranks: int, device: torch.device, quiet: Quiet
-) -> tuple[list[float], list[float]]:
-    """Seconds of one pass in each step, and each step's slowdown on this rank's core."""
+def _of_all_ranks(step: Sequence[Timed]) -> Timed:
+    """The mean pass of a step, disturbed as it was on the rank where it was disturbed most."""
+    return Timed(fmean(t.seconds for t in step), max(t.stretch for t in step), max(t.slowdown for t in step))
+
+
+def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, quiet: Quiet) -> list[Timed]:
+    """One pass in each step: processor seconds, and what was beside the step on this rank's core."""
     B = NUM_MICROBATCHES
     workload = Workload(
         model=f"{__spec__.name}:two_layers",
@@ -142,20 +148,22 @@ def _beside_layers(
             end = loss(x, targets[:1]) if has_loss else x.sum()
             end.backward()
 
-    found, looks = list[float](), list[float]()
+    found, looks = list[tuple[float, float]](), list[float]()
     quiet.look()
     for step in range(WARMUP_STEPS + STEPS):
+        began, waited = time.perf_counter(), waited_seconds()
         times = [time.process_time()]
         pipeline(step, batch, targets)
         times.append(time.process_time())
         layers_alone()
         times.append(time.process_time())
+        stretch = stretch_of(time.perf_counter() - began, waited_seconds() - waited)
         look = quiet.look()
         if step >= WARMUP_STEPS:
             looks.append(look)
             whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
-            found.append(max(whole - alone, LEAST_SECONDS) / (2 * B))
-    return found, [quiet.slowdown(seconds) for seconds in looks]
+            found.append((max(whole - alone, LEAST_SECONDS) / (2 * B), stretch))
+    return [Timed(*one, quiet.slowdown(look)) for one, look in zip(found, looks, strict=True)]
 
 
 if __name__ == "__main__":

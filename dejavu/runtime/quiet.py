@@ -1,43 +1,53 @@
-"""Whether work on a CPU core was disturbed by somebody whom this machine cannot see.
+"""Whether work on a CPU core had other work beside it, and which of many timings count.
 
-The core of a virtual machine is often one of two hardware threads, and its sibling may be another guest's. Nothing
-shows it: no steal time, and processor time counts in full. A loop of plain Python suffers most, so it tells: on the
-machine of docs/log.md it takes twice as long, for a second or a few, while convolutions take 1.4 × and matrix products
-1.1 × as long.
+Two things slow work down, and they show in different places. Another program on the same core makes a process wait for
+it: the clock runs on while its processor time does not, which then is the time that counts; caches are colder after
+each wait, so passes that waited little count first. Another guest on the sibling of a virtual machine's hardware
+thread shows in no counter: no steal time, and processor time counts in full. A loop of plain Python suffers most, so it
+tells: on the machine of docs/log.md it takes twice as long, for a second or a few, while convolutions take 1.4 × and
+matrix products 1.1 × as long.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 LOOPS, TURNS = 5_000, 3  # a tenth of a millisecond each
-DISTURBED = 1.25  # times what the loop takes when nobody disturbs it
+CHECK_SECONDS = 0.1  # on each core
+DISTURBED = 1.25  # times what the loop takes, or what a piece of work takes on the clock, when nobody disturbs it
 
 
 def look_seconds() -> float:
-    """What the loop takes now on this core."""
+    """What the loop takes of this core now; waiting for other programs does not count."""
     return median(_loop_seconds() for _ in range(TURNS))
 
 
 def _loop_seconds() -> float:
-    started, total = time.perf_counter(), 0
+    started, total = time.thread_time(), 0
     for number in range(LOOPS):
         total += number
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 class Quiet:
     """Looks before and after each piece of work on one core.
 
     Attributes:
-        least_seconds: the fastest look so far, which is taken for one that nobody disturbed.
+        least_seconds: the fastest look so far, which is taken for one that nobody disturbed; where an earlier one on
+            this host is known, the search begins with it.
     """
 
-    def __init__(self) -> None:
-        self.least_seconds, self._before = math.inf, 0.0
+    def __init__(self, least_seconds: float = math.inf) -> None:
+        self.least_seconds, self._before = least_seconds, 0.0
 
     def look(self, seconds: float | None = None) -> float:
         """The slower look of now and the last call, so of those before and after a piece of work.
@@ -58,3 +68,106 @@ def undisturbed(slowdowns: Sequence[float], least: int = 0) -> list[int]:
     """Which pieces of work with these slowdowns nobody disturbed; at least as many as `least`, the best ones."""
     best = set(sorted(range(len(slowdowns)), key=slowdowns.__getitem__)[:least])
     return [k for k, slowdown in enumerate(slowdowns) if k in best or slowdown <= DISTURBED]
+
+
+class Timed(NamedTuple):
+    """One piece of work, and what was beside it.
+
+    Attributes:
+        seconds: what counts: processor time where other programs may share the core, otherwise the clock's.
+        stretch: seconds on the clock over seconds without waiting for other programs; 1.0: it never waited.
+        slowdown: of the loop beside it (`Quiet.slowdown`).
+    """
+
+    seconds: float
+    stretch: float = 1.0
+    slowdown: float = 1.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        return max(self.stretch, self.slowdown) > DISTURBED
+
+
+class Counted(NamedTuple):
+    """The timings that count.
+
+    Attributes:
+        places: which ones, in order.
+        disturbed_share: of these, the share that had other work beside it.
+    """
+
+    places: tuple[int, ...]
+    disturbed_share: float
+
+
+def counted(timings: Sequence[Timed], least: int = 1) -> Counted:
+    """The undisturbed timings, or, where these are fewer than `least`, the quarter that was disturbed least.
+
+    A timing beside a slow loop is wrong by an unknown factor, one that waited only by what the wait did to caches: the
+    first comes last, and among others the less stretched comes first.
+
+    Args:
+        least: so many count at least, if there are so many.
+    """
+    order = sorted(range(len(timings)), key=lambda k: _badness(timings[k]))
+    clean = sum(not one.is_disturbed for one in timings)
+    number = clean if clean >= least else max(least, len(timings) // 4)
+    places = tuple(sorted(order[:number]))
+    disturbed = sum(timings[k].is_disturbed for k in places)
+    return Counted(places, disturbed / len(places) if places else 0.0)
+
+
+def _badness(one: Timed) -> tuple[bool, bool, float]:
+    beside_slow = one.slowdown > DISTURBED
+    return one.is_disturbed, beside_slow, one.slowdown if beside_slow else one.stretch
+
+
+def waited_seconds() -> float:
+    """How long the threads of this process have waited for a core that they could have used; 0.0 if the kernel is mute.
+
+    Waiting for a message is not in it, waiting while another program has the core is (`run_delay`, Linux's
+    Documentation/scheduler/sched-stats). Threads of this process that wait for each other count too.
+    """
+    waited = 0
+    for thread in _threads():
+        try:
+            waited += int((thread / "schedstat").read_bytes().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
+            continue
+    return waited / 1e9
+
+
+def _threads() -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir("/proc/self/task")]
+    except OSError:
+        return []
+
+
+def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
+    """Whether this moment is one to measure in: nobody else is on the first so many cores, and none of them is slow.
+
+    Args:
+        least_look_seconds: the fastest look at a core of this host that is known.
+    """
+    # A process of its own: threads of this one take turns. As a plain file it imports nothing and starts at once.
+    words = [sys.executable, "-I", __file__, str(num_cores)]
+    seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+    least = min(least_look_seconds, *(look for _, look in seen))
+    return all(not Timed(0.0, stretch, look / least).is_disturbed for stretch, look in seen)
+
+
+def _check(num_cores: int) -> list[tuple[float, float]]:
+    """Of each core what a busy process takes on the clock over its processor time, and the median look."""
+    seen = []
+    for core in sorted(os.sched_getaffinity(0))[:num_cores]:
+        os.sched_setaffinity(0, {core})
+        looks, began, busy = list[float](), time.perf_counter(), time.thread_time()
+        while time.perf_counter() - began < CHECK_SECONDS:
+            looks.append(look_seconds())
+        seen.append(((time.perf_counter() - began) / (time.thread_time() - busy), median(looks)))
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(_check(int(sys.argv[1]))))

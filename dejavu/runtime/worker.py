@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from dejavu.imports import uncollected
 
@@ -35,6 +36,7 @@ with uncollected():
         restore_state,
         save_checkpoint,
     )
+    from dejavu.runtime.steps import StepWatch, count_steps
     from dejavu.runtime.training import train
     from dejavu.runtime.watchdog import Heartbeat
     from dejavu.schedule import Pass
@@ -85,16 +87,11 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             restore_state(module, optimizer, state)
     if complete:
         first = checkpoint_step(complete[-1])
-    clock = pipeline.clock
-    seconds: list[float] = []
-    optimizer_seconds: list[float] = []
+    clock, is_cpu = pipeline.clock, device.type == "cpu"
+    watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
 
     def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
-        if step == first and job.last_step - first > 1:
-            clock.keep(())  # the first step also sets things up
-        else:
-            seconds.append(step_seconds)
-            optimizer_seconds.append(once_seconds)
+        watch.end(step_seconds, once_seconds, counts=step > first or job.last_step - first == 1)
         if pipeline.has_loss:
             with job.progress_path.open("a") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
@@ -106,28 +103,42 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 held |= gather_state(module, optimizer)
             save_checkpoint(job.checkpoints, done, held)
             heartbeat.beat(step)
+        watch.begin()
 
+    watch.begin()
     train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
-    own: list[tuple[StageTimes, float]] = []
-    if seconds:
-        once = median(optimizer_seconds) / len(modules)
-        own = [(stage_times(clock, s, place, once, peak_bytes(device)), median(seconds)) for s in modules]
-    everyone: list[list[tuple[StageTimes, float]]] = [[] for _ in job.binding.placements]
+    steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
+    dist.all_gather_object(everyone, steps)
+    chosen = count_steps(everyone, is_cpu=is_cpu)
+    clock.keep(chosen.places)
+    own: list[StageTimes] = []
+    if chosen.places:
+        once = median(steps[k].once_seconds for k in chosen.places) / len(modules)
+        own = [stage_times(clock, s, place, once, peak_bytes(device)) for s in modules]
     dist.all_gather_object(everyone, own)
-    timed = sorted((row for rows in everyone for row in rows), key=lambda row: (row[0].stage, row[0].replica))
+    stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
     trace = gather_passes(clock, job.binding)
     if dist.get_rank() == 0:
         result = TrainingResult(
             first_step=job.first_step,
             losses=read_losses(job.progress_path),
-            step_seconds=max((step for _, step in timed), default=None),
-            stages=tuple(times for times, _ in timed),
+            step_seconds=chosen.times.seconds if chosen.times else None,
+            stages=tuple(stages),
             restarts=attempt_number(),
             resumed_from_step=first if complete else None,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
             last_step_passes=trace,
+            step_times=chosen.times,
         )
         write_json(job.result_path, result.to_dict())
+
+
+def is_alone_on_core(binding: Binding) -> bool:
+    """Whether no other rank is pinned to this one's core. All ranks call this together."""
+    own = (binding.placements[dist.get_rank()].device.host, *sorted(os.sched_getaffinity(0)))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone.count(own) == 1
 
 
 def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ...]:

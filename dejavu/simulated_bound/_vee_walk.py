@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from dejavu.simulate._listing import NOTHING, Integers, Listing
+from dejavu.simulate._listing import Listing
 from dejavu.simulated_bound._chain import Mask, Weights, weighted
 from dejavu.simulated_bound._paths import longest
 from dejavu.simulated_bound._prices import Prices
