@@ -112,7 +112,7 @@ def dejavu(
                 job = prepare_training(workload, binding, winner, work / "runs" / str(flow_run.id))
             result = train_pipeline(job, graph, database, run, needed_bytes(binding, chosen.price), dask)
             remember_times(job, result, graph, database)
-            difference = compare_with_one_process(job, result)
+            difference = compare_with_one_process(job, result, work / "trials")
             found = replace(
                 found,
                 trials=tried.results if tried else None,

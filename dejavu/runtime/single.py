@@ -122,8 +122,3 @@ def largest_difference(expected: Sequence[float], result: TrainingResult) -> flo
     """Return the largest difference between a training's first losses and these; infinite where one is not finite."""
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
     return max(difference if math.isfinite(difference) else math.inf for difference in differences)
-
-
-def reference_difference(job: TrainingJob, result: TrainingResult) -> float:
-    """The largest difference between a training's first losses and those of a single process from the same state."""
-    return largest_difference(reference_losses(job), result)
