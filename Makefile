@@ -13,7 +13,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
-test: lint quick
+# The checks of types have one process: quick tests run beside them.
+test: $(VENV)/.ready
+	$(MAKE) --no-print-directory --jobs 2 lint quick
 	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
 
 quick: $(VENV)/.ready
