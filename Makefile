@@ -13,7 +13,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
 
-test: lint quick
+# The checks of types have one process: quick tests run beside them.
+test: $(VENV)/.ready
+	$(MAKE) --no-print-directory --jobs 2 lint quick
 	$(PYTEST) -m "integration and not slow and not gpu" $(WHOLE)
 
 quick: $(VENV)/.ready
@@ -51,10 +53,12 @@ lint: $(VENV)/.ready
 up down: $(VENV)/.ready
 	$(BIN)/dejavu $@
 
+# Without --no-compile pip compiles all 20,000 modules on one core, for a minute; what is imported is compiled then.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (one to three minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		--constraint constraints.txt --editable ".[test]"
 	@touch $@
 
 clean:

@@ -10,7 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, 
 from dejavu.schedule import SCHEDULES
 
 AUTO = "auto"
+LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
 TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap beside the training that they start
+# Of a short training the longest trials take more than that: for two rungs up to one step in four, for the one
+# comparison without which no draw is chosen by how it learns, up to every second step. (The winner's steps are no loss:
+# the training goes on from them.)
+HALVED_PART, COMPARED_PART = 4, 2
 
 
 class _Record(BaseModel):
@@ -41,11 +46,14 @@ class TrialSettings(_Record):
 
     Attributes:
         count: how many; 0: none, the framework's default is trained.
-        steps: of the longest trials, the winner's among them; None: a twentieth of the training.
+        steps: of the longest trials, the winner's among them; None: a twentieth of the training, and in a short one
+            as many as two rungs need (10 and 30 steps) or at least one (10), where that leaves enough to train.
         reduction: of so many trials about one goes on from a rung to the next, which is so many times longer.
         proposer: a name of `dejavu.init.PROPOSERS`.
         schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
         deadline_seconds: for all trials together.
+        default_draws: so many draws of the framework's default, each with another seed, are trained to the first rung,
+            for the winner to be compared with; those that a proposer tries anyway count. 0: no comparison.
     """
 
     count: int = Field(8, ge=0, le=100_000)
@@ -54,10 +62,21 @@ class TrialSettings(_Record):
     proposer: str = "mixed"
     schemes: tuple[str, ...] | None = None
     deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
+    default_draws: int = Field(3, ge=0, le=1000)
 
     def longest(self, num_steps: int) -> int:
-        """Steps of the longest trials, where the whole training has `num_steps`."""
-        return self.steps or max(1, num_steps // TRIED_PART)
+        """Return the steps of the longest trials, where the whole training has `num_steps`.
+
+        Of the default settings: 30 from 120 steps on, 10 from 20 on, half of the training below; 0 of a training of
+        one step, which leaves none for a trial.
+        """
+        if self.steps:
+            return self.steps
+        part = num_steps // TRIED_PART
+        two_rungs = LEAST_RUNG_STEPS * self.reduction
+        if self.count >= self.reduction and HALVED_PART * two_rungs <= num_steps:
+            return max(part, two_rungs)
+        return max(part, min(LEAST_RUNG_STEPS, num_steps // COMPARED_PART))
 
 
 class SyntheticSettings(_Record):
@@ -157,8 +176,18 @@ class Workload(_Record):
     @classmethod
     def _trials_leave_something(cls, trials: TrialSettings, info: ValidationInfo) -> TrialSettings:
         num_steps = info.data.get("num_steps")
-        if num_steps and trials.count and (steps := trials.longest(num_steps)) >= num_steps:
-            raise ValueError(f"{steps} steps leave nothing of num_steps {num_steps} to train as a pipeline")
+        if not num_steps or not trials.count:
+            return trials
+        if trials.steps is None and num_steps < COMPARED_PART:
+            raise ValueError(
+                f"num_steps {num_steps} is too short for trials, whose steps are part of it; "
+                f"wanted num_steps of at least {COMPARED_PART}, or trials: {{count: 0}}"
+            )
+        if trials.longest(num_steps) >= num_steps:
+            raise ValueError(
+                f"trials of {trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline; "
+                f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
+            )
         return trials
 
     @property

@@ -25,6 +25,7 @@ import httpx
 import psutil
 
 from dejavu.errors import DejavuError
+from dejavu.imports import uncollected
 from flows.processes import child_environment
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
@@ -155,7 +156,9 @@ def main(listening_fd: int) -> None:
         shutil.copyfile(template, database)  # the tables are there: a start without them takes seconds longer
     os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
 
-    import uvicorn  # not before the environment is complete
+    with uncollected():  # not before the environment is complete
+        import prefect.server.api.server  # noqa: F401
+        import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -37,4 +37,4 @@ def train(
         graph = capture_model(job.workload, here.cluster)
         result = train_pipeline(job, graph, here.database, here.run, needed_bytes, dask)
         remember_times(job, result, graph, here.database)
-        return Trained(result, compare_with_one_process(job, result))
+        return Trained(result, compare_with_one_process(job, result, here.work / "trials"))

@@ -23,10 +23,19 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import remember
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import RankError, launch, torchrun_line
-from dejavu.runtime.single import reference_difference
+from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.track import Run
-from dejavu.trials import Rung, TrialResult, Trials, client_of, local_client, search_initialization
+from dejavu.trials import (
+    Rung,
+    TrialResult,
+    Trials,
+    client_of,
+    local_client,
+    remembered_reference,
+    remembered_search,
+    search_initialization,
+)
 from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
 
@@ -64,8 +73,11 @@ def try_initializations(
     gpus = torch.cuda.device_count()
     workers = min(gpus or cluster.num_devices, count)
     with record.child("trials") as run:
-        with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
-            trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
+        # No worker is started for what is known.
+        trials = remembered_search(workload, folder, on_result=on_result, on_rung=on_rung)
+        if trials is None:
+            with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
+                trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
         record_trials(run, trials)
     log.info(
         "the best of %d initializations: %s, by %d steps together in %.1f s",
@@ -74,6 +86,8 @@ def try_initializations(
         trials.total_steps,
         trials.seconds,
     )
+    if trials.bought:
+        log.info("%s", trials.bought)
     return trials
 
 
@@ -152,9 +166,13 @@ def train_pipeline(
 
 
 @task(name="compare", cache_policy=NO_CACHE)
-def compare_with_one_process(job: TrainingJob, result: TrainingResult) -> float:
-    """The largest difference between the pipeline's first losses and a single process's."""
-    difference = reference_difference(job, result)
+def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
+    """The largest difference between the pipeline's first losses and a single process's.
+
+    Args:
+        trials: the folder of the trials, where the single process's losses are kept.
+    """
+    difference = largest_difference(remembered_reference(job, trials), result)
     if not difference <= TOLERATED_DIFFERENCE:
         get_run_logger().warning(
             "the first losses differ from a single process's by %.1e; up to %.0e is rounding",

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from dejavu.binding import Binding, Placement
 from dejavu.cluster import Device
@@ -23,6 +24,9 @@ os.environ.update(
 os.environ["DEJAVU_TESTED_BY"] = str(os.getpid())  # on every process that these tests start
 for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
+
+settings.register_profile("dejavu", deadline=None)  # no test asserts a wall-clock time
+settings.load_profile("dejavu")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

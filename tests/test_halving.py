@@ -20,6 +20,7 @@ from dejavu.trials.halving import (
     survivors,
     unsafe,
 )
+from dejavu.workload import COMPARED_PART, HALVED_PART, TRIED_PART, TrialSettings, Workload
 
 reductions = st.integers(2, 5)
 L = LEAST_RUNG_STEPS
@@ -54,6 +55,50 @@ def rungs_of_curves(draw: st.DrawFn) -> list[list[float]]:
 )
 def test_rungs(count: int, last: int, reduction: int, expected: tuple[int, ...]) -> None:
     assert rungs(count, last, reduction) == expected
+
+
+def test_the_default_workload_is_halved() -> None:
+    workload = Workload()
+    assert (workload.num_steps, workload.trials.count) == (160, 8)
+    assert rungs(workload.trials.count, workload.trial_steps, workload.trials.reduction) == (L, 3 * L)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"),
+    [(2, (1,)), (8, (4,)), (20, (L,)), (119, (L,)), (120, (L, 3 * L)), (600, (L, 3 * L)), (1800, (L, 3 * L, 9 * L))],
+)
+def test_rungs_of_a_training_of_any_length(num_steps: int, expected: tuple[int, ...]) -> None:
+    settings = Workload(num_steps=num_steps, trials=TrialSettings(count=9)).trials
+    assert rungs(settings.count, settings.longest(num_steps), settings.reduction) == expected
+
+
+@given(st.integers(2, 100_000), st.integers(1, 100), reductions)
+def test_trials_are_halved_or_compared_where_the_training_allows_it(num_steps: int, count: int, reduction: int) -> None:
+    workload = Workload(num_steps=num_steps, trials=TrialSettings(count=count, reduction=reduction))
+    last = workload.trial_steps
+    found = rungs(count, last, reduction)
+    assert 1 <= last <= num_steps // COMPARED_PART
+    assert last <= max(num_steps // TRIED_PART, reduction * L)
+    assert found[0] >= L or num_steps < COMPARED_PART * L
+    if count >= reduction and num_steps >= HALVED_PART * reduction * L:
+        assert len(found) >= 2
+    if count < reduction:
+        assert last == max(num_steps // TRIED_PART, min(L, num_steps // COMPARED_PART))  # nothing to halve
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "settings", "message"),
+    [
+        (1, {}, r"num_steps 1 is too short for trials.*wanted num_steps of at least 2, or trials: \{count: 0\}"),
+        (1, {"steps": 1}, r"trials of 1 steps leave nothing of num_steps 1 .*, or trials: \{count: 0\}"),
+        (20, {"steps": 20}, "trials of 20 steps leave nothing of num_steps 20 .* wanted steps of at most 19"),
+        (20, {"steps": 99}, "wanted steps of at most 19"),
+    ],
+)
+def test_trials_that_leave_nothing_to_train_are_refused(num_steps: int, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Workload(num_steps=num_steps, trials=TrialSettings(**settings))
+    assert Workload(num_steps=num_steps, trials=TrialSettings(count=0, **settings)).num_steps == num_steps
 
 
 @given(st.integers(0, 10_000), st.integers(1, 100_000), reductions)

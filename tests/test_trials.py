@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import distributed
@@ -34,11 +36,13 @@ from dejavu.trials import (
     clients,
     local_client,
     probe_draws,
+    remembered_search,
     run_trials,
     running,
     search_initialization,
 )
-from dejavu.trials.halving import LEAST_RUNG_STEPS
+from dejavu.trials.bought import is_default
+from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 pytestmark = pytest.mark.integration
@@ -226,17 +230,6 @@ def test_workers_import_neither_prefect_nor_mlflow(client: distributed.Client) -
     assert all(names == [] for names in client.run(loaded).values())
 
 
-def test_dask_s_environment_stays_in_dask(client: distributed.Client, tmp_path: Path) -> None:
-    def trims() -> bool:
-        return "MALLOC_TRIM_THRESHOLD_" in os.environ
-
-    assert not any(client.run(trims).values())
-    before = dict(os.environ)
-    with local_client(1, tmp_path):
-        pass
-    assert dict(os.environ) == before
-
-
 def test_the_key_is_of_all_that_decides_and_nothing_else(tiny: Workload, tmp_path: Path) -> None:
     spec = TrialSpec(tiny, Draw(), 3)
     longer = tiny.model_copy(update={"num_steps": 99})
@@ -326,6 +319,12 @@ def check(found: Trials, workload: Workload, folder: Path) -> None:
     assert [rung.survivors for rung in found.rungs[:-1]] == [rung.draws for rung in found.rungs[1:]]
     assert last.survivors == (found.winner.draw,) and last.steps == found.winner.steps == workload.trial_steps
     assert found.winner.score == last.best_score == min(r.score for r in found.results if r.steps == last.steps)
+    defaults = sum(map(is_default, found.rungs[0].draws))
+    if found.bought is None:
+        assert len(found.results) == 1
+    else:
+        assert len(found.bought.default_losses) == max(defaults, workload.trials.default_draws)
+        assert (found.bought.winner, found.bought.steps) == (found.winner.draw, found.rungs[0].steps)
     for result in found.results:
         assert result.steps == max(rung.steps for rung in found.rungs if result.draw in rung.draws)
     assert found.total_steps >= sum(result.steps for result in found.results)
@@ -336,7 +335,20 @@ def the_same(one: Trials, other: Trials) -> bool:
     """Whatever depends on the workload alone."""
     decided = [[(rung.steps, rung.draws, rung.survivors) for rung in found.rungs] for found in (one, other)]
     losses = [[(result.draw, result.losses) for result in found.results] for found in (one, other)]
-    return decided[0] == decided[1] and losses[0] == losses[1] and one.winner.draw == other.winner.draw
+    same = decided[0] == decided[1] and losses[0] == losses[1] and one.winner.draw == other.winner.draw
+    return same and one.bought == other.bought
+
+
+@contextmanager
+def in_this_process(num_workers: int, num_threads: int = 1) -> Iterator[distributed.Client]:
+    """A Dask cluster whose workers are threads of this process, so that no other has to import torch."""
+    with (
+        distributed.LocalCluster(
+            n_workers=num_workers, threads_per_worker=num_threads, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
 
 
 def test_a_worker_of_many_threads_runs_one_trial_at_a_time(
@@ -345,12 +357,7 @@ def test_a_worker_of_many_threads_runs_one_trial_at_a_time(
     """The weights follow from torch's random state, which all threads of a process share."""
     specs = specs_of(tiny, 8, steps=3)
     alone = run_trials(client, specs, tmp_path / "alone")
-    with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=8, processes=False, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as threads,
-    ):
+    with in_this_process(1, num_threads=8) as threads:
         together = run_trials(threads, specs, tmp_path / "together")
     assert [result.losses for result in together] == [result.losses for result in alone]
 
@@ -363,8 +370,13 @@ def test_the_winner_does_not_depend_on_the_workers_or_their_order(
     check(first, rungs, tmp_path / "2")
     assert [rung.steps for rung in first.rungs] == [LEAST_RUNG_STEPS, SECOND, LAST] and tuple(told) == first.rungs
     assert first.winner.losses == tuple(train_single(rungs, first.winner.draw, range(LAST)))
+    assert first.bought is not None and len(first.bought.default_losses) == rungs.trials.default_draws
+    seeds = [rungs.seed, *range(rungs.seed + 9, rungs.seed + 11)]  # one is among the nine, others follow them
+    defaults = [train_single(rungs, Draw(seed=seed), range(LEAST_RUNG_STEPS)) for seed in seeds]
+    assert first.bought.default_losses == tuple(map(running_loss, defaults))
+    assert first.bought.winner_loss == running_loss(first.winner.losses[:LEAST_RUNG_STEPS])
     for workers in (1, 3):
-        with local_client(workers, tmp_path / "dask") as other:
+        with in_this_process(workers) as other:
             assert the_same(first, search_initialization(other, rungs, tmp_path / str(workers)))
     submit = running.Pool.submit
 
@@ -411,13 +423,35 @@ def test_a_stopped_search_goes_on_and_repeats_nothing(
     assert the_same(whole, search_initialization(client, rungs, tmp_path / "stopped"))
     for key, count in begun.items():
         assert len(list((tmp_path / "stopped").glob(f"{key}.attempt-*"))) == count
-    seconds: list[TrialResult] = []
-    check(
-        search_initialization(client, rungs, tmp_path / "stopped", on_result=seconds.append),
-        rungs,
-        tmp_path / "stopped",
-    )
-    assert all(result.remembered for result in seconds)
+    for search in (partial(search_initialization, client), remembered_search):
+        seconds: list[TrialResult] = []
+        told: list[Rung] = []
+        again = search(rungs, tmp_path / "stopped", on_result=seconds.append, on_rung=told.append)
+        assert again is not None and the_same(whole, again) and tuple(told) == again.rungs
+        check(again, rungs, tmp_path / "stopped")
+        assert seconds and all(result.remembered for result in seconds)
+
+
+def test_a_search_is_only_read_where_nothing_has_to_run(
+    client: distributed.Client, rungs: Workload, tmp_path: Path
+) -> None:
+    """Whatever single file is gone, no worker's result is taken for granted, and nothing is told twice."""
+    told: list[object] = []
+    read = partial(remembered_search, rungs, tmp_path, on_result=told.append, on_rung=told.append)
+    assert read() is None
+    whole = search_initialization(client, rungs, tmp_path)
+    (default,) = [draw for draw in whole.rungs[0].draws if is_default(draw)]
+    last_beside = TrialSpec(rungs, Draw(seed=rungs.seed + 10), LEAST_RUNG_STEPS)
+    needed = [TrialSpec(rungs, whole.winner.draw, LAST), last_beside, TrialSpec(rungs, default, LEAST_RUNG_STEPS)]
+    files = [Path(whole.winner.state), *(tmp_path / f"{spec.key}.json" for spec in needed)]
+    if default in whole.rungs[1].draws:
+        files.pop()  # its longer result says the same
+    for path in files:
+        aside = path.rename(tmp_path / "aside")
+        assert read() is None and told == []
+        aside.rename(path)
+    found = read()
+    assert found is not None and the_same(whole, found) and len(told) > len(whole.rungs)
 
 
 def test_a_winner_whose_state_is_gone_is_trained_again(
@@ -505,9 +539,13 @@ def test_a_hundred_times_more_trials_than_workers(client: distributed.Client, tm
     assert len(found.results) == 200
 
 
-def test_a_worker_without_the_resource_is_no_silent_wait(
+def test_a_worker_without_the_resource_is_no_silent_wait_and_dask_s_environment_stays_in_dask(
     client: distributed.Client, tiny: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def trims() -> bool:
+        return "MALLOC_TRIM_THRESHOLD_" in os.environ
+
+    before = dict(os.environ)
     with pytest.raises(TrialError, match=r"no Dask worker offers GPU 1, .* 2 workers offer nothing"):
         run_trials(client, specs_of(tiny, 1), tmp_path, resources={"GPU": 1})
     monkeypatch.setattr(clients, "_visible_gpus", lambda: ["5", "7"])
@@ -521,6 +559,8 @@ def test_a_worker_without_the_resource_is_no_silent_wait(
         assert sorted(seen.values()) == ["5", "7"]
         assert running._offered(two, None)[:2] == ({"GPU": 1}, 2)
         assert not any(result.failure for result in run_trials(two, specs_of(tiny, 3), tmp_path))
+        assert not any(two.run(trims).values())
+    assert dict(os.environ) == before
 
 
 def test_a_gpu_error_does_not_poison_the_next_trial(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ class _Stop(Exception):
 
 
 def workload_of(task: str, seed: int) -> Workload:
-    """The task with data order and split of this seed."""
-    return TASKS[task].workload.model_copy(update={"seed": seed})
+    """The task with data order and split of this seed, and no trials but those that a search is compared by."""
+    workload = TASKS[task].workload
+    return workload.model_copy(update={"seed": seed, "trials": workload.trials.model_copy(update={"default_draws": 0})})
 
 
 def train_to_target(task: str, seed: int, start: Start, to_the_end: bool, most_steps: int) -> dict[str, Any]:

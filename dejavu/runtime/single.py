@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,13 +107,21 @@ def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
 NUM_COMPARED = 3  # steps; later ones only repeat what the first ones show
 
 
-def reference_difference(job: TrainingJob, result: TrainingResult) -> float:
-    """The largest difference between a training's first losses and those of a single process from the same state.
+def compared_steps(job: TrainingJob) -> range:
+    """List the steps of a training whose losses are held against a single process's."""
+    return range(job.first_step, min(job.first_step + NUM_COMPARED, job.last_step))
 
-    0.0 where the job has no step, or its losses are lost: nothing differs.
-    """
-    steps = range(job.first_step, min(job.first_step + NUM_COMPARED, job.last_step))
+
+def reference_losses(job: TrainingJob) -> list[float]:
+    """Train the compared steps in this process, from the state that the job starts from."""
     start = Path(job.start_from) if job.start_from else None
-    expected = train_single(job.workload, job.draw, steps, start_from=start)
+    return train_single(job.workload, job.draw, compared_steps(job), start_from=start)
+
+
+def largest_difference(expected: Sequence[float], result: TrainingResult) -> float:
+    """Return the largest difference between a training's first losses and these; infinite where one is not finite.
+
+    0.0 where the training had no step, or its losses are lost: nothing differs.
+    """
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
     return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=0.0)

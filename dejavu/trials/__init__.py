@@ -6,14 +6,18 @@ never run again: Dask runs a finished task anew when the worker that held its re
 
 from __future__ import annotations
 
+from dejavu.trials.bought import Bought, Standing
 from dejavu.trials.clients import client_of, local_client
 from dejavu.trials.halving import rungs
+from dejavu.trials.reference import remembered_reference
 from dejavu.trials.running import best, probe_draws, run_trials
-from dejavu.trials.search import Rung, Trials, search_initialization
+from dejavu.trials.search import Rung, Trials, remembered_search, search_initialization
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 
 __all__ = [
+    "Bought",
     "Rung",
+    "Standing",
     "TrialError",
     "TrialResult",
     "TrialSpec",
@@ -22,6 +26,8 @@ __all__ = [
     "client_of",
     "local_client",
     "probe_draws",
+    "remembered_reference",
+    "remembered_search",
     "run_trials",
     "rungs",
     "search_initialization",

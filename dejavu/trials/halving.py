@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LEAST_RUNG_STEPS = 10  # a rung of fewer compares how weights were scaled, and not yet how they learn
+from dejavu.workload import LEAST_RUNG_STEPS
+
 LEAST_AVERAGED = 3  # losses in a running loss: that of one batch is noise
 AVERAGED_PART = 4  # of a rung's losses, the last quarter is its running loss: the beginning of a curve says less
 FLAT_FALL = 0.01  # of the running loss, over the second half of a rung: no more than batches differ from each other

@@ -7,6 +7,7 @@ import json
 import math
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -46,15 +47,64 @@ class Ended(NamedTuple):
     result: TrialResult
 
 
-class Pool:
+class Source(ABC):
+    """Where results of trials come from: workers that run them (`Pool`), or what is kept of earlier runs (`Kept`).
+
+    Attributes:
+        folder: where the files of trials are.
+        num_slots: how many trials can run at once.
+    """
+
+    folder: Path
+    keys: Keys
+    num_slots: int
+
+    @property
+    @abstractmethod
+    def num_running(self) -> int:
+        """Trials that were submitted and have not ended."""
+
+    @abstractmethod
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
+        """Have these trials run, or their results read.
+
+        Args:
+            needs_state: a result without its state is not enough.
+            is_urgent: False: they run when no other trial waits for a worker.
+        """
+
+    @abstractmethod
+    def wait(self) -> list[Ended]:
+        """Those that ended since the last call, at least one."""
+
+    @abstractmethod
+    def cancel(self, specs: Sequence[TrialSpec]) -> None:
+        """Of these, what still runs stops after the step that it is at; it never ends for `wait`."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until what was cancelled has stopped, so that it writes no file and takes no time any more."""
+
+    def run(
+        self, specs: Sequence[TrialSpec], *, needs_state: bool = False, on_result: OnResult = lambda result: None
+    ) -> list[TrialResult]:
+        """All of these, in their order; one that is asked twice runs once."""
+        wanted = {self.keys.of(spec): spec for spec in specs}
+        results: dict[str, TrialResult] = {}
+        self.submit(list(wanted.values()), needs_state=needs_state)
+        while not wanted.keys() <= results.keys():
+            for _, key, result in self.wait():
+                results[key] = result
+                on_result(result)
+        return [results[self.keys.of(spec)] for spec in specs]
+
+
+class Pool(Source):
     """Trials in flight on a client. Leaving it stops what has not ended; results stay in the folder.
 
     Args:
         deadline_seconds: from now, for all that will ever be submitted.
         resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
-
-    Attributes:
-        num_slots: how many trials the workers that offer it can run at once.
 
     Raises:
         TrialError: there is no worker, or none that offers the resources.
@@ -68,7 +118,7 @@ class Pool:
         self.resources, self.num_slots, self.memory_bytes = _offered(client, resources)
         self._call = uuid.uuid4().hex[:8]  # an earlier call's tasks of the same trials may not yet be forgotten
         self._numbers = itertools.count()
-        self._kept = _kept_steps(folder)
+        self._kept = kept_steps(folder)
         self._asked: dict[str, Asked] = {}
         self._cancelled: set[str] = set()
         self._done = distributed.as_completed((), client.loop, raise_errors=False, timeout=deadline_seconds)
@@ -83,11 +133,9 @@ class Pool:
 
     @property
     def num_running(self) -> int:
-        """Trials that were submitted and have not ended."""
         return len(self._asked)
 
-    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
-        """Have these trials run, or their results read; `needs_state`: a result without its state is not enough."""
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
         if not specs:
             return
         keys = [self.keys.of(spec) for spec in specs]
@@ -97,12 +145,13 @@ class Pool:
             keys,
             [json.dumps(asdict(spec.draw)) for spec in specs],
             [spec.workload.model_dump_json() for spec in specs],
-            [self._others(key) for key in keys],
+            [other_steps(self._kept, key) for key in keys],
             key=names,
             folder=str(self.folder),
             call=self._call,
             needs_state=needs_state,
             retries=MOST_ATTEMPTS - 1,
+            priority=0 if is_urgent else -1,
             resources=dict(self.resources) or None,
         )
         for name, spec, key, future in zip(names, specs, keys, futures, strict=True):
@@ -130,7 +179,6 @@ class Pool:
         return ended
 
     def cancel(self, specs: Sequence[TrialSpec]) -> None:
-        """Of these, what still runs stops after the step that it is at; it never ends for `wait`."""
         keys = {self.keys.of(spec) for spec in specs}
         names = [name for name, asked in self._asked.items() if asked.key in keys]
         if names:
@@ -138,7 +186,7 @@ class Pool:
             self._cancelled.update(names)
 
     def settle(self) -> None:
-        """Wait until what was cancelled has stopped, so that it writes no file and takes no time any more.
+        """Wait until what was cancelled has stopped.
 
         Nothing is lost but a file to a step that takes longer than `SETTLE_SECONDS`, or a worker that does not answer.
         """
@@ -152,19 +200,6 @@ class Pool:
             self._cancelled &= {name for names in held.values() for name in names}
             if self._cancelled:
                 time.sleep(GATHER_SECONDS)
-
-    def run(
-        self, specs: Sequence[TrialSpec], *, needs_state: bool = False, on_result: OnResult = lambda result: None
-    ) -> list[TrialResult]:
-        """All of these, in their order; one that is asked twice runs once."""
-        wanted = {self.keys.of(spec): spec for spec in specs}
-        results: dict[str, TrialResult] = {}
-        self.submit(list(wanted.values()), needs_state=needs_state)
-        while not wanted.keys() <= results.keys():
-            for _, key, result in self.wait():
-                results[key] = result
-                on_result(result)
-        return [results[self.keys.of(spec)] for spec in specs]
 
     def _next_batch(self) -> tuple[list[distributed.Future], dict[str, dict[str, Any]]]:
         """Tasks that ended, and what those returned that ended well, by the trials' keys; fetched all at once."""
@@ -186,11 +221,6 @@ class Pool:
             raise self._stopped("when the Dask scheduler was lost")
         return futures, {plain["key"]: plain for plain in returned}
 
-    def _others(self, key: str) -> tuple[int, ...]:
-        """For how many other steps there are results of the same trial, the most first."""
-        trial, steps = split_key(key)
-        return tuple(sorted(self._kept.get(trial, set()) - {steps}, reverse=True))
-
     def _stopped(self, when: str) -> TrialError:
         total = self._num_ended + len(self._asked)
         return TrialError(
@@ -201,12 +231,7 @@ class Pool:
         """None: it has to be asked for again."""
         draw = asked.spec.draw
         if plain is not None:
-            return TrialResult(
-                draw=draw,
-                losses=tuple(plain["losses"]),
-                score=math.inf if plain["failure"] else running_loss(plain["losses"]),
-                **{name: plain[name] for name in _AS_IT_IS},
-            )
+            return result_of(draw, plain)
         if asked.future.status != "error":
             return None
         error = asked.future.exception()
@@ -225,7 +250,23 @@ class Pool:
 _AS_IT_IS = ("state", "attempts", "seconds", "remembered", "failure", "first_gradient_norm")
 
 
-def _kept_steps(folder: Path) -> dict[str, set[int]]:
+def result_of(draw: Draw, plain: Mapping[str, Any]) -> TrialResult:
+    """Make a result of what `run_trial` returned."""
+    return TrialResult(
+        draw=draw,
+        losses=tuple(plain["losses"]),
+        score=math.inf if plain["failure"] else running_loss(plain["losses"]),
+        **{name: plain[name] for name in _AS_IT_IS},
+    )
+
+
+def other_steps(kept: Mapping[str, set[int]], key: str) -> tuple[int, ...]:
+    """For how many other steps there are results of the same trial, the most first."""
+    trial, steps = split_key(key)
+    return tuple(sorted(kept.get(trial, set()) - {steps}, reverse=True))
+
+
+def kept_steps(folder: Path) -> dict[str, set[int]]:
     """The steps of each trial's results in a folder."""
     kept: dict[str, set[int]] = {}
     for path in folder.glob(f"*-*{RESULT}"):
@@ -294,7 +335,7 @@ def probe_draws(
         return probes(pool, workload, draws)
 
 
-def probes(pool: Pool, workload: Workload, draws: Sequence[Draw]) -> list[Probe]:
+def probes(pool: Source, workload: Workload, draws: Sequence[Draw]) -> list[Probe]:
     """As `probe_draws`, on a pool."""
     results = pool.run([TrialSpec(workload, draw, 0) for draw in draws])
     return [

@@ -6,13 +6,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import distributed
 
 from dejavu.init import Draw, Scored, proposer_named, space_of
+from dejavu.trials.bought import Bought, bought, default_draws
 from dejavu.trials.halving import ahead, ranked, rungs, survivors
-from dejavu.trials.running import OnResult, Pool, Resources, best, probes
+from dejavu.trials.kept import Kept, NotKeptError
+from dejavu.trials.running import OnResult, Pool, Resources, Source, best, probes
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 from dejavu.trials.worker import STATE
 from dejavu.workload import Workload
@@ -49,6 +52,8 @@ class Trials:
         total_steps: that all trials trained together, at whatever time; a look at a first batch counts as one, parts of
             trials that were broken off are left out.
         seconds: that the search took.
+        bought: the winner beside draws of the framework's default; None: no comparison is wanted, or fewer than two
+            draws were tried.
     """
 
     results: tuple[TrialResult, ...]
@@ -56,6 +61,10 @@ class Trials:
     rungs: tuple[Rung, ...]
     total_steps: int
     seconds: float
+    bought: Bought | None = None
+
+
+OnRung = Callable[[Rung], None]
 
 
 def search_initialization(
@@ -65,7 +74,7 @@ def search_initialization(
     *,
     resources: Resources | None = None,
     on_result: OnResult = lambda result: None,
-    on_rung: Callable[[Rung], None] = lambda rung: None,
+    on_rung: OnRung = lambda rung: None,
 ) -> Trials:
     """Try the draws that the workload asks for, and halve them until one is left.
 
@@ -82,25 +91,64 @@ def search_initialization(
             finite loss.
         InputError: the workload's proposer or schemes are unknown.
     """
-    began, settings = time.perf_counter(), workload.trials
-    with Pool(client, folder, settings.deadline_seconds, resources) as pool:
-        race = _Race(pool, workload, on_result)
-        draws = race.first_rung()
-        final, done = _halve(race, draws, on_rung)
-        winner = race.with_state(best([final[draw] for draw in done[-1].draws]))
-        race.end([draw for draw in draws if draw != winner.draw])
-        return Trials(
-            results=tuple(winner if draw == winner.draw else final[draw] for draw in draws),
-            winner=winner,
-            rungs=tuple(done),
-            total_steps=race.total_steps,
-            seconds=time.perf_counter() - began,
+    began = time.perf_counter()
+    with Pool(client, folder, workload.trials.deadline_seconds, resources) as pool:
+        return _search(pool, workload, on_result, on_rung, began)
+
+
+def remembered_search(
+    workload: Workload,
+    folder: Path,
+    *,
+    on_result: OnResult = lambda result: None,
+    on_rung: OnRung = lambda rung: None,
+) -> Trials | None:
+    """Read a search whose every trial is kept in `folder`, as `search_initialization` would; no worker is needed.
+
+    Returns:
+        None where some trial has to be run; then nothing was told to `on_result` and `on_rung`.
+
+    Raises:
+        TrialError: no trial gave a finite loss.
+        InputError: the workload's proposer or schemes are unknown.
+    """
+    began, told = time.perf_counter(), list[Callable[[], None]]()
+    try:
+        found = _search(
+            Kept(folder),
+            workload,
+            lambda result: told.append(partial(on_result, result)),
+            lambda rung: told.append(partial(on_rung, rung)),
+            began,
         )
+    except NotKeptError:
+        return None
+    for tell in told:
+        tell()
+    return found
 
 
-def _halve(
-    race: _Race, draws: Sequence[Draw], on_rung: Callable[[Rung], None]
-) -> tuple[dict[Draw, TrialResult], list[Rung]]:
+def _search(source: Source, workload: Workload, on_result: OnResult, on_rung: OnRung, began: float) -> Trials:
+    race = _Race(source, workload, on_result)
+    draws = race.first_rung()
+    wanted = workload.trials.default_draws if len(draws) > 1 else 0
+    compared = default_draws(draws, wanted, seed=workload.seed) if wanted else []
+    race.also(compared)
+    final, done = _halve(race, draws, on_rung)
+    winner = race.with_state(best([final[draw] for draw in done[-1].draws]))
+    defaults = race.run(compared, 0)
+    race.end([draw for draw in (*draws, *compared) if draw != winner.draw])
+    return Trials(
+        results=tuple(winner if draw == winner.draw else final[draw] for draw in draws),
+        winner=winner,
+        rungs=tuple(done),
+        total_steps=race.total_steps,
+        seconds=time.perf_counter() - began,
+        bought=bought(winner, defaults, race.rungs[0]) if defaults else None,
+    )
+
+
+def _halve(race: _Race, draws: Sequence[Draw], on_rung: OnRung) -> tuple[dict[Draw, TrialResult], list[Rung]]:
     """The last result of each draw, and the rungs; where all that went on diverge, the next best follow them."""
     final: dict[Draw, TrialResult] = {}
     done: list[Rung] = []
@@ -135,7 +183,7 @@ class _Race:
         total_steps: that were trained.
     """
 
-    def __init__(self, pool: Pool, workload: Workload, on_result: OnResult) -> None:
+    def __init__(self, pool: Source, workload: Workload, on_result: OnResult) -> None:
         self.pool, self.workload, self.on_result = pool, workload, on_result
         settings = workload.trials
         self.reduction = settings.reduction
@@ -145,6 +193,7 @@ class _Race:
         self._asked: dict[tuple[Draw, int], None] = {}  # as a set that keeps its order
         self._results: dict[tuple[Draw, int], TrialResult] = {}
         self._ahead: set[tuple[Draw, int]] = set()
+        self._beside: set[Draw] = set()
 
     @property
     def total_steps(self) -> int:
@@ -171,6 +220,14 @@ class _Race:
         if not known:
             raise TrialError(f"no initialization is to be tried; wanted a count of at least 1, found {settings.count}")
         return [draw for draw, _ in known]
+
+    def also(self, draws: Sequence[Draw]) -> None:
+        """Bring these to the first rung beside the race, where no worker has anything better to do; none goes further.
+
+        Those that take part in it are left as they are.
+        """
+        self._beside = {draw for draw in draws if (draw, 0) not in self._asked}
+        self._submit([draw for draw in draws if draw in self._beside], 0, is_urgent=False)
 
     def run(self, draws: Sequence[Draw], rung: int) -> list[TrialResult]:
         """These draws' results at a rung; meanwhile idle workers take the best so far ahead."""
@@ -215,15 +272,19 @@ class _Race:
                 key = self.pool.keys.of(TrialSpec(self.workload, draw, steps))
                 (self.pool.folder / f"{key}{STATE}").unlink(missing_ok=True)
 
-    def _submit(self, draws: Sequence[Draw], rung: int) -> None:
+    def _submit(self, draws: Sequence[Draw], rung: int, *, is_urgent: bool = True) -> None:
         self._asked.update(((draw, rung), None) for draw in draws)
-        self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws])
+        self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws], is_urgent=is_urgent)
 
     def _go_ahead(self, rung: int) -> None:
         """Workers that would idle take the best third or so of those that are done to their next rung, as ASHA does."""
         for at in reversed(range(rung, len(self.rungs) - 1)):
             idle = self.pool.num_slots - self.pool.num_running
-            done = [draw for draw, where in self._asked if where == at and (draw, at) in self._results]
+            done = [
+                draw
+                for draw, where in self._asked
+                if where == at and (draw, at) in self._results and draw not in self._beside
+            ]
             order = ahead([self._results[draw, at].score for draw in done], self.reduction)
             going = [done[k] for k in order if (done[k], at + 1) not in self._asked][: max(0, idle)]
             self._ahead.update((draw, at + 1) for draw in going)

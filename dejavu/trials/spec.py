@@ -59,10 +59,14 @@ class Keys:
         self._shared: dict[str, str] = {}
 
     def of(self, spec: TrialSpec) -> str:
-        text = spec.workload.model_dump_json()
+        return f"{stable_hash([self.shared(spec.workload), asdict(spec.draw)])}-{spec.steps}"
+
+    def shared(self, workload: Workload) -> str:
+        """Hash all that decides the losses of a training in one process, but the draw."""
+        text = workload.model_dump_json()
         if text not in self._shared:
-            self._shared[text] = _shared_hash(spec.workload)
-        return f"{stable_hash([self._shared[text], asdict(spec.draw)])}-{spec.steps}"
+            self._shared[text] = _shared_hash(workload)
+        return self._shared[text]
 
 
 def _shared_hash(workload: Workload) -> str:

@@ -63,13 +63,27 @@ def run_trial(
     Raises:
         TrialError: there was not enough memory, or the task was cancelled.
     """
-    here, state = Path(folder), Path(folder) / f"{key}{STATE}"
-    kept = _known(here, key, others, call)
-    remembered = kept is not None and (bool(kept.failure) or not needs_state or state.exists())
-    if kept is None or not remembered:
-        with ONE_AT_A_TIME:
-            attempt = _count_attempt(here, key)
-            kept = _run(_workload(workload), Draw(**json.loads(draw)), here, key, others, attempt, call)
+    here = Path(folder)
+    if found := remembered_trial(key, others, folder=here, call=call, needs_state=needs_state):
+        return found
+    with ONE_AT_A_TIME:
+        attempt = _count_attempt(here, key)
+        kept = _run(_workload(workload), Draw(**json.loads(draw)), here, key, others, attempt, call)
+    return _plain(here, key, kept, remembered=False)
+
+
+def remembered_trial(
+    key: str, others: Sequence[int], *, folder: Path, call: str, needs_state: bool
+) -> dict[str, Any] | None:
+    """Read what `run_trial` would return without running anything; None: it would have to run."""
+    kept = _known(folder, key, others, call)
+    if kept is None or (needs_state and not kept.failure and not (folder / f"{key}{STATE}").exists()):
+        return None
+    return _plain(folder, key, kept, remembered=True)
+
+
+def _plain(folder: Path, key: str, kept: Kept, *, remembered: bool) -> dict[str, Any]:
+    state = folder / f"{key}{STATE}"
     return {"key": key, "state": str(state) if state.exists() else "", "remembered": remembered, **asdict(kept)}
 
 

@@ -1,0 +1,51 @@
+"""Results of earlier runs in the place of workers: a search that was done before is read, and starts no process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dejavu.trials.running import Ended, Source, kept_steps, other_steps, result_of
+from dejavu.trials.spec import Keys, TrialError, TrialSpec
+from dejavu.trials.worker import remembered_trial
+
+
+class NotKeptError(TrialError):
+    """A trial would have to be run."""
+
+
+class Kept(Source):
+    """Trials as their files have them.
+
+    Raises:
+        NotKeptError: on submitting a trial that has no result of use.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.keys, self.num_slots = folder, Keys(), 0
+        self._steps = kept_steps(folder)
+        self._ended: list[Ended] = []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._ended)
+
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
+        for spec in specs:
+            key = self.keys.of(spec)
+            # No call has the empty name, so what was kept as an accident of one call does not count here.
+            others = other_steps(self._steps, key)
+            plain = remembered_trial(key, others, folder=self.folder, call="", needs_state=needs_state)
+            if plain is None:
+                raise NotKeptError(f"there is no result of {spec.draw} after {spec.steps} steps in {self.folder}")
+            self._ended.append(Ended(spec, key, result_of(spec.draw, plain)))
+
+    def wait(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, specs: Sequence[TrialSpec]) -> None:
+        pass  # nothing runs
+
+    def settle(self) -> None:
+        pass

@@ -1,0 +1,48 @@
+"""The single process that a pipeline's first losses are held against: trained once for each start, then remembered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from dejavu.profiles import stable_hash
+from dejavu.runtime.job import TrainingJob, write_json
+from dejavu.runtime.single import compared_steps, reference_losses
+from dejavu.trials.spec import Keys
+from dejavu.trials.worker import STATE
+
+SUFFIX = ".reference"  # no trial's result
+
+
+def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
+    """Return a single process's losses of the job's compared steps; trained only where `folder` does not have them.
+
+    They follow from the workload, the draw and the state that the training starts from. A trial's state has a name that
+    follows from these too; whatever else a job starts from is looked at anew every time.
+
+    Args:
+        folder: of the trials, where their states are.
+    """
+    steps = compared_steps(job)
+    start = Path(job.start_from) if job.start_from else None
+    if not steps or (start is not None and (start.suffix != STATE or start.parent.resolve() != folder.resolve())):
+        return reference_losses(job)
+    decides = [Keys().shared(job.workload), asdict(job.draw), start.stem if start else ""]
+    path = folder / f"{stable_hash(decides)}-{steps.start}-{steps.stop}{SUFFIX}"
+    if (known := _read(path, len(steps))) is not None:
+        return known
+    losses = reference_losses(job)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, losses)
+    return losses
+
+
+def _read(path: Path, count: int) -> list[float] | None:
+    """What is kept; None: nothing whole is."""
+    try:
+        losses = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    sound = isinstance(losses, list) and len(losses) == count and all(isinstance(loss, float) for loss in losses)
+    return losses if sound else None

@@ -1,0 +1,89 @@
+"""The single process beside a pipeline is trained once for each start, and never taken for another's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dejavu.init import Draw
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.single import NUM_COMPARED, reference_losses, train_single
+from dejavu.trials import TrialSpec, remembered_reference
+from dejavu.workload import Workload
+from tests.launching import TINY, job_of
+
+STEPS = 2  # of the trial
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.reference"))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TrainingJob:
+    return job_of(TINY, tmp_path / "run")
+
+
+@pytest.fixture
+def from_trial(job: TrainingJob, tmp_path: Path) -> TrainingJob:
+    """A training that starts where a trial stopped."""
+    state = tmp_path / "trials" / f"{TrialSpec(job.workload, job.draw, STEPS).key}.safetensors"
+    train_single(job.workload, job.draw, range(STEPS), save_to=state)
+    return replace(job, start_from=str(state), first_step=STEPS)
+
+
+def test_it_is_what_one_process_loses_and_is_not_trained_twice(job: TrainingJob, tmp_path: Path) -> None:
+    expected = train_single(job.workload, job.draw, range(NUM_COMPARED))
+    assert remembered_reference(job, tmp_path) == expected == reference_losses(job)
+    (path,) = kept(tmp_path)
+    path.write_text(json.dumps([1.0, 2.0, 3.0]))
+    assert remembered_reference(job, tmp_path) == [1.0, 2.0, 3.0]  # read, not trained
+    path.write_text("[1.0, 2.0")  # torn
+    assert remembered_reference(job, tmp_path) == expected
+
+
+def test_from_a_trial_s_state_it_is_the_same_training(from_trial: TrainingJob, tmp_path: Path) -> None:
+    whole = train_single(from_trial.workload, from_trial.draw, range(STEPS + NUM_COMPARED))
+    for _ in range(2):
+        assert remembered_reference(from_trial, tmp_path / "trials") == whole[STEPS:]
+    assert len(kept(tmp_path / "trials")) == 1
+
+
+def changed(workload: Workload, **fields: object) -> Workload:
+    return workload.model_copy(update=fields)
+
+
+def test_whatever_decides_the_losses_has_a_reference_of_its_own(from_trial: TrainingJob, tmp_path: Path) -> None:
+    folder, base = tmp_path / "trials", replace(from_trial, start_from=None, first_step=0)
+    workload = base.workload
+    jobs = [
+        base,
+        from_trial,
+        replace(base, draw=Draw("xavier", seed=8)),
+        replace(base, draw=Draw("normal", seed=7)),
+        replace(base, first_step=1),
+        replace(base, last_step=2),
+        replace(base, workload=changed(workload, seed=5)),
+        replace(base, workload=changed(workload, num_microbatches=2)),
+    ]
+    found = [remembered_reference(one, folder) for one in jobs]
+    assert len(kept(folder)) == len(jobs)
+    assert found == [reference_losses(one) for one in jobs]
+    assert [remembered_reference(one, folder) for one in jobs] == found
+    longer = replace(base, workload=changed(workload, num_steps=99, checkpoint_every=1), folder=str(tmp_path / "else"))
+    assert remembered_reference(longer, folder) == found[0] and len(kept(folder)) == len(jobs)
+
+
+def test_a_start_of_another_origin_is_looked_at_every_time(from_trial: TrainingJob, tmp_path: Path) -> None:
+    """Its name says nothing of what is in it."""
+    elsewhere = tmp_path / "mine" / Path(str(from_trial.start_from)).name
+    elsewhere.parent.mkdir()
+    shutil.copy(str(from_trial.start_from), elsewhere)
+    first = remembered_reference(replace(from_trial, start_from=str(elsewhere)), tmp_path / "trials")
+    train_single(from_trial.workload, Draw("normal", seed=1), range(STEPS), save_to=elsewhere)
+    second = remembered_reference(replace(from_trial, start_from=str(elsewhere)), tmp_path / "trials")
+    assert first != second and not kept(tmp_path / "trials") and not kept(elsewhere.parent)
