@@ -39,7 +39,7 @@ class StageRecord:
     @classmethod
     def of(cls, graph: Graph, stage: Stage, optimizer: OptimizerSettings) -> StageRecord:
         held = Counter(layer.signature for layer in graph.layers[stage.start : stage.stop])
-        return cls(dict(sorted(held.items())), optimizer.name)
+        return cls(dict(sorted(held.items())), optimizer.kind)
 
     @classmethod
     def from_json(cls, text: str | None) -> StageRecord | None:
@@ -89,7 +89,7 @@ def remember_stages(
             before = {layer.signature: grid.at(row, column) for row, layer in enumerate(graph.layers)}
             after = before
             for row, record in _stages(database, graph, device_type, direction):
-                known = direction != "optimizer" or record.optimizer == optimizer.name
+                known = direction != "optimizer" or record.optimizer == optimizer.kind
                 if known and record.signatures.keys() <= before.keys():
                     after = after | _follow(row, record, after)
             columns.append([after[layer.signature] for layer in graph.layers])
