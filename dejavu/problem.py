@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, TransferCost
-from dejavu.cost.memory import example_bytes, fixed_bytes, message_bytes, step_bytes
+from dejavu.cost.memory import cast_bytes, example_bytes, fixed_bytes, message_bytes, step_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.passes import USUAL_PARTS, PassCost
 from dejavu.cost.sharding import most_tensor_parallel
@@ -66,6 +66,8 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
     C, L = len(configurations), len(table.layers)
     devices = [cluster.device_types[how.device_type] for how in configurations]
     held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
+    # The table was made for weights that are their own masters; no tensor is larger than its layer's weights.
+    temporary = table.temporary_bytes_L + cast_bytes(table.parameter_bytes_L, workload.optimizer)
     # Every stage holds the step's examples, also while the optimizer steps: half of them at each of its two cuts.
     messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
     costs = AdditiveCosts(
@@ -74,7 +76,7 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
         once_latency_seconds_C=np.zeros(C),
         fixed_bytes_CL=np.broadcast_to(held, (C, L)),
         activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
-        temporary_bytes_CL=np.broadcast_to(table.temporary_bytes_L, (C, L)),
+        temporary_bytes_CL=np.broadcast_to(temporary, (C, L)),
         capacity_bytes_C=np.array([float(device.memory_bytes) for device in devices]),
         message_bytes_CL1=np.broadcast_to(messages, (C, L + 1)),
         step_bytes_CL=np.array([step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]),

@@ -29,6 +29,8 @@ class OptimizerSettings(_Record):
         warmup_steps: the learning rate rises linearly from zero.
         decay: what it does afterwards, to the end of the training.
         momentum: of sgd.
+        master_weights: of bfloat16 weights the optimizer keeps float32 masters, which it updates; gradients add up in
+            float32 and so do its moments (Micikevicius et al., ICLR 2018; Megatron's mixed precision).
         clip_norm: the most that the norm of all gradients may be; None: no bound.
     """
 
@@ -39,6 +41,12 @@ class OptimizerSettings(_Record):
     decay: Literal["constant", "linear", "cosine"] = "constant"
     momentum: float = Field(0.0, ge=0, lt=1)
     clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
+    master_weights: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What its step costs depends on this and the weights alone: measurements are kept under it."""
+        return f"{self.name} with master weights" if self.master_weights else self.name
 
 
 class TrialSettings(_Record):
@@ -131,6 +139,16 @@ class Workload(_Record):
     checkpoint_every: int = Field(10, ge=1)
     seed: int = Field(0, ge=0, lt=2**31)
     trials: TrialSettings = TrialSettings()
+
+    @field_validator("optimizer")
+    @classmethod
+    def _masters_are_wider(cls, optimizer: OptimizerSettings, info: ValidationInfo) -> OptimizerSettings:
+        if optimizer.master_weights and info.data.get("dtype") != "bfloat16":
+            raise ValueError(
+                f"master_weights is for bfloat16 weights, and dtype is {info.data.get('dtype')!r}: float32 weights are "
+                "their own masters; wanted dtype: bfloat16, or no master_weights"
+            )
+        return optimizer
 
     @field_validator("text")
     @classmethod

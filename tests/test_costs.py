@@ -224,7 +224,7 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
     problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
     layers = graph.layers[1:3]
     held = sum(4 * layer.parameter_bytes + 2 * layer_activation_bytes(layer) for layer in layers)
-    largest = max(layer_temporary_bytes(layer) for layer in layers) + example_bytes(tiny)
+    largest = max(layer_temporary_bytes(layer, tiny.optimizer) for layer in layers) + example_bytes(tiny)
     cuts = (graph.layers[0].output_bytes, graph.layers[2].output_bytes)
     messages = sum(message_bytes(cut, tiny.num_microbatches) for cut in cuts)
     assert problem.costs.peak_bytes(1, 3, 0, 2) == pytest.approx(held + largest + messages)

@@ -12,17 +12,11 @@ import torch
 from torch import nn
 
 from benchmarks.cost._memory_rank import allocator_peak_bytes
-from benchmarks.cost.memory import Case, case_rows
-from dejavu.cost.memory import (
-    StageMemory,
-    fixed_bytes,
-    layer_activation_bytes,
-    layer_temporary_bytes,
-    message_bytes,
-    stage_memory,
-)
+from benchmarks.cost.memory import Case, case_rows, planned_costs
+from benchmarks.cost.stage_memory import StageMemory, stage_memory
+from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
 from dejavu.data import dataset_of
-from dejavu.graph import Graph, Layer, capture
+from dejavu.graph import DTYPES, Graph, Layer, capture
 from dejavu.init import Draw
 from dejavu.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.models import model_of
@@ -33,6 +27,7 @@ from dejavu.stage_costs import AdditiveCosts
 from dejavu.workload import OptimizerSettings, Workload
 
 ADAM, SGD = OptimizerSettings(), OptimizerSettings(name="sgd")
+MASTERS = OptimizerSettings(master_weights=True)
 
 
 def small(model: str, options: dict[str, Any], **fields: Any) -> Workload:
@@ -50,6 +45,10 @@ WORKLOADS = {
     "mlp": small("tests.test_memory:perceptron", {}, data="digits"),
     "wide": small("tests.test_memory:wide", {}, data="digits"),
     "tied": small("tests.test_memory:tied", {}, data="digits"),
+    "masters": small("gpt", TRANSFORMER, sequence_length=32, dtype="bfloat16", optimizer=MASTERS),
+    "wide, masters": small(
+        "tests.test_memory:wide", {}, data="digits", dtype="bfloat16", optimizer={"name": "sgd", "master_weights": True}
+    ),
 }
 every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 both_ways = pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
@@ -92,6 +91,7 @@ def memory(layers: tuple[Layer, ...], depth: int = 1, **options: Any) -> StageMe
 def test_prediction_equals_the_real_allocator(workload: Workload, recompute: bool, depth: int) -> None:
     """One stage with the whole model, `depth` microbatches forward before each backward, in 1F1B's order."""
     inputs, targets = dataset_of(workload).batch(0, workload.batch_size, seed=0)
+    inputs = inputs.to(DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs
     pairs = list(zip(inputs.chunk(6), targets.chunk(6), strict=True))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # some kernels keep a copy for each thread
@@ -117,9 +117,11 @@ def test_prediction_equals_the_real_allocator(workload: Workload, recompute: boo
     finally:
         torch.set_num_threads(threads)
     layers = capture(workload).layers
-    assert memory(layers, depth, recompute=recompute, is_first=True, is_last=True).peak_bytes == pytest.approx(
-        real, rel=0.01
-    )
+    found = memory(layers, depth, optimizer=workload.optimizer, recompute=recompute, is_first=True, is_last=True)
+    if workload.optimizer.master_weights:  # the referee counts the largest cast gradient in every layer's backward
+        assert real * 0.99 <= found.peak_bytes <= real * 1.1
+    else:
+        assert found.peak_bytes == pytest.approx(real, rel=0.01)
 
 
 @pytest.mark.slow
@@ -128,8 +130,8 @@ def test_prediction_equals_the_real_pipeline() -> None:
     rows = case_rows(Case("gpt", WORKLOADS["gpt"].model_copy(update={"batch_size": 48, "num_microbatches": 8}), True))
     assert [row["depth"] for row in rows] == [4, 3, 2, 1]
     for row in rows:
-        assert abs(row["error_percent"]) < 1.0
-        assert row["planner_percent"] > -0.1
+        assert abs(row["moments_percent"]) < 1.0
+        assert -0.1 < row["planned_percent"] < 10.0
 
 
 def test_a_linear_layer_by_hand() -> None:
@@ -187,6 +189,22 @@ def test_formulas(workload: Workload) -> None:
     assert sharded.parameter_bytes == sharded.gradient_bytes == pytest.approx(weights / 4 + 0.75 * largest)
 
 
+def test_bytes_a_parameter_by_source() -> None:
+    """Megatron-LM's own count for mixed precision: 18 bytes, and 6 + 12 / replicas with a distributed optimizer."""
+    half, count = 2, 1000
+    each = ForEachByte.of(MASTERS)
+    assert (half * each.gradient_bytes, half * each.optimizer_bytes) == (4, 12)
+    assert fixed_bytes(half * count, MASTERS) == 18 * count
+    assert fixed_bytes(half * count, ADAM) == 8 * count
+    assert fixed_bytes(4 * count, ADAM) == 16 * count
+    layers = capture(WORKLOADS["masters"]).layers
+    parameters = sum(layer.parameter_bytes for layer in layers) / half
+    for replicas in (1, 2, 8):
+        found = memory(layers, optimizer=MASTERS, zero_level=1, data_parallel=replicas)
+        held = found.parameter_bytes + found.gradient_bytes + found.optimizer_bytes
+        assert held == pytest.approx((6 + 12 / replicas) * parameters)
+
+
 @both_ways
 @every_workload
 def test_zero_levels_never_need_more(workload: Workload, recompute: bool) -> None:
@@ -239,24 +257,21 @@ def test_no_part_is_negative(recompute: bool) -> None:
 @every_workload
 def test_the_planner_s_sums_are_safe(workload: Workload, recompute: bool) -> None:
     """Adding layers up never says less than the stage's moments, whatever the cut, and as much where they agree."""
-    layers = capture(workload).layers
-    batches = workload.num_microbatches
+    graph = capture(workload)
+    layers, costs = graph.layers, planned_costs(Case("", workload, recompute), graph)
+    held = {"optimizer": workload.optimizer, "example_bytes": example_bytes(workload), "recompute": recompute}
     for start in range(len(layers)):
         for stop in range(start + 1, len(layers) + 1):
             stage, is_first, is_last = layers[start:stop], start == 0, stop == len(layers)
-            ends = [0 if is_first else stage[0].footprint.input_bytes, 0 if is_last else stage[-1].output_bytes]
             for depth in (1, 2, 4):
-                exact = memory(stage, depth, recompute=recompute, is_first=is_first, is_last=is_last).peak_bytes
-                planned = (
-                    fixed_bytes(sum(layer.parameter_bytes for layer in stage), ADAM)
-                    + sum(message_bytes(end, batches) for end in ends)
-                    + depth * sum(layer_activation_bytes(layer, recompute=recompute) for layer in stage)
-                    + max(layer_temporary_bytes(layer, recompute=recompute) for layer in stage)
-                )
+                exact = memory(stage, depth, is_first=is_first, is_last=is_last, **held).peak_bytes
+                planned = costs.peak_bytes(start, stop, 0, depth)
                 assert planned >= exact
                 one = sum(layer_activation_bytes(layer, recompute=recompute) for layer in stage)
                 # At most: what layers behind the worst one hold no longer, or none does while the optimizer steps.
-                assert planned <= exact + depth * one + 2 * stage[-1].output_bytes
+                # With masters also the largest gradient's cast, which not every moment has.
+                cast = cast_bytes(max(layer.footprint.largest_parameter_bytes for layer in stage), workload.optimizer)
+                assert planned <= exact + depth * one + 2 * stage[-1].output_bytes + cast
 
 
 @pytest.mark.parametrize("seed", range(5))

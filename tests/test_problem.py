@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.cost.stage_memory import stage_memory
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost._base import MEASURED, EstimateGrid
-from dejavu.cost.memory import example_bytes, stage_memory
+from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
 from dejavu.cost.predicted import Predicted

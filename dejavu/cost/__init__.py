@@ -70,7 +70,7 @@ def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> C
         optimizer=grid("optimizer"),
         parameter_bytes_L=np.array([float(layer.parameter_bytes) for layer in graph.layers]),
         activation_bytes_L=np.array([layer_activation_bytes(layer) for layer in graph.layers]),
-        temporary_bytes_L=np.array([layer_temporary_bytes(layer) for layer in graph.layers]),
+        temporary_bytes_L=np.array([layer_temporary_bytes(layer, OptimizerSettings()) for layer in graph.layers]),
         cut_bytes_L1=np.array([0.0, *(float(layer.output_bytes) for layer in graph.layers[:-1]), 0.0]),
         fallbacks=tuple(
             fallback

@@ -1,4 +1,4 @@
-"""What one device holds of a stage under a configuration, as sums over layers: never less than `stage_memory` says.
+"""What one device holds of a stage under a configuration, as sums over layers: never less than it needs.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.memory import (
     Floats,
+    ForEachByte,
     layer_activation_bytes,
     layer_temporary_bytes,
     message_bytes,
-    moments,
     step_bytes,
 )
 from dejavu.cost.sharding import degree_of
@@ -51,9 +52,10 @@ def configuration_memory(
     degree_L = [degree_of(layer, how.tensor_parallel) for layer in layers]
     weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in layers])
-    kept = moments(workload.optimizer) / (r if zero >= 1 else 1)
-    gradients, parameters = 1 / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
-    gathered = ((1 - gradients) + (1 - parameters)) * float(weights_L.max())
+    each_byte = ForEachByte.of(workload.optimizer)
+    kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
+    gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
+    gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
     cuts_L1 = np.array([0.0, *(float(layer.output_bytes) for layer in layers[:-1]), 0.0])
 
     def each(size: Callable[..., float]) -> Floats:
@@ -64,7 +66,7 @@ def configuration_memory(
         capacity_bytes=float(device.memory_bytes),
         fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
         activation_bytes_L=each(layer_activation_bytes),
-        temporary_bytes_L=each(layer_temporary_bytes),
+        temporary_bytes_L=each(partial(layer_temporary_bytes, optimizer=workload.optimizer)),
         message_bytes_L1=message_bytes(cuts_L1, workload.num_microbatches) + (gathered + example_bytes / r) / 2,
         step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
     )

@@ -97,7 +97,7 @@ def between(curve: Sequence[Measurement], microbatch_size: int) -> Estimate | No
 
 def subject_of(signature: str, direction: str, optimizer: OptimizerSettings) -> str:
     """Under which key a layer's pass is kept; the optimizer's own depends on which optimizer it is."""
-    return stable_hash([signature, optimizer.name]) if direction == "optimizer" else signature
+    return stable_hash([signature, optimizer.kind]) if direction == "optimizer" else signature
 
 
 def _range(row: Measurement) -> tuple[float, float]:

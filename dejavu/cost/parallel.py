@@ -18,7 +18,7 @@ import numpy as np
 from dejavu.cluster import Cluster
 from dejavu.cost._base import EstimateGrid, is_prediction
 from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
-from dejavu.cost.memory import example_bytes
+from dejavu.cost.memory import ForEachByte, example_bytes
 from dejavu.cost.parts import Part, PartPrices, Passes, Priced, work_of
 from dejavu.cost.predicted import Predicted
 from dejavu.cost.sharding import degree_of
@@ -102,22 +102,26 @@ class ParallelPrices:
         degree_L = np.array([degree_of(layer, how.tensor_parallel) for layer in layers])
         weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
         passes = self._passes(how, m)
-        forward, backward = (self._communication(how, layers, weights_L, name) for name in ("forward", "backward"))
+        gradient = ForEachByte.of(workload.optimizer).gradient_bytes
+        forward, backward = (
+            self._communication(how, layers, weights_L, gradient, name) for name in ("forward", "backward")
+        )
         forward = passes.forward_L + forward
         backward = passes.backward_L + backward
         if how.recompute:  # gathered weights and the inputs are still there: the sums inside layers are made again
             again = self._tensor_sums(how, layers, "forward")
             backward = backward + passes.forward_L + again
-        latency, per_byte = self._collectives.once_line(how, [float(size) for size in weights_L])
+        latency, per_byte = self._collectives.once_line(how, [float(size) for size in weights_L], gradient)
         device = self._cluster.device_types[how.device_type]
         memory = configuration_memory(how, layers, workload, device, examples)
         return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
 
     def _communication(
-        self, how: StageConfiguration, layers: Sequence[Layer], weights_L: Floats, direction: str
+        self, how: StageConfiguration, layers: Sequence[Layer], weights_L: Floats, gradient_bytes: float, direction: str
     ) -> Floats:
         names = (FORWARD if direction == "forward" else BACKWARD)[how.zero_level] if how.data_parallel > 1 else ()
-        gathers = {size: self._collectives.data_seconds(how, names, size) for size in set(weights_L.tolist())}
+        sizes = set(weights_L.tolist())
+        gathers = {size: self._collectives.data_seconds(how, names, size, gradient_bytes) for size in sizes}
         return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(how, layers, direction)
 
     def _tensor_sums(self, how: StageConfiguration, layers: Sequence[Layer], direction: str) -> Floats:

@@ -21,6 +21,7 @@ from dejavu.cost._base import CostSource, Estimate, Fallback
 from dejavu.cost.calibration import Calibration, calibrate
 from dejavu.cost.kernel_roofline import PRODUCTS, KernelRoofline, has_matrix_units, peak_flops_per_second
 from dejavu.cost.learned import Learned, shipped
+from dejavu.cost.memory import ForEachByte
 from dejavu.graph import Graph, Layer
 from dejavu.kernel import Kernel, family_of, kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
@@ -189,21 +190,27 @@ class Predicted(CostSource):
 
 
 def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtype: str) -> list[Kernel]:
-    """What torch's optimizer does to so many bytes of weights, once a step: passes over memory."""
+    """What torch's optimizer does to so many bytes of weights, once a step: passes over memory.
+
+    With master weights the passes are over float32 tensors, and one more copies the masters to the weights.
+    """
     if not parameter_bytes:
         return []
-    elements = int(parameter_bytes) // (4 if dtype == "float32" else 2)
-    return [
-        Kernel(
-            family="elementwise",
+    elements = max(int(parameter_bytes) // (4 if dtype == "float32" else 2), 1)
+    update_bytes = parameter_bytes * ForEachByte.of(optimizer).update_bytes
+
+    def over(name: str, read_bytes: float, written_bytes: float) -> Kernel:
+        return Kernel(
+            family="copy" if name == "copy" else "elementwise",
             name=name,
-            dtype=dtype,
-            m=max(elements, 1),
-            read_bytes=float(read * parameter_bytes),
-            written_bytes=float(written * parameter_bytes),
+            dtype="float32" if optimizer.master_weights else dtype,
+            m=elements,
+            read_bytes=float(read_bytes),
+            written_bytes=float(written_bytes),
         )
-        for name, read, written in _OPTIMIZER_PASSES[optimizer.name]
-    ]
+
+    passes = [over(name, r * update_bytes, w * update_bytes) for name, r, w in _OPTIMIZER_PASSES[optimizer.name]]
+    return [*passes, over("copy", update_bytes, parameter_bytes)] if optimizer.master_weights else passes
 
 
 def _sum(kernels: Iterable[tuple[str, Estimate]]) -> Estimate:

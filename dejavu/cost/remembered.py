@@ -43,7 +43,7 @@ class StageRecord:
     @classmethod
     def of(cls, graph: Graph, stage: Stage, optimizer: OptimizerSettings) -> StageRecord:
         held = Counter(layer.signature for layer in graph.layers[stage.start : stage.stop])
-        return cls(dict(sorted(held.items())), optimizer.name)
+        return cls(dict(sorted(held.items())), optimizer.kind)
 
     @classmethod
     def from_json(cls, text: str | None) -> StageRecord | None:
@@ -94,7 +94,7 @@ def remember_stages(
             after, beside = before, pass_cost(database, device_type).pass_seconds if direction != "optimizer" else 0.0
             found = _stages(database, graph, device_type, direction)
             for stage in [one for one in found if one.record.signatures.keys() <= before.keys()]:
-                if direction == "optimizer" and stage.record.optimizer != optimizer.name:
+                if direction == "optimizer" and stage.record.optimizer != optimizer.kind:
                     continue
                 if stage.newest.is_disturbed and not all(
                     is_prediction(before[s].source) for s in stage.record.signatures

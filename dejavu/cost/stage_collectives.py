@@ -26,6 +26,7 @@ from dejavu.profiles import ProfileDatabase
 ONCE = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_gather",), 3: ()}
 FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
 BACKWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: ("reduce_scatter",), 3: ("all_gather", "reduce_scatter")}
+SUMS = ("all_reduce", "reduce_scatter")  # of gradients; what is gathered are weights
 _FITTED_SIZES = 6  # of messages, from one layer's to the whole model's
 
 
@@ -44,16 +45,32 @@ class StageCollectives:
         groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
         return sum(self._seconds(how.device_type, "all_reduce", groups, 1, width, size) for size in sizes_bytes)
 
-    def data_seconds(self, how: StageConfiguration, names: Sequence[str], size_bytes: float) -> float:
-        """These collectives among the replicas, one after another."""
+    def data_seconds(
+        self, how: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
+    ) -> float:
+        """Price these collectives among the replicas, one after another.
+
+        Args:
+            size_bytes: of the weights on one device.
+            gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
+        """
         t = how.tensor_parallel
         groups = tuple(tuple(range(first, how.num_devices, t)) for first in range(t))
         return sum(
-            self._seconds(how.device_type, name, groups, how.num_nodes, how.devices_per_node, size_bytes)
+            self._seconds(
+                how.device_type,
+                name,
+                groups,
+                how.num_nodes,
+                how.devices_per_node,
+                size_bytes * (gradient_bytes if name in SUMS else 1.0),
+            )
             for name in names
         )
 
-    def once_line(self, how: StageConfiguration, sizes_bytes: Sequence[float]) -> tuple[float, float]:
+    def once_line(
+        self, how: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
+    ) -> tuple[float, float]:
         """Seconds and seconds per byte of what the replicas do once a step, as a line through the whole range of sizes.
 
         A stage's gradients are one message, so its cost has to be a sum over layers and a constant. Least squares of
@@ -61,13 +78,14 @@ class StageCollectives:
 
         Args:
             sizes_bytes: of single layers on one device.
+            gradient_bytes: as for `data_seconds`.
         """
         names = ONCE[how.zero_level] if how.data_parallel > 1 else ()
         positive = [size for size in sizes_bytes if size > 0]
         if not names or not positive:
             return 0.0, 0.0
         sizes = np.unique(np.geomspace(min(positive), sum(positive), _FITTED_SIZES))
-        seconds = np.array([self.data_seconds(how, names, float(size)) for size in sizes])
+        seconds = np.array([self.data_seconds(how, names, float(size), gradient_bytes) for size in sizes])
         scale = float(sizes[-1])  # so that both unknowns are of one order
         (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))
         return float(latency), float(whole) / scale

@@ -10,18 +10,74 @@ import torch
 
 from dejavu.workload import OptimizerSettings, Workload
 
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+MASTER = "master"  # what a weight's master is called in the optimizer's state, and in checkpoints
+
+
+class _WithMasters(torch.optim.Optimizer):
+    """Mixed into a torch optimizer: it steps a float32 master of each weight, and the weight becomes its copy.
+
+    The masters are part of the optimizer's state, so trials and checkpoints carry them. A master that is not there yet
+    is the weight itself, widened.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Let torch step the masters in place of the weights, each with its weight's gradient and moments."""
+        assert closure is None, "the training loop computes gradients itself"
+        groups = [group["params"] for group in self.param_groups]
+        master_of = {weight: self._master(weight) for weights in groups for weight in weights}
+        for weight, master in master_of.items():
+            master.grad = weight.grad
+            if weight in self.state:
+                self.state[master] = self.state.pop(weight)
+        for group, weights in zip(self.param_groups, groups, strict=True):
+            group["params"] = [master_of[weight] for weight in weights]
+        super().step()
+        for group, weights in zip(self.param_groups, groups, strict=True):
+            group["params"] = weights
+        for weight, master in master_of.items():
+            self.state[weight] = {**self.state.pop(master, {}), MASTER: master.detach()}
+            weight.copy_(master)
+
+    def _master(self, weight: torch.nn.Parameter) -> torch.nn.Parameter:
+        # Out of the state while torch steps: torch makes its moments where a state is empty.
+        known = self.state[weight].pop(MASTER, None) if weight in self.state else None
+        return torch.nn.Parameter(weight.detach().float() if known is None else known)
+
+
+class _AdamWWithMasters(_WithMasters, torch.optim.AdamW):
+    pass
+
+
+class _SGDWithMasters(_WithMasters, torch.optim.SGD):
+    pass
+
+
+OPTIMIZERS: dict[tuple[str, bool], type[torch.optim.Optimizer]] = {
+    ("adamw", False): torch.optim.AdamW,
+    ("adamw", True): _AdamWWithMasters,
+    ("sgd", False): torch.optim.SGD,
+    ("sgd", True): _SGDWithMasters,
+}
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """A fresh torch optimizer with the workload's settings; a stage without weights gets one that has nothing to do."""
+    """Make a fresh torch optimizer with the workload's settings; of a stage without weights it has nothing to do.
+
+    With master weights the gradients add up in float32 from now on. They exist at once, because torch's split backward
+    pass adds to a gradient that is there but stores the first one as it is, in the weight's own type.
+    """
     given = list(parameters)
+    if settings.master_weights:
+        for parameter in given:
+            parameter.grad_dtype = torch.float32
+            parameter.grad = torch.zeros_like(parameter.data, dtype=torch.float32)
     options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         options["momentum"] = settings.momentum
     if len({type(parameter.data) for parameter in given}) > 1:  # torch's grouped step mixes no split and whole weights
         options["foreach"] = False
-    return OPTIMIZERS[settings.name]([{"params": given}], **options)
+    return OPTIMIZERS[settings.name, settings.master_weights]([{"params": given}], **options)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, workload: Workload, step: int) -> None:

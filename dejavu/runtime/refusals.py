@@ -64,6 +64,12 @@ def refuse_spreading(job: TrainingJob) -> None:
         how = plan.rank_configuration(rank)
         for s in stages:
             refuse_split(builders[plan.stages[s].start : plan.stages[s].stop], how)
+        if how.zero_level and how.data_parallel > 1 and workload.optimizer.master_weights:
+            raise LaunchError(
+                f"pipeline rank {rank} has ZeRO level {how.zero_level}, under which master weights are planned but not "
+                "trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, or no "
+                "master_weights"
+            )
         if how.zero_level >= 2 and how.data_parallel > 1 and schedule_named(plan.schedule).splits_backward:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {how.zero_level}, whose gradients are reduced as soon as the "

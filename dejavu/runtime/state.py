@@ -79,10 +79,10 @@ def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
 
 
 def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A moment of the optimizer, held as its weight is."""
+    """A moment of the optimizer, or a master, split as its weight is."""
     if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
         return whole
-    moment = torch.zeros_like(parameter.data)
+    moment = torch.zeros_like(parameter.data, dtype=whole.dtype)
     _local(moment).copy_(_part(whole, moment))
     return moment
 

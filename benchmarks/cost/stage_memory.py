@@ -1,0 +1,190 @@
+"""The peak of a stage moment by moment, as its layers run one after another: the referee of what plans add up.
+
+Closer to the allocator than plans' sums (`dejavu.cost.memory`), which never say less. No search uses it: it is no sum
+over layers. The moments at which each layer holds most are known from capture (`dejavu.liveness`); here they are put
+together for a stage, in the order in which a pipeline schedule runs its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dejavu.cost.memory import (
+    ALL_AT_ONCE_TENSORS,
+    ONE_BY_ONE_TENSORS,
+    ForEachByte,
+    cast_bytes,
+    message_bytes,
+)
+from dejavu.graph import Layer
+from dejavu.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
+from dejavu.workload import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The peak of one device of a stage, part by part.
+
+    Attributes:
+        parameter_bytes: weights and the modules' other tensors.
+        activation_bytes: what the microbatches in flight hold between forward and backward.
+        message_bytes: what is received, what is being sent, and the step's examples.
+        temporary_bytes: what the worst moment needs besides.
+    """
+
+    parameter_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    message_bytes: float
+    temporary_bytes: float
+
+    @property
+    def peak_bytes(self) -> float:
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.message_bytes
+            + self.temporary_bytes
+        )
+
+
+def stage_memory(
+    layers: Sequence[Layer],
+    *,
+    microbatches_in_flight: int,
+    num_microbatches: int,
+    optimizer: OptimizerSettings,
+    recompute: bool = False,
+    zero_level: int = 0,
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    is_first: bool = False,
+    is_last: bool = False,
+    example_bytes: float = 0.0,
+    foreach: bool = False,
+) -> StageMemory:
+    """The peak of a stage of these layers, in a training's second step and later.
+
+    Optimizer state, gradients and weights are sharded by ZeRO levels 1, 2 and 3 (Rajbhandari et al., SC 2020, fig. 1);
+    of sharded gradients or weights one layer is whole at a time. Tensor parallelism divides weights and what layers
+    hold, as with sequence parallelism (Korthikanti et al., MLSys 2023, eq. 4); tensors that cross cuts stay whole.
+
+    Args:
+        microbatches_in_flight: how many the schedule lets the stage hold (`Schedule.in_flight`).
+        num_microbatches: of one step, on this replica.
+        recompute: activation checkpointing of every layer.
+        is_first, is_last: whether there is no stage before, or behind.
+        example_bytes: a step's inputs and targets, which the training loop gives to every stage.
+        foreach: the optimizer steps all weights at once, torch's default on GPUs.
+    """
+    footprints = [layer.recompute_footprint if recompute else layer.footprint for layer in layers]
+    weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
+    each = ForEachByte.of(optimizer)
+    chain = _Chain(tuple(footprints), tensor_parallel, optimizer, gradients_arrive=not is_last)
+    waiting = chain.waiting_bytes()
+    activations = microbatches_in_flight * waiting
+    messages = example_bytes
+    if not is_first:
+        messages += message_bytes(footprints[0].input_bytes, num_microbatches)
+    if not is_last:
+        messages += message_bytes(footprints[-1].output_bytes, num_microbatches)
+        # The last output of the warm-up is one too many only while as many others are in flight behind it.
+        if num_microbatches < 2 * microbatches_in_flight - 1 or microbatches_in_flight == 1:
+            messages -= footprints[-1].output_bytes
+    step = _optimizer_temporary_bytes(footprints, sum(weights), optimizer, tensor_parallel, foreach=foreach)
+    step /= data_parallel if zero_level >= 1 else 1
+    return StageMemory(
+        parameter_bytes=_sharded(weights, data_parallel if zero_level >= 3 else 1)
+        + sum(footprint.buffer_bytes for footprint in footprints),
+        gradient_bytes=each.gradient_bytes * _sharded(weights, data_parallel if zero_level >= 2 else 1),
+        optimizer_bytes=each.optimizer_bytes * sum(weights) / (data_parallel if zero_level >= 1 else 1),
+        activation_bytes=activations,
+        message_bytes=messages,
+        temporary_bytes=max(chain.worst_bytes() - waiting, step - activations),
+    )
+
+
+def _sharded(weights: Sequence[float], shards: int) -> float:
+    """Bytes of tensors cut into shards; of the largest layer the missing parts are gathered, one layer at a time."""
+    return sum(weights) / shards + (1 - 1 / shards) * max(weights)
+
+
+def _optimizer_temporary_bytes(
+    footprints: Sequence[Footprint],
+    weights: float,
+    optimizer: OptimizerSettings,
+    tensor_parallel: int,
+    *,
+    foreach: bool,
+) -> float:
+    update = ForEachByte.of(optimizer).update_bytes
+    if foreach:
+        return ALL_AT_ONCE_TENSORS[optimizer.name] * update * weights
+    largest = max(footprint.largest_parameter_bytes for footprint in footprints) / tensor_parallel
+    return ONE_BY_ONE_TENSORS[optimizer.name] * update * largest
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """One microbatch through the layers of a stage. Cut k lies before layer k, the last cut behind all.
+
+    Attributes:
+        gradients_arrive: the gradient of the output comes as a message, which is not counted here; otherwise the last
+            layer makes it from the loss.
+    """
+
+    footprints: tuple[Footprint, ...]
+    tensor_parallel: int
+    optimizer: OptimizerSettings
+    gradients_arrive: bool
+
+    def waiting_bytes(self) -> float:
+        """What it holds between its forward and its backward, the stage's input left out."""
+        return self._own_bytes(len(self.footprints)) + self._cut_bytes(self._needed(len(self.footprints)))
+
+    def worst_bytes(self) -> float:
+        """The most that it has alive at once, forward or backward, the stage's input left out."""
+        worst = 0.0
+        for k, footprint in enumerate(self.footprints):
+            before, needed, behind = self._own_bytes(k), self._needed(k), self._storage(len(self.footprints))
+            for moment in footprint.forward:  # the layer's caller keeps its input, whatever the layer does
+                alive = self._cut_bytes(needed | self._storages(k, moment) | {self._storage(k)})
+                worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)
+            for moment in footprint.backward:  # the pipeline keeps the stage's output until the backward's end
+                alive = self._cut_bytes(needed | self._storages(k, moment) | {behind})
+                alive += self._gradient_bytes(k, moment)
+                alive += cast_bytes(footprint.largest_parameter_bytes / self.tensor_parallel, self.optimizer)
+                worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)
+        return worst
+
+    def _own_bytes(self, count: int) -> float:
+        return sum(footprint.held_bytes for footprint in self.footprints[:count]) / self.tensor_parallel
+
+    def _storage(self, cut: int) -> int:
+        """The first cut whose tensor's memory this is: a layer may pass its input on."""
+        while cut > 0 and self.footprints[cut - 1].passes_input:
+            cut -= 1
+        return cut
+
+    def _needed(self, count: int) -> frozenset[int]:
+        """The cuts whose tensors the first `count` layers hold for their backward; the pipeline holds the last."""
+        layers = range(count)
+        held = {self._storage(k) for k in layers if self.footprints[k].holds_input}
+        held |= {self._storage(k + 1) for k in layers if self.footprints[k].holds_output}
+        return frozenset(held | {self._storage(count)} if count == len(self.footprints) else held)
+
+    def _storages(self, layer: int, moment: Moment) -> frozenset[int]:
+        cuts = {INPUT: layer, OUTPUT: layer + 1}
+        return frozenset(self._storage(cut) for name, cut in cuts.items() if name in moment.alive)
+
+    def _cut_bytes(self, cuts: frozenset[int]) -> float:
+        return float(sum(self.footprints[cut - 1].output_bytes for cut in cuts if cut > 0))
+
+    def _gradient_bytes(self, layer: int, moment: Moment) -> float:
+        if ARRIVING not in moment.alive or (layer == len(self.footprints) - 1 and self.gradients_arrive):
+            return 0.0
+        return float(self.footprints[layer].output_bytes)
