@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from prefect import flow
-from prefect.futures import PrefectFuture
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from dejavu.binding import Binding
 from dejavu.cluster import this_machine
@@ -37,10 +36,10 @@ class Planned(NamedTuple):
     unremembered_step_seconds: float
 
 
-RUNNER: TaskRunner[PrefectFuture[Any]] = ThreadPoolTaskRunner(max_workers=num_cores())
+SIDE_BY_SIDE: Any = ThreadPoolTaskRunner(max_workers=num_cores())
 
 
-@flow(name="plan", flow_run_name="plan {workload.model} on {cluster}", task_runner=RUNNER)
+@flow(name="plan", flow_run_name="plan {workload.model} on {cluster}", task_runner=SIDE_BY_SIDE)
 def plan(
     workload: Workload = Workload(),  # noqa: B008
     cluster: str = "cluster.yaml",

@@ -41,13 +41,11 @@ def side_by_side(client: Any) -> Ask:
         groups: dict[Any, list[int]] = {}
         for k, question in enumerate(questions):
             groups.setdefault((question.num_microbatches, None if question.is_quick else question.search), []).append(k)
-        futures = [
-            search.submit(_named(group := [questions[k] for k in numbers]), opaque(group), opaque(client))
-            for numbers in groups.values()
-        ]
-        found: dict[int, Answer] = {}
-        for group, future in zip(groups.values(), futures, strict=True):
-            found.update(zip(group, future.result(), strict=True))
+        runs = []
+        for numbers in groups.values():
+            group = [questions[k] for k in numbers]
+            runs.append((numbers, search.submit(_named(group), opaque(group), opaque(client))))
+        found = {k: answer for numbers, run in runs for k, answer in zip(numbers, run.result(), strict=True)}
         return [found[k] for k in range(len(questions))]
 
     return ask
