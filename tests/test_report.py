@@ -2,8 +2,11 @@ import base64
 import io
 import re
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
-from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +19,8 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
 from dejavu.cost.passes import PassCost
 from dejavu.init import Draw
-from dejavu.plan import Plan, SearchResult, Stage, StageConfiguration, price
-from dejavu.planning.schedules import under
+from dejavu.plan import Plan
+from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
 from dejavu.problem import Posed, pose
 from dejavu.report import (
     ReportData,
@@ -31,8 +34,8 @@ from dejavu.report import (
 from dejavu.runtime.clock import Timed
 from dejavu.runtime.job import StageTimes, TrainingResult
 from dejavu.schedule import SCHEDULES, Pass
-from dejavu.simulate import Simulation, play_posed, price_played, simulate, stage_seconds, stages_of
-from dejavu.trials import TrialResult
+from dejavu.simulate import Simulation
+from dejavu.trials import TrialResult, Trials
 from dejavu.units import format_bytes, format_seconds
 from dejavu.workload import Workload
 
@@ -93,49 +96,53 @@ def make_trials() -> tuple[TrialResult, ...]:
     return (*rows, failed)
 
 
-def make_data(num_layers: int = 12, num_stages: int = 3, trained: bool = True) -> ReportData:
-    workload, cluster, table = Workload(), make_cluster(num_stages), make_table(num_layers)
+class Given(Prices):
+    """Prices of a table that was made by hand, in place of a model's."""
+
+    def __init__(self, request: PlanRequest, table: CostTable, posed: Posed) -> None:
+        self.request, self.corrections = request, []
+        self._table, self._given = table, posed
+
+    def posed(self, num_microbatches: int) -> Posed:
+        return self._given
+
+    def table_of(self, num_microbatches: int) -> CostTable:
+        return self._table
+
+    def graph_of(self, num_microbatches: int) -> Any:
+        return SimpleNamespace(microbatch_size=1, dtype="float32", fingerprint="by hand")
+
+
+@cache
+def make_choice(num_layers: int, num_devices: int, schedule: str, named: bool = False) -> Choice:
+    """A real planner's, for tables by hand."""
+    workload = Workload().model_copy(update={"schedule": schedule if named else "auto"})
+    cluster, table = make_cluster(num_devices), make_table(num_layers)
     problem = pose(table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")})
+    forward, backward = table.forward.seconds_LD.T, table.backward.seconds_LD.T
+    posed = Posed(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
+    count = workload.num_microbatches
+    request = PlanRequest(workload, cluster, Path("nowhere"), schedules=(schedule,), microbatches=(count,))
+    return Planner().plan(request, Given(request, table, posed))
 
-    def plan_of(cuts: np.ndarray) -> Plan:
-        ends = [0, *map(int, cuts), num_layers]
-        configuration = StageConfiguration("core")
-        stages = tuple(Stage(a, b, configuration) for a, b in pairwise(ends))
-        return Plan(stages, workload.searched_schedule, workload.num_microbatches)
 
-    total = np.cumsum(table.forward.seconds_LD[:, 0])
-    shares = np.arange(1, num_stages) / num_stages
-    plan = plan_of(np.searchsorted(total, shares * total[-1]) + 1)
-    uniform = plan_of(np.arange(1, num_stages) * num_layers // num_stages)
-    parts, uniform_parts = price(problem, plan), price(problem, uniform)
-    stages = stage_seconds(plan, table, parts)
-    trials = make_trials() if trained else None
-    times = tuple(
-        StageTimes(s, 1.08 * row.forward_seconds, 0.97 * row.backward_seconds, row.once_seconds, 5 * 10**8 + s)
-        for s, row in enumerate(stages)
-    )
-    losses = tuple(float(x) for x in 3.05 - 0.02 * np.arange(TRIAL_STEPS, NUM_STEPS))
-    training = TrainingResult(
-        TRIAL_STEPS, losses, 1.06 * simulate(plan, stages).step_seconds, times, 1, 20, "/run/checkpoints/30"
-    )
+def make_data(
+    num_layers: int = 12, num_devices: int = 3, trained: bool = True, schedule: str = "1f1b", named: bool = False
+) -> ReportData:
+    choice = make_choice(num_layers, num_devices, schedule, named)
+    binding = bind(choice.posed.problem, choice.plan, choice.request.cluster)
+    bound = choice.candidate(binding.plan)
+    trials = make_trials()
     return ReportData(
-        workload=workload,
-        cluster=cluster,
-        table=table,
-        searches={
-            "exact": SearchResult(plan, parts.step_seconds, 0.98 * parts.step_seconds, "exact", 0.021),
-            "uniform": SearchResult(uniform, uniform_parts.step_seconds, 0.0, "uniform", 0.001),
-        },
-        price=parts,
-        uniform_plan=uniform,
-        uniform_price=uniform_parts,
-        binding=bind(problem, plan, cluster),
-        simulation=simulate(plan, stages),
-        predicted_stages=tuple(stages),
-        uniform_simulation=simulate(uniform, stage_seconds(uniform, table, uniform_parts)),
-        trials=trials,
-        winner=trials[0] if trials else None,
-        training=training if trained else None,
+        workload=choice.request.workload,
+        cluster=choice.request.cluster,
+        choice=choice,
+        binding=binding,
+        bound=bound,
+        tried=Trials(trials, trials[0], (), 48, 9.0) if trained else None,
+        training=replace(trained_like(bound.plan, bound.simulation), restarts=1, resumed_from_step=20)
+        if trained
+        else None,
         torchrun_line="torchrun --nproc-per-node=3 -m dejavu.runtime.worker '/run/job <1>.json'" if trained else "",
         reference_difference=5.4e-7 if trained else None,
     )
@@ -197,16 +204,18 @@ def test_the_page_asks_nothing_of_the_network(html):
 
 def test_the_numbers_of_the_page_are_the_records(run, html):
     text = Page(html).text
+    assert run.baseline is not None and run.gap is not None
     for wanted in (
-        f"predicted {format_seconds(run.simulation.step_seconds)}, -5.7%",
+        f"predicted {format_seconds(run.simulation.step_seconds)}, -20.0%",
         format_seconds(run.training.step_seconds),
-        f"{run.uniform_simulation.step_seconds / run.simulation.step_seconds:.2f} ×",
-        f"the even split: {format_seconds(run.uniform_simulation.step_seconds)}",
-        "2.0%",  # the certified gap
-        f"no plan takes less than {format_seconds(0.98 * run.price.step_seconds)}",
+        f"{run.baseline.step_seconds / run.bound.step_seconds:.2f} ×",
+        f"the {run.baseline_name}: {format_seconds(run.baseline.step_seconds)}",
+        f"{run.gap:.1%}",
+        f"is simulated below {format_seconds(run.lower_bound_seconds)}; "
+        f"this one at {format_seconds(run.simulation.step_seconds)}",
         "30 of 36",
         "30 measured, 6 roofline",
-        f"price: {format_seconds(run.price.step_seconds)}",
+        f"simulated: {format_seconds(run.simulation.step_seconds)}",
         "5.4e-07",
         "1 restart, resumed from step 20",
         run.torchrun_line,
@@ -220,6 +229,8 @@ def test_the_numbers_of_the_page_are_the_records(run, html):
         f"{run.training.losses[-1]:.4f}",
     ):
         assert wanted in text, wanted
+    for row in run.choice.considered:
+        assert row.search in text
     for s, stage in enumerate(run.stages):
         measured = run.training.stages[s]
         assert stage.headroom_bytes == 8 * 2**30 - run.price.peak_bytes[s]
@@ -239,7 +250,7 @@ def test_a_plan_without_a_training(html):
     run = make_data(trained=False)
     text = Page(page(run)).text
     assert "nothing was trained" in text
-    assert format_seconds(run.price.step_seconds) in text
+    assert format_seconds(run.bound.step_seconds) in text
     assert "Initializations" not in text and "Predicted against measured" not in text and "torchrun" not in text
     rows = printed(run)
     assert "measured, 6 predicted" in rows and "loss" not in rows
@@ -247,25 +258,24 @@ def test_a_plan_without_a_training(html):
 
 def test_what_is_unknown_is_not_made_up():
     run = make_data(trained=False)
-    searches = {"mcmc": replace(run.searches["exact"], lower_bound_seconds=0.0)}
-    unknown = tuple(float("nan") for _ in run.price.peak_bytes)
+    choice = run.choice
+    unbounded = {count: replace(bound, seconds=0.0) for count, bound in choice.simulated_bounds.items()}
+    rows = tuple(row for row in choice.considered if row.search not in BASELINES)
     run = replace(
         run,
-        searches=searches,
-        uniform_price=None,
-        uniform_simulation=None,
+        choice=replace(choice, considered=rows, origin=rows[0], simulated_bounds=unbounded),
         binding=replace(run.binding, random_best_step_seconds=None, random_refused=1000),
-        price=replace(run.price, peak_bytes=unknown),
     )
     text = Page(page(run)).text
     assert "nan" not in text
     assert "the best of 1,000 random ones – –" in text and "1000 of 1000 random bindings do not fit" in text
-    assert "no search proved a bound" in text and "the even split does not fit" in text
-    assert "even split" not in printed(run)
+    assert "nothing was proved about other plans" in text and "no baseline fits its memory" in text
+    assert "best baseline" not in printed(run)
+    assert run.gap is None
 
 
 def test_a_single_stage_and_many_layers():
-    for data in (make_data(num_layers=5, num_stages=1, trained=False), make_data(num_layers=120, num_stages=8)):
+    for data in (make_data(num_layers=5, num_devices=1, trained=False), make_data(num_layers=120, num_devices=8)):
         assert not Page(page(data)).open
 
 
@@ -295,41 +305,13 @@ def trained_like(plan: Plan, played: Simulation, slower: float = 1.25) -> Traini
     )
 
 
-def under_schedule(schedule: str, *, even_too: bool, tried: bool) -> ReportData:
-    """A run whose workload names the schedule (the even split is played under it, too), or where `auto` chose it."""
-    before = make_data(num_layers=12, num_stages=3)
-    workload = before.workload.model_copy(update={"schedule": schedule if even_too else "auto", "num_microbatches": 8})
-    problem = pose(before.table, before.cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")})
-    forward, backward = before.table.forward.seconds_LD.T, before.table.backward.seconds_LD.T
-    posed = Posed(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
-    found = {}
-    for name, result in before.searches.items():
-        plan = Plan(result.plan.stages, problem.schedule, workload.num_microbatches)
-        found[name] = under(posed, plan, schedule if name == "exact" or even_too else plan.schedule)
-    played = {name: play_posed(posed, plan) for name, plan in found.items()}
-    prices = {name: price_played(posed, plan, played[name]) for name, plan in found.items()}
-    trials = make_trials() if tried else None
-    return replace(
-        before,
-        workload=workload,
-        price=prices["exact"],
-        binding=bind(problem, found["exact"], before.cluster),
-        simulation=played["exact"],
-        predicted_stages=tuple(stages_of(posed, found["exact"])),
-        uniform_plan=found["uniform"],
-        uniform_price=prices["uniform"],
-        uniform_simulation=played["uniform"],
-        trials=trials,
-        winner=trials[0] if trials else None,
-        training=trained_like(found["exact"], played["exact"]),
-    )
-
-
-@pytest.mark.parametrize("even_too", [True, False], ids=["named", "auto"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "auto"])
 @EVERY_SCHEDULE
-def test_every_schedule_ends_in_a_page_and_a_table(schedule: str, even_too: bool) -> None:
-    run = under_schedule(schedule, even_too=even_too, tried=even_too)
-    assert len(run.plan.stages) == 3 * SCHEDULES[schedule].stages_per_rank
+def test_every_schedule_ends_in_a_page_and_a_table(schedule: str, named: bool) -> None:
+    run = make_data(schedule=schedule, named=named)
+    if named:
+        run = replace(run, tried=None)
+    assert len(run.plan.stages) % SCHEDULES[schedule].stages_per_rank == 0
     said_of(run, schedule)
 
 
@@ -337,7 +319,8 @@ def test_every_schedule_ends_in_a_page_and_a_table(schedule: str, even_too: bool
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe_v"])
 def test_a_training_without_a_measured_step_ends_in_a_page_and_a_table(schedule: str, tried: bool) -> None:
     """Resumed when all its steps were done; with its progress lost, too; or not trained at all."""
-    run = under_schedule(schedule, even_too=True, tried=tried)
+    run = make_data(schedule=schedule, named=True)
+    run = run if tried else replace(run, tried=None)
     done = TrainingResult(TRIAL_STEPS, run.training.losses, None, (), 0, NUM_STEPS, "/run/checkpoints/30")
     for training in (done, replace(done, losses=()), None):
         said_of(replace(run, training=training), schedule)
@@ -354,7 +337,7 @@ def said_of(run: ReportData, schedule: str) -> None:
 @EVERY_SCHEDULE
 def test_a_backward_pass_is_compared_as_it_ran(schedule: str) -> None:
     """Every pass took a quarter longer than was played: so says each stage, and nobody's backward took no time."""
-    run = under_schedule(schedule, even_too=True, tried=False)
+    run = make_data(schedule=schedule)
     for stage in run.stages:
         assert stage.forward_seconds == pytest.approx(1.25 * stage.predicted.forward_seconds)
         assert stage.backward_seconds == pytest.approx(1.25 * stage.predicted_backward_seconds)
@@ -376,16 +359,16 @@ def test_the_losses_go_on_from_the_winner(run):
 
 def test_figures_say_what_they_show(run):
     figures = {
-        "plan": plan_figure(run.table, run.plan, run.uniform, run.price, run.uniform_price),
+        "plan": plan_figure(run.table, run.plan, run.price, run.baseline, run.baseline_name),
         "timeline": timeline_figure(run.simulation),
         "stages": stages_figure(run.predicted_stages, run.training),
         "losses": losses_figure(run.trials, run.winner, run.training),
     }
     said = {name: texts(figure) for name, figure in figures.items()}
-    for seconds in (*run.price.stage_seconds, *run.uniform_price.stage_seconds):
+    for seconds in (*run.price.stage_seconds, *run.baseline.price.stage_seconds):
         assert format_seconds(seconds) in said["plan"]
     assert f"{run.simulation.bubble_fraction:.1%}" in said["timeline"]
-    assert "-7%" in said["stages"] and "+3%" in said["stages"]
+    assert said["stages"].count("-20%") == 2 * len(run.plan.stages)
     assert "best of 7" in said["losses"]
     assert all(figure.dpi == 120 for figure in figures.values())
     assert pyplot.get_fignums() == []  # no global state
@@ -403,10 +386,11 @@ def test_the_table_at_the_end(run):
     text = printed(run, artifacts="/project/mlartifacts/1/abc/artifacts", tracking_uri="sqlite:////project/mlflow.db")
     for wanted in (
         "stage 2 ",
-        format_seconds(run.price.step_seconds),
-        f"{format_seconds(run.training.step_seconds)} (the prediction is off by -5.7%)",
-        f"{run.uniform_simulation.step_seconds / run.simulation.step_seconds:.2f} × as fast",
-        "2.0%",
+        f"1f1b, {len(run.plan.stages)} stages, {run.plan.num_microbatches} microbatches",
+        format_seconds(run.bound.step_seconds),
+        f"{format_seconds(run.training.step_seconds)} (the prediction is off by -20.0%)",
+        f"predicted for the {run.baseline_name}",
+        f"a gap of {run.gap:.1%}",
         "30 measured, 6 predicted",
         str(run.winner.draw),
         f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {NUM_STEPS} steps",

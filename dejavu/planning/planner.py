@@ -48,27 +48,29 @@ class Planner:
     num_workers: int = field(default_factory=num_cores)
     tell: Tell = _quietly
 
-    def plan(self, request: PlanRequest) -> Choice:
+    def plan(self, request: PlanRequest, prices: Prices | None = None) -> Choice:
         """The plan with the least predicted step of all that were found and fit, with what was proved.
 
         Quick searches come first, and the baselines with them; a search that proves starts from their best plans; where
         that leaves a gap, others look for better ones. Every plan is simulated under every allowed schedule.
+
+        Args:
+            prices: of the request, where they are made already.
 
         Raises:
             NoPlanError: no plan was found; its answer says whether it is proved that there is none.
             InputError: the model cannot be captured.
             CostError: a number is missing; it names layer and device.
         """
-        return _Planning(self, request).choice()
+        return _Planning(self, request, prices or Prices(request)).choice()
 
 
 class _Planning:
     """One request on its way to a choice."""
 
-    def __init__(self, planner: Planner, request: PlanRequest) -> None:
-        self.planner, self.request = planner, request
-        self.prices = Prices(request)
-        self.simulator = Simulator(self.prices)
+    def __init__(self, planner: Planner, request: PlanRequest, prices: Prices) -> None:
+        self.planner, self.request, self.prices = planner, request, prices
+        self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
 

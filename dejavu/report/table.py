@@ -30,6 +30,8 @@ def summary_rows(run: ReportData) -> Rows:
         measured = format_seconds(run.training.step_seconds)
         before = f"; without memory by {run.unremembered_step_error:+.1%}" if run.remembers else ""
         rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%}{before})"))
+        if run.training.step_times is not None:
+            rows.append(("", str(run.training.step_times)))
     if run.baseline_step_seconds is not None and run.speedup is not None:
         other = f"{format_seconds(run.baseline_step_seconds)} predicted for the {run.baseline_name}"
         gained = f"the plan is {run.speedup:.2f} × as fast" if run.speedup > 1 + CLOSE else "the plan is not faster"
@@ -45,6 +47,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(
             ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
         )
+    if run.tried is not None and run.tried.bought is not None:
+        rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
     if run.reference_difference is not None:
