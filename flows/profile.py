@@ -9,6 +9,7 @@ from dejavu.runtime.campaign import MeasureResult
 from dejavu.workload import Workload
 from flows.session import session
 from tasks.pricing import capture_model, measure_what_is_missing
+from tasks.recording import record_measured
 
 
 @flow(name="profile", flow_run_name="profile {workload.model} on {cluster}")
@@ -30,4 +31,5 @@ def profile(
             one = split_into(workload, count)
             graph = capture_model(one, here.cluster)
             measured.append(measure_what_is_missing(graph, one, here.cluster, here.database))
+        record_measured(here.run, measured)
         return measured

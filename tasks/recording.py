@@ -23,6 +23,7 @@ from dejavu.report import (
     summary_markdown,
     timeline_figure,
 )
+from dejavu.runtime.campaign import MeasureResult
 from dejavu.runtime.job import TrainingResult
 from dejavu.track import Metric, Run
 from dejavu.trials import Trials
@@ -36,6 +37,16 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
     run.artifact_file(cluster_file, "cluster.yaml")
     run.artifact_json("cluster.json", cluster.to_dict())
     run.artifact_json("workload.json", workload.model_dump(mode="json"))
+
+
+def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
+    """How much the database knew, and how much was measured now."""
+    run.metrics(
+        [
+            Metric("figures_known", sum(one.num_known for one in measured)),
+            Metric("figures_measured_now", sum(one.num_new for one in measured)),
+        ]
+    )
 
 
 @task(name="record-choice", cache_policy=NO_CACHE)

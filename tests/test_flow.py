@@ -11,17 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from dejavu.plan import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
+from flows import services
 from tasks.pricing import read_cluster
 
 pytestmark = pytest.mark.integration
@@ -115,10 +119,12 @@ def check_records(project: Path) -> Run:
     parents, children = runs_of(project)
     run = parents[0]
     assert run.info.status == "FINISHED"
-    assert set(children) == {"search: exact", "search: uniform", "trials", "training"}
+    assert {"search: auto", "search: uniform", "search: proportional", "search: balanced"} < set(children)
+    assert {"trials", "training"} < set(children)
     assert all(child.info.status == "FINISHED" for child in children.values())
     found = run.data.metrics
-    assert 0 < found["predicted_step_seconds"] <= found["uniform_step_seconds"] * (1 + 1e-9)
+    assert 0 < found["simulated_lower_bound_seconds"] <= found["simulated_step_seconds"]
+    assert 0 < found["predicted_step_seconds"] <= found["baseline_step_seconds"] * (1 + 1e-9)
     assert found["measured_step_seconds"] > 0
     assert found["reference_difference"] < 1e-5
     assert found["prices_measured"] == found["prices"]
@@ -131,13 +137,29 @@ def check_records(project: Path) -> Run:
     wanted = {"plan.json", "binding.json", "costs.parquet", "cluster.yaml", "trace.json", "report.html", "figures"}
     assert wanted <= names
     binding = json.loads(Path(client.download_artifacts(run.info.run_id, "binding.json")).read_text())
-    assert len(binding["placements"]) >= 2
+    assert {row["pipeline_rank"] for row in binding["placements"]} == set(
+        range(len(Plan.from_dict(plan_of(project, run)).ranks))
+    )
     assert pq.read_table(client.download_artifacts(run.info.run_id, "costs.parquet")).num_rows * 3 == found["prices"]
     return run
 
 
 def plan_of(project: Path, run: Run) -> Any:
     return json.loads(Path(client_of(project).download_artifacts(run.info.run_id, "plan.json")).read_text())
+
+
+def check_drawing(project: Path) -> None:
+    """That Prefect shows the four parts of the way as flows of their own, and searches side by side."""
+    port = services.recorded(project).prefect_port
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api") as api:
+        flows = {flow["id"]: flow["name"] for flow in api.post("/flows/filter", json={}).raise_for_status().json()}
+        runs = api.post("/flow_runs/filter", json={}).raise_for_status().json()
+        tasks = api.post("/task_runs/filter", json={}).raise_for_status().json()
+    parts = [flows[run["flow_id"]] for run in runs if run["parent_task_run_id"]]
+    assert sorted(parts) == ["initialize", "plan", "profile", "train"]
+    spans = sorted((task["start_time"], task["end_time"]) for task in tasks if task["name"].startswith("search: "))
+    assert len(spans) > 2
+    assert any(later < end for (_, end), (later, _) in pairwise(spans)), "no two searches at the same time"
 
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the plan needs two cores")
@@ -173,6 +195,7 @@ def test_up_deploys_what_prefect_then_runs(project: Path) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert "Completed" in ran.stdout
         check_records(project)
+        check_drawing(project)
     finally:
         down = command(project, "dejavu", "down")
     assert down.returncode == 0, down.stdout + down.stderr

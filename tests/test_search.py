@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ import pytest
 from dejavu.errors import InputError
 from dejavu.importers.alpa_cases import load_case
 from dejavu.plan import (
+    DoesNotFitError,
     Infeasible,
     NoPlanError,
     NotFound,
     Obstacle,
+    Plan,
     Problem,
     SearchResult,
     StageConfiguration,
@@ -24,9 +28,13 @@ from dejavu.plan import (
     solved,
     step_seconds,
 )
-from dejavu.search import SEARCHES, Exact, Exhaustive, Search, Uniform, search_named
+from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform, search_named
+from dejavu.search._rows import plan_of_row, rows_of_one_type, rows_of_several_types
+from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
-from dejavu.stage_costs import AdditiveCosts, DenseCosts
+from dejavu.search.proportional import proportional_cuts
+from dejavu.search.uniform import even_cuts
+from dejavu.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 CASES = Path(__file__).parents[2] / "shared" / "data" / "dp_cases"
 SOME_CASES = ["K8_8x8_all", "K16_4x8_all", "K32_8x8_all", "K64_4x8_power_of_two", "mem_K32_2x8_power_of_two"]
@@ -346,17 +354,53 @@ def test_a_cluster_without_devices_is_refused(search: Search) -> None:
         solved(search.run(replace(problem, device_counts=dict.fromkeys(problem.device_counts, 0))))
 
 
-def test_uniform_uses_every_device_unless_told_otherwise() -> None:
-    fewer = 0
-    for seed in range(150):
+BASELINES = {"uniform": Uniform(), "proportional": Proportional(), "balanced": Balanced()}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_are_the_best_of_their_kind_on_any_subset(name: str) -> None:
+    """Every plan of the kind is priced here one by one, fitting or not; the baseline's is the cheapest that fits."""
+    compared = 0
+    for seed in range(120):
         problem = random_problem(seed, max_layers=8)
-        first, cheapest = answer(Uniform(), problem), answer(Uniform(all_devices_first=False), problem)
-        if first is not None and cheapest is not None:
-            used, enough = (sum(s.configuration.num_devices for s in r.plan.stages) for r in (first, cheapest))
-            assert used >= enough
-            assert cheapest.step_seconds <= first.step_seconds
-            fewer += used > enough
-    assert fewer
+        fitting = []
+        for plan in plans_of_kind(name, problem):
+            with suppress(PlanError, DoesNotFitError):
+                fitting.append(step_seconds(problem, plan))
+        found = answer(BASELINES[name], problem)
+        assert (found is None) == (not fitting)
+        if found is not None:
+            assert found.step_seconds == pytest.approx(min(fitting), rel=1e-9)
+            compared += 1
+    assert compared > 60
+
+
+def plans_of_kind(name: str, problem: Problem) -> list[Plan]:
+    if name == "balanced":
+        return balanced_plans(problem)
+    rows = [*rows_of_one_type(problem), *rows_of_several_types(problem)]
+    cuts = {"uniform": even_cuts, "proportional": proportional_cuts}[name]
+    return [plan_of_row(problem, row, found) for row in rows if (found := cuts(problem, row))]
+
+
+def balanced_plans(problem: Problem) -> list[Plan]:
+    """For each configuration and number of stages, one of the cuts whose slowest stage is fastest, by trying all."""
+    plans = []
+    for c, how in enumerate(problem.configurations):
+        room = problem.device_counts[how.device_type] // how.num_devices
+        for S in range(1, min(room, problem.most_stages) + 1):
+            slowest = {
+                (0, *inner, problem.num_layers): max(
+                    problem.costs.stage_seconds(a, b, c) for a, b in pairwise((0, *inner, problem.num_layers))
+                )
+                for inner in combinations(range(1, problem.num_layers), S - 1)
+            }
+            least = min(slowest.values())
+            cuts = [cut for cut in balanced_cuts(_stage_seconds(problem, c), S) if len(cut) == S + 1]
+            if np.isfinite(least):
+                assert slowest[tuple(cuts[0])] == pytest.approx(least, rel=1e-12)
+                plans.append(plan_of_row(problem, [how] * S, cuts[0]))
+    return plans
 
 
 def test_the_referee_counts_what_it_enumerates_and_refuses_the_rest() -> None:

@@ -31,15 +31,13 @@ from dejavu.bind import Binding, Placement, bind
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
 from dejavu.graph import capture
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan, Stage, StageConfiguration, solved
-from dejavu.planning.prices import pose_workload
-from dejavu.planning.schedules import fits, under_schedules
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.planning import Planner, PlanRequest
 from dejavu.problem import Posed
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.runtime.passes import measure_passes
-from dejavu.search import search_named
 from dejavu.simulate import play_posed
-from dejavu.workload import AUTO, OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 WHOLE, SLOW = "core", "slow-core"
 LINK_BITS_PER_SECOND = 50e6
@@ -180,19 +178,14 @@ def _passes(rows: list[Measurement], shares: Mapping[str, float]) -> list[Measur
 def _compare(name: str, site: Site, rounds: int, steps: int, num_random: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="dejavu-costs-") as folder:
         ProfileDatabase(Path(folder)).append(site.rows)
-        posed = pose_workload(site.workload, site.cluster, Path(folder), Parallelism.one_device(), {})
-    ours = _ours(posed, site.cluster)
+        counts = (site.workload.num_microbatches,)
+        request = PlanRequest(site.workload, site.cluster, Path(folder), Parallelism.one_device(), microbatches=counts)
+        choice = Planner().plan(request)
+    posed, ours = choice.posed, bind(choice.posed.problem, choice.plan, site.cluster, seed=SEED)
     bindings = {OURS: ours, EVEN: _even(posed, site.cluster)}
     bindings |= {f"{RANDOM} {k}": other for k, other in enumerate(anyhow(ours, num_random), start=1)}
     seconds = _step_seconds(list(dict.fromkeys(bindings.values())), site, rounds, steps)
     return [_row(name, label, posed, binding, seconds[binding], seconds[ours]) for label, binding in bindings.items()]
-
-
-def _ours(posed: Posed, cluster: Cluster) -> Binding:
-    found = solved(search_named("exact")().run(posed.problem, budget_seconds=SEARCH_SECONDS, seed=SEED))
-    played = [(plan, play_posed(posed, plan)) for plan in under_schedules(posed, found.plan, AUTO)]
-    plan, _ = min((row for row in played if fits(posed, *row)), key=lambda row: row[1].step_seconds)
-    return bind(posed.problem, plan, cluster, seed=SEED)
 
 
 def _even(posed: Posed, cluster: Cluster) -> Binding:

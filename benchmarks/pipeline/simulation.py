@@ -164,7 +164,7 @@ def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -
     rows = measure_layers(workload, graph, signatures, name, num_busy=num_ranks)
     database.append(list(rows))
     Campaign(graph, workload, cluster, database).run(("transfers", "passes"))
-    return pose_workload(workload, cluster, folder, Parallelism.one_device(), {})
+    return pose_workload(workload, cluster, folder, Parallelism.one_device())
 
 
 def played(times: StageTimes) -> StageSeconds:

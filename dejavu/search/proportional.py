@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -27,34 +28,41 @@ class Proportional(Search):
     name: ClassVar[str] = "proportional"
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        share_CL = {c: _shares(problem, c) for c in range(len(problem.configurations))}
         rows = chain(rows_of_one_type(problem), rows_of_several_types(problem))
+        shares = [_shares(problem, c) for c in range(len(problem.configurations))]
         return cheapest(
             problem,
-            ((row, cuts) for row in rows if (cuts := _cuts(problem, row, share_CL))),
+            ((row, cuts) for row in rows if (cuts := proportional_cuts(problem, row, shares))),
             best,
             "stages in proportion to their devices' speed",
         )
 
 
-def _shares(problem: Problem, c: int) -> tuple[float, Floats]:
-    """Seconds of the whole model under a configuration, and each layer's share of them."""
+Shares = tuple[float, Floats]  # seconds of the whole model under a configuration, and each layer's share of them
+
+
+def _shares(problem: Problem, c: int) -> Shares:
     seconds_L = np.array([problem.costs.stage_seconds(k, k + 1, c) for k in range(problem.num_layers)])
     total = float(seconds_L.sum())
     even_L = np.full(problem.num_layers, 1.0 / problem.num_layers)
     return total, seconds_L / total if 0.0 < total < np.inf else even_L
 
 
-def _cuts(problem: Problem, row: Row, share_CL: dict[int, tuple[float, Floats]]) -> list[int]:
-    """The cuts nearest to the wanted shares of the work, each stage with a layer at least; none: not possible."""
+def proportional_cuts(problem: Problem, row: Row, shares: Sequence[Shares] | None = None) -> list[int]:
+    """The cuts nearest to the wanted shares of the work, each stage with a layer at least; none: not possible.
+
+    Args:
+        shares: of every configuration, where they are known already.
+    """
     L, S = problem.num_layers, len(row)
     index = [problem.index(how) for how in row]
-    seconds_S = np.array([share_CL[c][0] for c in index])
+    known = {c: shares[c] if shares else _shares(problem, c) for c in set(index)}
+    seconds_S = np.array([known[c][0] for c in index])
     if not np.isfinite(seconds_S).all():
         return []
     speed_S = 1.0 / np.maximum(seconds_S, np.finfo(float).tiny)
     wanted = np.cumsum(speed_S / speed_S.sum())[:-1]
-    done_L = np.cumsum(np.mean([share_CL[c][1] for c in index], axis=0))
+    done_L = np.cumsum(np.mean([known[c][1] for c in index], axis=0))
     cuts = [0]
     for s, part in enumerate(wanted):
         nearest = int(np.abs(done_L - part).argmin()) + 1
