@@ -11,6 +11,7 @@ from dejavu.search.coarse import Coarse
 from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
 from dejavu.search.exhaustive import Exhaustive
+from dejavu.search.feasible import Feasible
 from dejavu.search.hybrid import Hybrid
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
@@ -24,6 +25,7 @@ __all__ = [
     "Differentiable",
     "Exact",
     "Exhaustive",
+    "Feasible",
     "Hybrid",
     "PipeDream",
     "Search",
@@ -40,6 +42,7 @@ SEARCHES: dict[str, type[Search]] = {
     "mcmc": MCMC,
     "pipedream": PipeDream,
     "uniform": Uniform,
+    "feasible": Feasible,
     "exhaustive": Exhaustive,
 }
 
