@@ -296,7 +296,7 @@ class _Refuses(Search):
 
 def test_the_hybrid_stops_the_other_parent_when_the_answer_is_proved() -> None:
     result = solved(
-        Hybrid(searching=(_Waits(),)).run(mixed(1), budget_seconds=1e6)
+        Hybrid(searching=(_Waits(),), alone_seconds=0.0).run(mixed(1), budget_seconds=1e6)
     )  # waiting for the budget would take days
     assert result.lower_bound_seconds == result.step_seconds
 

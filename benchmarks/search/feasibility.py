@@ -6,6 +6,7 @@ that works, on both sides of it. The check that decides shares no code with the 
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections import Counter
@@ -45,7 +46,7 @@ def row(case: Tight, name: str, search: Search, budget_seconds: float) -> dict[s
         "layers": problem.num_layers,
         "devices": sum(problem.device_counts.values()),
         "configurations": len(problem.configurations),
-        "over_percent": 100.0 * case.over,
+        "over_percent": None if math.isnan(case.over) else 100.0 * case.over,
         "has_a_plan": case.has_a_plan,
         "search": name,
         "answer": said,

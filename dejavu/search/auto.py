@@ -32,7 +32,7 @@ class Auto(Search):
     name: ClassVar[str] = "auto"
     small: Search = field(default_factory=Exact)
     mixed: Search = field(default_factory=Hybrid)
-    long: Search = field(default_factory=lambda: Hybrid(searching=(MCMC(),), proving=Coarse()))
+    long: Search = field(default_factory=lambda: Hybrid(searching=(MCMC(),), proving=Coarse(), alone_seconds=0.0))
     steps_per_second: float = 2e8
     most_small_steps: float = 1e8
     long_layers: int = 257

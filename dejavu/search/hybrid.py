@@ -19,15 +19,18 @@ from dejavu.search.pipedream import PipeDream
 
 History = tuple[tuple[float, float], ...]
 
+_MOST_ALONE = 0.1  # of the budget
+
 
 @dataclass(frozen=True)
 class Hybrid(Search):
     """A plan in milliseconds is the incumbent of searches that then run side by side, one of which proves.
 
-    `quick` gives the first plan; where it has none, `fitting` gives one or proves that there is none. Then two threads:
-    in one the members of `searching` one after the other, each from the best plan so far, in the other `proving`.
-    What a member of `searching` ends with is handed to `proving`, which goes on from it: a gradient finds plans
-    near the best where the exact search's bounds are still wide, and such a plan is what lets bounds drop the rest.
+    `quick` gives the first plan; where it has none, `fitting` gives one or proves that there is none. `proving` goes
+    on alone for a moment, which is enough for many problems. Then two threads: in one the members of `searching` one
+    after the other, each from the best plan so far, in the other `proving`. What a member of `searching` ends with is
+    handed to `proving`, which goes on from it: a gradient finds plans near the best where the exact search's bounds
+    are still wide, and such a plan is what lets bounds drop the rest.
 
     Each thread has the whole budget of processor time (`Clock`), so with two idle cores the plan at any time is the
     better of the parents' at that time, later by what the first plan took. When `proving` ends with an answer the
@@ -41,6 +44,7 @@ class Hybrid(Search):
         fitting: for problems whose memory is tight.
         searching: the parents that look for plans, in order.
         proving: the parent that proves.
+        alone_seconds: `proving`'s moment, and no more than a tenth of the budget.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -48,13 +52,22 @@ class Hybrid(Search):
     fitting: Search = field(default_factory=Feasible)
     searching: tuple[Search, ...] = field(default_factory=lambda: (MCMC(), Differentiable()))
     proving: Search = field(default_factory=Exact)
+    alone_seconds: float = 0.5
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         first = self._first(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        spent = first.seconds  # what compiling took, once in a process, is nobody's budget
-        answers = (*self._side_by_side(problem, first, best.budget_seconds - spent, seed), first)
+        answers: tuple[Answer, ...] = (first,)
+        last, is_settled = first, False
+        moment = min(self.alone_seconds, _MOST_ALONE * best.budget_seconds)
+        if moment > 0:
+            alone = _started_from(self.proving, _plan_of(first)).run(problem, budget_seconds=moment, seed=seed)
+            is_settled = not isinstance(alone, NotFound) and (alone.seconds < moment or _is_settled(alone))
+            last = _later(alone, first.seconds)  # what compiling took, once in a process, is nobody's budget
+            answers = (last, first)
+        if not is_settled:
+            answers = (*self._side_by_side(problem, last, best.budget_seconds, seed), *answers)
         found = [answer for answer in answers if isinstance(answer, SearchResult)]
         if not found:
             return self._without_a_plan(best, answers)
@@ -72,7 +85,7 @@ class Hybrid(Search):
 
     def _side_by_side(self, problem: Problem, first: Answer, budget_seconds: float, seed: int) -> list[Answer]:
         """The answers of `proving` and of the members of `searching`, with times since the hybrid began."""
-        start = first.plan if isinstance(first, SearchResult) else None
+        start, budget_seconds = _plan_of(first), max(budget_seconds - first.seconds, 0.0)
         stopped, handed = threading.Event(), HandOver(problem)
         aside, here = copy_context(), copy_context()
         aside.run(STOPPED.set, stopped)
@@ -131,6 +144,17 @@ class Hybrid(Search):
 def _highest_bound(answers: Sequence[Answer]) -> float:
     """Each bound is one on every plan of the problem."""
     return max((answer.lower_bound_seconds for answer in answers if not isinstance(answer, Infeasible)), default=0.0)
+
+
+def _plan_of(answer: Answer) -> Plan | None:
+    return answer.plan if isinstance(answer, SearchResult) else None
+
+
+def _is_settled(answer: Answer) -> bool:
+    """Whether nothing is left to find or to prove."""
+    if isinstance(answer, SearchResult):
+        return answer.lower_bound_seconds >= answer.step_seconds
+    return isinstance(answer, Infeasible)
 
 
 def merged(histories: Sequence[History]) -> History:
