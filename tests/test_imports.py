@@ -14,8 +14,9 @@ from dejavu.imports import uncollected
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("imports", "errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models", "attention"),
+    *("imports", "compiled", "errors", "strict_yaml", "units", "cluster", "schedule", "workload", "data", "models"),
     *(
+        "attention",
         "liveness",
         "graph",
         "kernel",

@@ -12,6 +12,7 @@ from dejavu.plan import NotFound, Obstacle, Plan, Problem, check, is_valid, solv
 from dejavu.search import Coarse, Exact, Exhaustive, Uniform
 from dejavu.search._base import Incumbent
 from dejavu.search._clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search._stage_table import StageTable
 from dejavu.search._undominated import Undominated
 from dejavu.search._windowed import WindowedBound
 from tests.test_search import answer, random_problem, small
@@ -114,11 +115,11 @@ def test_cuts_move_to_the_best_place() -> None:
     problem = operators(1, num_operators=60, num_devices=8, num_types=2)
     cuts = boundaries(problem, 10)
     coarse = unclustered(solved(Exact().run(clustered(problem, cuts))).plan, cuts)
-    best = min(_prices(problem, refined(problem, coarse, reach=60)))
+    best = min(_prices(problem, refined(problem, coarse, 60, StageTable.of(problem))))
     kept = [stage.configuration for stage in coarse.stages]
     assert best <= step_seconds(problem, coarse) * (1 + 1e-9)
     assert best <= min(_prices(problem, _random_cuts(problem, coarse, 500))) * (1 + 1e-3)
-    for plan in refined(problem, coarse, reach=3):
+    for plan in refined(problem, coarse, 3, StageTable.of(problem)):
         assert [stage.configuration for stage in plan.stages] == kept
         assert all(abs(a - b) <= 3 for a, b in zip(plan.cuts, coarse.cuts, strict=True))
 

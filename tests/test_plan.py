@@ -98,9 +98,11 @@ def test_without_links_and_once_seconds_it_is_alpas_formula(seed: int) -> None:
 @pytest.mark.parametrize("value", [np.nan, -1.0, np.inf])
 @pytest.mark.parametrize("name", ADDITIVE_TABLES)
 def test_additive_costs_refuse_what_is_no_cost(name: str, value: float) -> None:
+    if value == np.inf and "seconds" in name:
+        return  # a layer that cannot run there
     table = getattr(costs(), name).copy()
     table[1, 2] = value
-    with pytest.raises(PlanError, match=rf"{name}\[1, 2\] is .*wanted a finite number ≥ 0"):
+    with pytest.raises(PlanError, match=rf"{name}\[1, 2\] is .*wanted a (finite )?number ≥ 0"):
         replace(costs(), **{name: table})
 
 

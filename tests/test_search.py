@@ -273,16 +273,16 @@ def test_exact_out_of_budget_proves_what_it_says(calls: int, monkeypatch: pytest
 
     solve: Callable = module._Table.solve
     for seed in range(40):
-        problem, solved = small(seed), 0
+        problem, filled = small(seed), 0
         best = answer(Exact(), problem)
         if best is None:
             continue
 
         def stopped(table: module._Table, limit: float, cutoff: float):
-            nonlocal solved
-            if solved == calls:
+            nonlocal filled
+            if filled == calls:
                 raise module._OutOfTimeError
-            solved += 1
+            filled += 1
             return solve(table, limit, cutoff)
 
         with monkeypatch.context() as patch:

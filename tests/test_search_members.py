@@ -263,11 +263,11 @@ def test_merged_histories_are_the_better_of_all_at_any_time() -> None:
         for _ in range(3):
             n = int(rng.integers(0, 6))
             rows = zip(np.sort(rng.random(n)), -np.sort(-rng.random(n)), strict=True)
-            histories.append((float(rng.random()), tuple((float(t), float(p)) for t, p in rows)))
+            histories.append(tuple((float(t), float(p)) for t, p in rows))
         one = merged(histories)
         assert all(a[0] <= b[0] and a[1] > b[1] for a, b in pairwise(one))
         for at in rng.random(10) * 2:
-            so_far = [price for began, rows in histories for t, price in rows if began + t <= at]
+            so_far = [price for rows in histories for t, price in rows if t <= at]
             assert min((p for t, p in one if t <= at), default=np.inf) == min(so_far, default=np.inf)
 
 
@@ -296,7 +296,7 @@ class _Refuses(Search):
 
 def test_the_hybrid_stops_the_other_parent_when_the_answer_is_proved() -> None:
     result = solved(
-        Hybrid(searching=_Waits()).run(mixed(1), budget_seconds=1e6)
+        Hybrid(searching=(_Waits(),), alone_seconds=0.0).run(mixed(1), budget_seconds=1e6)
     )  # waiting for the budget would take days
     assert result.lower_bound_seconds == result.step_seconds
 
@@ -306,9 +306,9 @@ def test_the_hybrid_without_a_proof_has_the_other_parents_plan_and_no_bound() ->
     result = solved(Hybrid(proving=_Refuses()).run(problem))
     assert result.step_seconds <= solved(MCMC().run(problem)).step_seconds
     assert result.lower_bound_seconds == 0.0
-    none = Hybrid(quick=_Refuses(), searching=_Refuses(), proving=_Refuses()).run(problem)
+    none = Hybrid(quick=_Refuses(), searching=(_Refuses(),), proving=_Refuses()).run(problem)
     assert isinstance(none, NotFound) and none.obstacle is Obstacle.TOO_LARGE and "refuses: too large" in none.reason
-    alone = solved(Hybrid(quick=_Refuses(), searching=_Refuses()).run(problem))
+    alone = solved(Hybrid(quick=_Refuses(), searching=(_Refuses(),)).run(problem))
     assert alone.lower_bound_seconds == alone.step_seconds
 
 

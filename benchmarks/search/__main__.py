@@ -6,6 +6,9 @@ python -m benchmarks.search --heterogeneous --problems 15 --json heterogeneous.j
 python -m benchmarks.search --scale --figures docs/images --json scale.json
 python -m benchmarks.search --anytime --figures docs/images --json anytime.json
 python -m benchmarks.search --quality --json quality.json
+python -m benchmarks.search --feasibility --problems 100 --seed 0 --json feasibility.json
+python -m benchmarks.search --scales --json scales.json
+python -m benchmarks.search --gradient --problems 21 --seed 900 --json gradient.json
 
 Without a table asked for: short runs of --heterogeneous and --anytime.
 CPU seconds are those of all threads of the process. Compiled loops are loaded before anything is timed.
@@ -30,6 +33,9 @@ TABLES = {
     "scale": ("searches", "seed", "budget_seconds", "figures"),
     "anytime": ("searches", "num_problems", "seed", "budget_seconds", "figures"),
     "quality": ("searches", "budget_seconds"),
+    "feasibility": ("searches", "num_problems", "seed", "budget_seconds"),
+    "gradient": ("num_problems", "seed", "budget_seconds"),
+    "scales": ("searches", "num_problems", "seed", "budget_seconds"),
 }
 
 
@@ -40,12 +46,15 @@ def main(
     scale: Annotated[bool, typer.Option("--scale", help="1,000 to 10,000 operators")] = False,
     anytime: Annotated[bool, typer.Option("--anytime", help="gap against time")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="the example models on the example clusters")] = False,
+    feasibility: Annotated[bool, typer.Option("--feasibility", help="memory about the least that works")] = False,
+    scales: Annotated[bool, typer.Option("--scales", help="the same problems in other units of time")] = False,
+    gradient: Annotated[bool, typer.Option("--gradient", help="the same search with and without gradient")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="few and small problems")] = False,
     microbatches: Annotated[str | None, typer.Option(help="for --cases; 16,64 if not given")] = None,
     searches: Annotated[str | None, typer.Option(help="names with commas; the table's own if not given")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="for --cases")] = None,
     budget_seconds: Annotated[float | None, typer.Option(min=0, help="for each search on each problem")] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="how many, for --heterogeneous and --anytime")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="how many, for tables of generated ones")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="of the first generated problem")] = None,
     alpa_up_to_layers: Annotated[int | None, typer.Option(min=0, help="Alpa's loop beside --cases; 0: never")] = None,
     alpa_most_steps: Annotated[float | None, typer.Option(help="and where it has no more steps than this")] = None,
@@ -54,6 +63,7 @@ def main(
 ) -> None:
     """Run one of the tables."""
     flags = {"heterogeneous": heterogeneous, "scale": scale, "anytime": anytime, "quality": quality}
+    flags |= {"feasibility": feasibility, "scales": scales, "gradient": gradient}
     asked = [name for name, value in {"cases": cases, "generate": generate, **flags}.items() if value]
     if len(asked) > 1 or (json_path is not None and not asked):
         wanted = ", ".join(f"--{name}" for name in TABLES)

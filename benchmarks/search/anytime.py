@@ -114,7 +114,8 @@ def _summary(
 def _parents(search: Search) -> list[str]:
     """The searches that a search holds as fields."""
     held = [getattr(search, field.name) for field in fields(search)]
-    return [one.name for one in held if isinstance(one, Search)]
+    members = [one for each in held for one in (each if isinstance(each, tuple) else (each,))]
+    return [one.name for one in members if isinstance(one, Search)]
 
 
 def excesses(runs: dict[str, Run], name: str, parents: list[str], times: list[float] | None = None) -> list[float]:

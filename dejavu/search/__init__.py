@@ -12,6 +12,7 @@ from dejavu.search.coarse import Coarse
 from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
 from dejavu.search.exhaustive import Exhaustive
+from dejavu.search.feasible import Feasible
 from dejavu.search.hybrid import Hybrid
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
@@ -27,6 +28,7 @@ __all__ = [
     "Differentiable",
     "Exact",
     "Exhaustive",
+    "Feasible",
     "Hybrid",
     "PipeDream",
     "Proportional",
@@ -46,6 +48,7 @@ SEARCHES: dict[str, type[Search]] = {
     "balanced": Balanced,
     "proportional": Proportional,
     "uniform": Uniform,
+    "feasible": Feasible,
     "exhaustive": Exhaustive,
 }
 

@@ -1,27 +1,41 @@
-"""What all searches share: the contract, and the record of the best plan so far."""
+"""What all searches share: the contract, the unit of time, and the record of the best plan so far."""
 
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
+from dejavu.search._clock import Clock
+from dejavu.search._unit import in_units, unit_seconds
 
-# Set by a search that runs another beside itself (`hybrid`), when it needs it no more: no time remains for that one.
+
+@dataclass(eq=False)
+class HandOver:
+    """A plan of a problem that one search leaves for another that runs beside it; replaced whole, so without a lock."""
+
+    problem: Problem
+    plan: Plan | None = None
+
+
+# Set by a search that runs others beside each other (`hybrid`): when it needs one no more, no time remains for that
+# one; and plans of one that another may go on from.
 STOPPED: ContextVar[threading.Event | None] = ContextVar("STOPPED", default=None)
+HANDED: ContextVar[HandOver | None] = ContextVar("HANDED", default=None)
 
 
 @dataclass(frozen=True)
 class Search(ABC):
     """Finds a plan for a problem. Settings are fields with defaults; work is `run`.
 
-    Every member is priced by `plan.price`, so results compare; randomness comes only from `seed`.
+    Every member is priced by `plan.price`, so results compare; randomness comes only from `seed`. Members see the
+    problem with times in units of about the least step, so that what they do does not depend on the unit that the
+    problem is given in (`_unit`).
     """
 
     name: ClassVar[str]
@@ -29,14 +43,20 @@ class Search(ABC):
     def run(self, problem: Problem, *, budget_seconds: float = 30.0, seed: int = 0) -> Answer:
         """The best plan found within the budget with what was proved about it, a proof that there is none, or neither.
 
+        Args:
+            budget_seconds: of processor time, as `Clock` counts it.
+
         Raises:
             PlanError, DoesNotFitError: the plan that this search was given to start from is none of the problem's.
         """
-        best = Incumbent(problem, self.name, budget_seconds)
+        unit = unit_seconds(problem)
+        scaled = problem if unit == 1.0 else in_units(problem, unit)
+        best = Incumbent(scaled, self.name, budget_seconds, unit)
         try:
-            return self._answer(problem, best, seed)
+            answer = self._answer(scaled, best, seed)
         except TooLargeError as refusal:
-            return best.not_found(Obstacle.TOO_LARGE, str(refusal))
+            answer = best.not_found(Obstacle.TOO_LARGE, str(refusal))
+        return answer if unit == 1.0 else _in_seconds(answer, unit)
 
     @abstractmethod
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
@@ -52,21 +72,25 @@ class TooLargeError(Exception):
 
 
 class Incumbent:
-    """The best plan so far, its price, and when each improvement came."""
+    """The best plan so far, its price, and when each improvement came.
 
-    def __init__(self, problem: Problem, search: str, budget_seconds: float) -> None:
-        self._problem = problem
-        self._search = search
+    Attributes:
+        unit_seconds: a search's prices and bounds times this are the seconds of the problem that was asked.
+    """
+
+    def __init__(self, problem: Problem, search: str, budget_seconds: float, unit_seconds: float = 1.0) -> None:
+        self._problem, self._search, self.unit_seconds = problem, search, unit_seconds
         self.budget_seconds = budget_seconds
-        self._stopped = STOPPED.get()
-        self._began = time.perf_counter()
+        self._stopped, self._handed = STOPPED.get(), HANDED.get()
+        self._clock = Clock()
         self._history: list[tuple[float, float]] = []
+        self._taken: Plan | None = None
         self.plan: Plan | None = None
         self.step_seconds = float("inf")
 
     @property
     def elapsed_seconds(self) -> float:
-        return time.perf_counter() - self._began
+        return self._clock.elapsed_seconds
 
     @property
     def remaining_seconds(self) -> float:
@@ -77,9 +101,8 @@ class Incumbent:
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
         """What is done inside takes nothing from the budget: compiling, which a process does once."""
-        before = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - before
+        with self._clock.stopped():
+            yield
 
     @property
     def is_late(self) -> bool:
@@ -97,6 +120,14 @@ class Incumbent:
             self.plan, self.step_seconds = plan, seconds
             self._history.append((self.elapsed_seconds, seconds))
         return seconds
+
+    def take_over(self) -> None:
+        """Offer what a search beside this one left, if it left a plan of this problem."""
+        handed = self._handed
+        if handed is not None and handed.problem is self._problem and handed.plan is not self._taken:
+            self._taken = handed.plan
+            if self._taken is not None:
+                self.offer(self._taken)
 
     def result(self, lower_bound_seconds: float) -> SearchResult:
         """The answer where there is a plan."""
@@ -120,3 +151,14 @@ class Incumbent:
         if self.plan is not None:
             return self.result(lower_bound_seconds)
         return NotFound(self._search, obstacle, reason, self.elapsed_seconds, lower_bound_seconds)
+
+
+def _in_seconds(answer: Answer, unit: float) -> Answer:
+    """An answer whose times are in this unit, in seconds; a power of two, so that nothing is rounded."""
+    if isinstance(answer, Infeasible):
+        return answer
+    bound = answer.lower_bound_seconds * unit
+    if isinstance(answer, NotFound):
+        return replace(answer, lower_bound_seconds=bound)
+    history = tuple((at, price * unit) for at, price in answer.history)
+    return replace(answer, step_seconds=answer.step_seconds * unit, lower_bound_seconds=bound, history=history)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from dejavu.plan import Plan, Problem, Stage
 from dejavu.search import _refine
+from dejavu.search._stage_table import StageTable
 from dejavu.stage_costs import AdditiveCosts, Floats
 
 Ints = NDArray[np.int64]
 
+_LEAST_SECONDS = 1e-12  # of a layer, where the least plan takes about 1: free layers are spread over clusters too
 _HALVINGS = 12  # of the range of bottlenecks: to a four-thousandth
 
 
@@ -29,7 +31,7 @@ def boundaries(problem: Problem, num_clusters: int) -> Ints:
     L = problem.num_layers
     if num_clusters >= L:
         return np.arange(L + 1)
-    work_L1 = np.concatenate([[0.0], np.cumsum(costs.seconds_CL.min(axis=0) + 1e-12)])
+    work_L1 = np.concatenate([[0.0], np.cumsum(costs.least_seconds_L + _LEAST_SECONDS)])
     wanted = np.linspace(0.0, work_L1[-1], num_clusters + 1)
     middles = np.searchsorted(work_L1, 0.5 * (wanted[1:] + wanted[:-1]))
     found = [0]
@@ -83,34 +85,14 @@ def reclustered(plan: Plan, cuts: Ints) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def refined(problem: Problem, plan: Plan, reach: int) -> Iterator[Plan]:
+def refined(problem: Problem, plan: Plan, reach: int, table: StageTable) -> Iterator[Plan]:
     """Plans with the same configurations and better cuts, each at most `reach` layers from where it was.
 
     The limit on the bottleneck is bisected; with it, cuts of the least Σ are a dynamic program (`_refine`).
     """
-    costs = problem.costs
-    assert isinstance(costs, AdditiveCosts)
     index = [problem.index(stage.configuration) for stage in plan.stages]
     S, B = len(index), plan.num_microbatches
-
-    def prefix(table_CL: Floats) -> Floats:
-        return np.pad(np.cumsum(table_CL[index], axis=1), ((0, 0), (1, 0)))
-
-    tables = (
-        prefix(costs.seconds_CL),
-        prefix(costs.once_seconds_CL),
-        costs.once_latency_seconds_C[index],
-        prefix(costs.fixed_bytes_CL),
-        prefix(costs.activation_bytes_CL),
-        prefix(costs.step_bytes_CL),
-        np.ascontiguousarray(costs.temporary_bytes_CL[index]),
-        np.ascontiguousarray(costs.message_bytes_CL1[index]),
-        costs.capacity_bytes_C[index],
-        problem.link_latency_seconds_CC[index[:-1], index[1:]],
-        problem.link_seconds_per_byte_CC[index[:-1], index[1:]],
-        problem.cut_bytes_L1,
-    )
-    need = np.array([float(problem.in_flight(s, S)) for s in range(S)])
+    need = np.array([problem.in_flight(s, S) for s in range(S)], dtype=np.int64)
     cuts = np.array([0, *plan.cuts, problem.num_layers], dtype=np.int64)
     worst = max(
         (B - 1) * problem.costs.stage_seconds(stage.start, stage.stop, c)
@@ -120,7 +102,9 @@ def refined(problem: Problem, plan: Plan, reach: int) -> Iterator[Plan]:
     low, high = 0.0, worst
     for _ in range(_HALVINGS):
         limit = 0.5 * (low + high)
-        sum_seconds, found = _refine.best_cuts(limit, float(B - 1), reach, cuts, need, *tables)
+        sum_seconds, found = _refine.best_cuts(
+            limit, float(B - 1), reach, cuts, need, np.array(index), table.costs, table.links
+        )
         if sum_seconds == np.inf:
             low = limit
         else:

@@ -80,8 +80,10 @@ class CuttingPlanes:
             self._known.append(plan)
             planes = np.array([np.append(self.count_T - plan.use_T, 1.0) for plan in known])
             sums = np.array([plan.sum_seconds for plan in known])
-            answer = linprog(np.append(np.zeros(T), -1.0), planes, sums, bounds=bounds)
-            if not answer.success or -answer.fun - best <= precision_seconds:
+            unit = float(sums.max()) or 1.0  # the solver's tolerances are absolute
+            box = [(None if low is None else low / unit, None if high is None else high / unit) for low, high in bounds]
+            answer = linprog(np.append(np.zeros(T), -1.0), planes, sums / unit, bounds=box)
+            if not answer.success or -answer.fun * unit - best <= precision_seconds:
                 break
-            prices_T = answer.x[:T]
+            prices_T = answer.x[:T] * unit
         return best, best_prices

@@ -6,8 +6,8 @@ Suffixes, rows and columns as in `_stage_table` and `_moves`. A limit is on (B â
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.search._moves import HOW, REFUSED, STOP, below, draw, random
 from dejavu.search._stage_table import DEVICES, TYPE, stage_cost
 

@@ -97,6 +97,7 @@ class Intervals:
         values = self._values
         tried = False  # even with the budget at its end a plan is looked for once
         while self._open and self._open[0].bound < self._target:
+            self._best.take_over()
             if self._best.remaining_seconds < 0 and (tried or self._best.plan is not None):
                 break
             tried = True

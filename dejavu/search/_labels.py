@@ -11,7 +11,8 @@ spare above it, so that one subtraction compares all types.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
 
 DONE, TRUNCATED = 0, 1  # every label was looked at; or the beam or the work limit dropped some
 

@@ -8,8 +8,8 @@ places in the line, the end included. `behind`: stages behind a stage, of which 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.search._stage_table import stage_cost
 
 NEVER = 2**31 - 1  # stages, where there is no way

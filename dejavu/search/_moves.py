@@ -10,9 +10,9 @@ generator is shared by threads.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.search._stage_table import DEVICES, TYPE
 
 STOP, HOW, FITS = range(3)  # columns of stage_S3: the cut where it stops, its configuration, microbatches that fit

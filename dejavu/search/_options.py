@@ -65,16 +65,14 @@ class Options:
         Raises:
             TooLargeError: the schedule's memory rule depends on more than the stages behind.
         """
-        counts = problem.device_counts
-        fit = (how.num_devices <= counts[how.device_type] for how in problem.configurations)
-        usable = np.flatnonzero(np.fromiter(fit, dtype=bool))
+        chosen = usable(problem)
         class_C, heads_A = link_classes(problem)
         transfer_L1AA = _transfers(problem, heads_A)
-        order_C, first_G1, group_rows = _groups(problem, usable, class_C)
+        order_C, first_G1, group_rows = _groups(problem, chosen, class_C)
         costs = problem.costs.dense()
-        most = _most_stages(problem, usable)
+        most = most_stages(problem, chosen)
         limit = most if problem.max_stages is None else min(most, problem.max_stages)
-        need = _needs(problem, limit)
+        need = needs_of(problem, limit)
         fits = np.minimum(costs.max_in_flight_CLL1, need.max())
         need_J = _levels(need, fits) if limit == most else np.append(need, need.max() + 1)
         first, stop, group, configuration, seconds, busy, kept_fits = _suffix.list_options(
@@ -109,6 +107,13 @@ class Options:
             num_device_vectors=stride,
             use_all_devices=problem.use_all_devices,
         )
+
+
+def usable(problem: Problem) -> Ints:
+    """The configurations that the cluster has devices for."""
+    counts = problem.device_counts
+    fit = (how.num_devices <= counts[how.device_type] for how in problem.configurations)
+    return np.flatnonzero(np.fromiter(fit, dtype=bool))
 
 
 def _busy(costs: DenseCosts, num_microbatches: int) -> Floats:
@@ -150,7 +155,7 @@ def _transfers(problem: Problem, heads: Ints) -> Floats:
     return np.ascontiguousarray(2.0 * (latency + per_byte * problem.cut_bytes_L1[:, None, None]))
 
 
-def _groups(problem: Problem, usable: Ints, class_C: Ints) -> tuple[Ints, Ints, Ints]:
+def _groups(problem: Problem, chosen: Ints, class_C: Ints) -> tuple[Ints, Ints, Ints]:
     """Configurations sorted into groups of equal devices and links; for each group (family, link class)."""
     types = list(problem.device_counts)
     keys = {
@@ -159,7 +164,7 @@ def _groups(problem: Problem, usable: Ints, class_C: Ints) -> tuple[Ints, Ints, 
             int(class_C[c]),
             problem.configurations[c].num_devices,
         )
-        for c in usable
+        for c in chosen
     }
     order = sorted(keys, key=lambda c: (keys[c], c))
     heads = [i for i, c in enumerate(order) if i == 0 or keys[c] != keys[order[i - 1]]]
@@ -172,16 +177,16 @@ def _groups(problem: Problem, usable: Ints, class_C: Ints) -> tuple[Ints, Ints, 
     )
 
 
-def _most_stages(problem: Problem, usable: Ints) -> int:
+def most_stages(problem: Problem, chosen: Ints) -> int:
     """For how many stages there are layers and devices."""
     smallest: dict[str, int] = {}
-    for c in usable:
+    for c in chosen:
         how = problem.configurations[c]
         smallest[how.device_type] = min(how.num_devices, smallest.get(how.device_type, how.num_devices))
     return min(problem.num_layers, sum(problem.device_counts[name] // taken for name, taken in smallest.items()))
 
 
-def _needs(problem: Problem, most: int) -> Ints:
+def needs_of(problem: Problem, most: int) -> Ints:
     """Microbatches in flight by the number of stages behind, for as many stages as there can be."""
     need = [problem.in_flight(0, behind + 1) for behind in range(most)]
     if any(problem.in_flight(stage, most) != need[most - 1 - stage] for stage in range(most)):

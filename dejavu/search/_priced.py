@@ -10,7 +10,8 @@ Letters: N = options, sorted by start; L1 = cut positions, J = levels of stages 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
 
 _NONE = -1
 

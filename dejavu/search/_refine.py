@@ -1,28 +1,28 @@
 """Compiled loop that moves the cuts of a plan, its configurations staying as they are.
 
-Letters: S = stages, L1 = cut positions; tables of a stage are rows of its configuration.
+Letters: S = stages, L1 = cut positions, C = configurations.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
+from dejavu.search._stage_table import stage_cost
 
 
-@njit(cache=True, nogil=True)
-def best_cuts(
-    limit, repeats, reach, cuts_S1, need_S,
-    seconds_SL1, once_SL1, latency_S, fixed_SL1, active_SL1, step_SL1, scratch_SL, message_SL1, capacity_S,
-    link_latency_S, link_per_byte_S, cut_bytes_L1,
-):  # fmt: skip
+@njit(cache=True, nogil=True, error_model="numpy")
+def best_cuts(limit, repeats, reach, cuts_S1, need_S, how_S, costs, links):
     """The cuts, each at most `reach` from where it was, with the least Σ and no bottleneck above the limit.
 
     Args:
-        repeats: B − 1. need_S: microbatches in flight of each stage. link_latency_S, link_per_byte_S: to the next one.
+        repeats: B − 1. need_S, how_S: microbatches in flight of each stage, and its configuration.
+        costs, links: see `StageTable`.
 
     Returns:
         Σ, inf if there are none; and the cuts.
     """
+    link_CC2, cut_bytes_L1 = links
     S = len(need_S)
     width = 2 * reach + 1
     behind = np.full((S + 1, width), np.inf)  # [s, w] from the cut before stage s on, the transfer across it included
@@ -34,28 +34,23 @@ def best_cuts(
             start = cuts_S1[s] - reach + w
             if start < 0 or start >= last or (s == 0 and start != 0):
                 continue
-            scratch, scanned, best = 0.0, start, np.inf
+            best = np.inf
             for v in range(width):
                 stop = cuts_S1[s + 1] - reach + v
                 if stop <= start or behind[s + 1, v] == np.inf:
                     continue
-                while scanned < stop:
-                    scratch = max(scratch, scratch_SL[s, scanned])
-                    scanned += 1
-                seconds = seconds_SL1[s, stop] - seconds_SL1[s, start]
-                if repeats * seconds + (once_SL1[s, stop] - once_SL1[s, start] + latency_S[s]) > limit:
+                seconds, once, fits = stage_cost(costs, start, stop, how_S[s])
+                if repeats * seconds + once > limit:
                     break
-                messages = message_SL1[s, start] + message_SL1[s, stop]
-                free = capacity_S[s] - (fixed_SL1[s, stop] - fixed_SL1[s, start] + messages)
-                working = scratch + need_S[s] * (active_SL1[s, stop] - active_SL1[s, start])
-                if working > free or step_SL1[s, stop] - step_SL1[s, start] > free:
+                if fits < need_S[s]:
                     continue
                 total = seconds + behind[s + 1, v]
                 if total < best:
                     best = total
                     choice[s, w] = v
             if s > 0 and best < np.inf:
-                transfer = 2.0 * (link_latency_S[s - 1] + link_per_byte_S[s - 1] * cut_bytes_L1[start])
+                before, here = how_S[s - 1], how_S[s]
+                transfer = 2.0 * (link_CC2[before, here, 0] + link_CC2[before, here, 1] * cut_bytes_L1[start])
                 best = best + transfer if repeats * transfer <= limit else np.inf
             behind[s, w] = best
     cuts = np.empty(S + 1, np.int64)

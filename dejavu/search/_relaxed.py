@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dejavu.compiled import njit
 from dejavu.search._options import Ints, Options
 from dejavu.stage_costs import Floats
 

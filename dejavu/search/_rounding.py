@@ -9,7 +9,8 @@ stage, the devices that it takes (mixed radix, with those outside the window).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
 
 _WAITING_PER_KEPT = 6  # states that may wait at a cut, for each that is kept, before the worst are dropped
 _PRIO, _SUM, _COST, _PAID = range(4)  # columns of a state's numbers

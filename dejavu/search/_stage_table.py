@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.plan import Plan, Problem, Stage
 from dejavu.schedule import schedule_named
-from dejavu.stage_costs import UNBOUNDED, AdditiveCosts, DenseCosts, Floats
+from dejavu.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
 
 Ints = NDArray[np.int64]
 
 _BLOCK = 16  # layers; a maximum over a span costs at most this many reads, and 3.2 numbers for each layer
 _NEAR_WHOLE = 1e-9  # a quotient this near to a whole number, relative, is rounded down exactly, as Python does it
-_SUMS = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
-_SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP, _MESSAGE, _LATENCY, _CAPACITY = range(8)  # columns of sums_CL18
+# Columns of sums_CL1N: of each of SUMMED the part on a grid and, _REST columns further, the rest; see `Sums`.
+_SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP = range(5)
+_REST = 5
+_MESSAGE, _LATENCY, _ROOM, _BLOCKED = range(10, 14)
+_COLUMNS = 16  # two lines of cache
 _LAYER, _TAIL, _HEAD = range(3)  # columns of scratch_CL3
 TYPE, DEVICES = range(2)  # columns of kind_C2
 
@@ -34,11 +37,11 @@ class StageTable:
     """What `stage_cost` and the loops of the searches read.
 
     Attributes:
-        costs: sums_CL18 (up to each cut the sums of `_SUMS`; then bytes of messages at the cut, and what does not
-            depend on it), scratch_CL3 (temporary bytes of a layer, the largest from it to the end of its block, the
-            largest from the block's beginning to it), span_CKM (the largest of 2**k blocks from a block on),
-            dense_CLL13 (seconds, once seconds and microbatches that fit, of every stage). Of the two forms of costs
-            the other's are empty.
+        costs: sums_CL1N (up to each cut the sums of `SUMMED` and how many layers cannot run; then bytes of messages
+            at the cut, and what does not depend on it), scratch_CL3 (temporary bytes of a layer, the largest from it
+            to the end of its block, the largest from the block's beginning to it), span_CKM (the largest of 2**k
+            blocks from a block on), dense_CLL13 (seconds, once seconds and microbatches that fit, of every stage). Of
+            the two forms of costs the other's are empty.
         links: link_CC2 (latency, seconds for each byte) and cut_bytes_L1.
         kinds: kind_C2 (the type, how many devices a stage takes), count_D (how many there are), member_C, first_G1 (the
             configurations that the cluster has devices for, in groups of the same type and number of devices), group_C.
@@ -63,7 +66,7 @@ class StageTable:
     @classmethod
     def of(cls, problem: Problem) -> StageTable:
         links = [problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC]
-        nothing = np.zeros((1, 1, 8)), np.zeros((1, 1, 3)), np.zeros((1, 1, 1))
+        nothing = np.zeros((1, 1, _COLUMNS)), np.zeros((1, 1, 3)), np.zeros((1, 1, 1))
         additive = isinstance(problem.costs, AdditiveCosts)
         return cls(
             costs=(
@@ -119,12 +122,14 @@ def _dense(costs: DenseCosts) -> Floats:
 
 def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
     C, L = costs.seconds_CL.shape
-    sums_CL18 = np.zeros((C, L + 1, 8))
-    for column, name in enumerate(_SUMS):
-        sums_CL18[:, 1:, column] = np.cumsum(getattr(costs, name), axis=1)
-    sums_CL18[:, :, _MESSAGE] = costs.message_bytes_CL1
-    sums_CL18[:, :, _LATENCY] = costs.once_latency_seconds_C[:, None]
-    sums_CL18[:, :, _CAPACITY] = costs.capacity_bytes_C[:, None]
+    sums_CL1N = np.zeros((C, L + 1, _COLUMNS))
+    for column, name in enumerate(SUMMED):
+        sums_CL1N[:, :, column] = costs.sums[name].grid_CL1
+        sums_CL1N[:, :, column + _REST] = costs.sums[name].rest_CL1
+    sums_CL1N[:, :, _BLOCKED] = costs.blocked_CL1
+    sums_CL1N[:, :, _MESSAGE] = costs.message_bytes_CL1
+    sums_CL1N[:, :, _LATENCY] = costs.once_latency_seconds_C[:, None]
+    sums_CL1N[:, :, _ROOM] = costs.room_bytes_C[:, None]
     blocks = -(-L // _BLOCK)
     padded = np.pad(costs.temporary_bytes_CL, ((0, 0), (0, blocks * _BLOCK - L))).reshape(C, blocks, _BLOCK)
     tail = np.maximum.accumulate(padded[:, :, ::-1], axis=2)[:, :, ::-1]
@@ -133,7 +138,7 @@ def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
     while 2 ** len(spans) <= blocks:
         last, half = spans[-1], 2 ** (len(spans) - 1)
         spans.append(np.concatenate([np.maximum(last[:, :-half], last[:, half:]), last[:, -half:]], axis=1))
-    return sums_CL18, np.ascontiguousarray(scratch_CL3), np.stack(spans, axis=1)
+    return sums_CL1N, np.ascontiguousarray(scratch_CL3), np.stack(spans, axis=1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -157,19 +162,27 @@ def most_scratch(scratch_CL3, span_CKM, start, stop, c):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _between(sums_CL1N, start, stop, c, column):
+    """A sum over layers, as `Sums.between`."""
+    grid = sums_CL1N[c, stop, column] - sums_CL1N[c, start, column]
+    return grid + (sums_CL1N[c, stop, column + _REST] - sums_CL1N[c, start, column + _REST])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def stage_cost(costs, start, stop, c):
     """(seconds, once seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
-    sums_CL18, scratch_CL3, span_CKM, dense_CLL13 = costs
+    sums_CL1N, scratch_CL3, span_CKM, dense_CLL13 = costs
     if len(dense_CLL13):
         return dense_CLL13[c, start, stop, 0], dense_CLL13[c, start, stop, 1], int(dense_CLL13[c, start, stop, 2])
-    seconds = sums_CL18[c, stop, _SECONDS] - sums_CL18[c, start, _SECONDS]
-    once = sums_CL18[c, stop, _ONCE] - sums_CL18[c, start, _ONCE] + sums_CL18[c, start, _LATENCY]
-    messages = sums_CL18[c, start, _MESSAGE] + sums_CL18[c, stop, _MESSAGE]
-    always = sums_CL18[c, stop, _FIXED] - sums_CL18[c, start, _FIXED] + messages
-    free = sums_CL18[c, start, _CAPACITY] - always
+    if sums_CL1N[c, stop, _BLOCKED] > sums_CL1N[c, start, _BLOCKED]:
+        return np.inf, np.inf, 0
+    seconds = _between(sums_CL1N, start, stop, c, _SECONDS)
+    once = _between(sums_CL1N, start, stop, c, _ONCE) + sums_CL1N[c, start, _LATENCY]
+    messages = sums_CL1N[c, start, _MESSAGE] + sums_CL1N[c, stop, _MESSAGE]
+    free = sums_CL1N[c, start, _ROOM] - (_between(sums_CL1N, start, stop, c, _FIXED) + messages)
     room = free - most_scratch(scratch_CL3, span_CKM, start, stop, c)
-    held = sums_CL18[c, stop, _ACTIVE] - sums_CL18[c, start, _ACTIVE]
-    if room < 0 or free < sums_CL18[c, stop, _STEP] - sums_CL18[c, start, _STEP]:
+    held = _between(sums_CL1N, start, stop, c, _ACTIVE)
+    if room < 0 or free < _between(sums_CL1N, start, stop, c, _STEP):
         return seconds, once, 0
     if held <= 0 or room / held >= UNBOUNDED:
         return seconds, once, UNBOUNDED

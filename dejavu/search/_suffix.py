@@ -11,7 +11,8 @@ first_L1[start + 1].
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
 
 
 @njit(cache=True, nogil=True)

@@ -7,8 +7,8 @@ number of stages. `table` is StageTable's (costs, links, kinds, rules).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.search._fill import random_plan, refill, settle
 from dejavu.search._moves import FITS, HOW, LINK, ONCE, REFUSED, SECONDS, STOP, below, move, random
 from dejavu.search._stage_table import DEVICES, TYPE, Ints, StageTable, stage_cost
@@ -54,7 +54,8 @@ def _value(rules, count_D, stage_S3, cost_S3, used_D, S):
     for s in range(S):
         seconds = cost_S3[s, SECONDS]
         total += seconds
-        busiest = max(busiest, repeats * seconds + cost_S3[s, ONCE])
+        busy = repeats * seconds if repeats > 0 else 0.0  # seconds may be infinite
+        busiest = max(busiest, busy + cost_S3[s, ONCE])
         need = need_SS[S, s]
         if stage_S3[s, FITS] < need:
             distance += (need - stage_S3[s, FITS]) / need

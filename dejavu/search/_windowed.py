@@ -9,6 +9,7 @@ import heapq
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.plan import Problem
 from dejavu.search import _windows
@@ -19,6 +20,7 @@ from dejavu.search._undominated import Undominated
 from dejavu.stage_costs import AdditiveCosts, Floats
 
 _PRICE_PRECISION = 5e-4  # of the best price: the bound under one limit is found to this
+_ROUNDING = 1e-8  # sums over thousands of layers, one after the other, err by less
 _NARROW = 1e-4  # of the best price: intervals of the bottleneck are not split further
 
 
@@ -45,8 +47,10 @@ class WindowedBound:
         self._per_byte_AA = problem.link_seconds_per_byte_CC[np.ix_(heads, heads)]
         self._repeats = float(problem.num_microbatches - 1)
 
+        usable_CL = _usable(costs, best.step_seconds)[kept]
+
         def prefix(table_CL: Floats) -> Floats:
-            return np.pad(np.cumsum(table_CL[kept], axis=1), ((0, 0), (1, 0)))
+            return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
 
         self._seconds_CL1 = prefix(costs.seconds_CL)
         self._busy_CL1 = self._repeats * self._seconds_CL1 + prefix(costs.once_seconds_CL)
@@ -57,7 +61,8 @@ class WindowedBound:
             prefix(costs.step_bytes_CL),
             np.ascontiguousarray(costs.temporary_bytes_CL[kept]),
             # A hair more than there is: sums in another order must not make a stage that just fits too large.
-            (costs.capacity_bytes_C - costs.message_bytes_CL1.min(axis=1))[kept] * (1 + 1e-9),
+            costs.capacity_bytes_C[kept] * (1 + _ROUNDING) - costs.message_bytes_CL1.min(axis=1)[kept],
+            _next_unusable(usable_CL),
         )
         C, L1 = self._seconds_CL1.shape
         A = len(heads)
@@ -88,7 +93,7 @@ class WindowedBound:
             lower = max(self._sum_seconds(middle), sum_seconds)
             heapq.heappush(open_intervals, (lower + lo, next(tie), lo, middle, lower))
             heapq.heappush(open_intervals, (sum_seconds + middle, next(tie), middle, hi, sum_seconds))
-        return open_intervals[0][0]
+        return open_intervals[0][0] * (1 - _ROUNDING)
 
     def _sum_seconds(self, limit: float) -> float:
         """A bound on Σ of the plans with no bottleneck above the limit; inf: there is none."""
@@ -128,3 +133,22 @@ class WindowedBound:
             bottleneck = max(bottleneck, float(busy))
             a, stop = self._before_AL1[self._class_C[c], start], start
         return PricedPlan(float(total - use_T @ prices_T), bottleneck, use_T)
+
+
+def _usable(costs: AdditiveCosts, price: float) -> NDArray[np.bool_]:
+    """The layers that a plan cheaper than this can run under each configuration: numbers of one size.
+
+    What takes longer than a whole plan, or more than a device's memory, is part of none; were it part of prefix sums,
+    it would take the digits of all that follows.
+    """
+    most_bytes_C1 = costs.capacity_bytes_C[:, None] * (1 + _ROUNDING)
+    bytes_CL = costs.fixed_bytes_CL + np.maximum(costs.activation_bytes_CL, costs.step_bytes_CL)
+    longest_CL = np.maximum(costs.seconds_CL, costs.once_seconds_CL)
+    return costs.can_run_CL & (longest_CL <= price) & (bytes_CL <= most_bytes_C1)
+
+
+def _next_unusable(usable_CL: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[c, start]: the first layer from there on that is not usable; L if all are."""
+    L = usable_CL.shape[1]
+    at = np.where(usable_CL, L, np.arange(L))
+    return np.ascontiguousarray(np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1])

@@ -10,17 +10,20 @@ Letters: C = configurations, L1 = cut positions, A = link classes.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dejavu.compiled import njit
 
 
 @njit(cache=True, nogil=True)
 def furthest_stops(
-    limit, most_in_flight, busy_CL1, once_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, furthest_CL
+    limit, most_in_flight, busy_CL1, once_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL,
+    furthest_CL,
 ):  # fmt: skip
     """furthest[c, start]: no stage from there stops later that is no busier than the limit and fits its memory.
 
     A stage has at least as many stages behind it as the layers behind need, so it holds at least one microbatch more
-    than that, up to the most that a schedule asks for (1: memory does not depend on the place).
+    than that, up to the most that a schedule asks for (1: memory does not depend on the place). end[c, start]: the
+    first layer from there on that cannot be part of any stage.
     """
     C, L = scratch_CL.shape
     large = np.empty((C, L), np.int64)  # [top:end] layers of a window, each with more scratch than all those before it
@@ -33,6 +36,7 @@ def furthest_stops(
                 end[c] -= 1
             large[c, end[c]] = start
             end[c] += 1
+            right[c] = min(right[c], end_CL[c, start])
             while right[c] > start:
                 stop = right[c]
                 while large[c, top[c]] >= stop:

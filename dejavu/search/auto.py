@@ -11,6 +11,7 @@ from dejavu.search._base import Incumbent, Search
 from dejavu.search.coarse import Coarse
 from dejavu.search.exact import Exact
 from dejavu.search.hybrid import Hybrid
+from dejavu.search.mcmc import MCMC
 from dejavu.stage_costs import AdditiveCosts
 
 
@@ -31,7 +32,7 @@ class Auto(Search):
     name: ClassVar[str] = "auto"
     small: Search = field(default_factory=Exact)
     mixed: Search = field(default_factory=Hybrid)
-    long: Search = field(default_factory=lambda: Hybrid(proving=Coarse()))
+    long: Search = field(default_factory=lambda: Hybrid(searching=(MCMC(),), proving=Coarse(), alone_seconds=0.0))
     steps_per_second: float = 2e8
     most_small_steps: float = 1e8
     long_layers: int = 257

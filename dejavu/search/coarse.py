@@ -11,9 +11,11 @@ import numpy as np
 from dejavu.plan import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search._clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search._stage_table import StageTable
 from dejavu.search._undominated import Undominated
 from dejavu.search._windowed import WindowedBound
 from dejavu.search.exact import Exact
+from dejavu.search.feasible import Feasible
 from dejavu.search.pipedream import PipeDream
 from dejavu.stage_costs import AdditiveCosts
 
@@ -30,6 +32,7 @@ class Coarse(Search):
 
     Attributes:
         quick: gives the first plan, in seconds.
+        fitting: gives it where the quick search has none, or proves that there is none.
         inner: searches the clustered problem.
         incumbent: a plan to start from in place of the quick one.
         num_clusters: so many layers at most.
@@ -41,6 +44,7 @@ class Coarse(Search):
 
     name: ClassVar[str] = "coarse"
     quick: Search = field(default_factory=PipeDream)
+    fitting: Search = field(default_factory=Feasible)
     inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
     incumbent: Plan | None = None
     num_clusters: int = 192
@@ -59,16 +63,18 @@ class Coarse(Search):
             raise TooLargeError("coarse search clusters layers whose costs add up; these are given stage by stage")
         kept = Undominated.of(problem)
         num_clusters = self._affordable(kept.problem)
-        quick = self._start(problem, best, seed)
-        if isinstance(quick, Infeasible):
-            return replace(quick, search=self.name)
+        first = self._start(problem, best, seed)
+        if isinstance(first, Infeasible):
+            return replace(first, search=self.name)
         self._round(kept, best, num_clusters, seed)
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
             for k in range(1, self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
+                best.take_over()
                 self._round(kept, best, num_clusters + k, seed)
+            best.take_over()
             return self._combined(best, proof.result())
 
     def _combined(self, best: Incumbent, bound: float) -> Answer:
@@ -82,15 +88,16 @@ class Coarse(Search):
         return best.not_found(obstacle, "no plan was met that cuts between clusters of layers; others may fit", bound)
 
     def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
-        """A first plan, if the quick search finds one; that search's answer."""
-        found = None
-        if best.plan is None:
-            found = self.quick.run(problem, budget_seconds=best.remaining_seconds, seed=seed)
-            if not isinstance(found, SearchResult):
-                return found
-            best.offer(found.plan)
-        _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
-        return found
+        """A first plan, from the searches for one where none was given; what the last of them said."""
+        answer = None
+        for search in (self.quick, self.fitting):
+            if best.plan is None and not isinstance(answer, Infeasible):
+                answer = search.run(problem, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
+                if isinstance(answer, SearchResult):
+                    best.offer(answer.plan)
+        if best.plan is not None:
+            _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
+        return answer
 
     def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> None:
         """Search over clusters, the cuts of the best plan among those between them; then move the cuts of the best.
@@ -121,10 +128,11 @@ class Coarse(Search):
 
 def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:
     """Refine the best plan's cuts until that gains nothing."""
+    table = StageTable.of(problem)
     while reach >= 1.0 and best.remaining_seconds > 0:
         assert best.plan is not None
         before = best.step_seconds
-        for plan in refined(problem, best.plan, int(reach)):
+        for plan in refined(problem, best.plan, int(reach), table):
             if is_valid(problem, plan):  # sums in another order: one may just not fit
                 best.offer(plan)
         if best.step_seconds >= before * (1 - 1e-6):

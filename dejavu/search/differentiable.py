@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dejavu.search._compiling import tiny_problem
 from dejavu.search._decode import Decoder
 from dejavu.search._options import Ints, Options, refuse_more_options
 from dejavu.stage_costs import Floats
+
+if TYPE_CHECKING:
+    from dejavu.search._relaxed import Relaxed
 
 _HIGHEST_LIMIT = 1.03  # of the best plan's bottleneck: the first limit that prices are decoded for
 _LIMIT_STEP = 0.03  # from limit to limit; restarts are apart by fractions of it
@@ -76,6 +79,8 @@ class Differentiable(Search):
             best.offer(self.incumbent)
         with best.clock_stopped():
             _load_compiled_loops()
+        if best.step_seconds == 0:  # no plan is cheaper, and prices in units of this one would be none
+            return best.result(0.0)
         rounding = _Rounding(problem, Decoder(problem, Options.of(problem)), best)
         if rounding.try_everything():
             if best.plan is None:
@@ -90,7 +95,7 @@ class Differentiable(Search):
             obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
             return best.not_found(obstacle, "no plan that fits was met; the beam dropped states that may lead to one")
         for number in range(self.num_rounds):
-            if best.remaining_seconds < _LEAST_SECONDS:
+            if best.remaining_seconds < _LEAST_SECONDS or best.step_seconds == 0:
                 break
             before = best.step_seconds
             self._round(rounding, best, number, seed)
@@ -100,15 +105,7 @@ class Differentiable(Search):
 
     def _round(self, rounding: _Rounding, best: Incumbent, number: int, seed: int) -> None:
         """Descend, decode, improve."""
-        with best.clock_stopped():  # torch takes a second to load, once in a process, and not for the smallest budgets
-            from dejavu.search._relaxed import Relaxation
-        decoder = rounding.decoder
-        relaxation = Relaxation(
-            decoder.options, decoder.counts_T, decoder.type_G, decoder.taken_G, best.step_seconds, self.max_blocks
-        )
-        lean_L = rounding.groups_of(best.plan) if self.incumbent is not None else None
-        point = relaxation.start(self.num_restarts, seed + _SEEDS_APART * number, rounding.value_T, lean_L)
-        relaxed = relaxation.descend(point, self.num_steps, lambda: best.remaining_seconds < _LEAST_SECONDS / 2)
+        relaxed = self._learnt(rounding, best, number, seed)
         width = self.beam_width * (1 + number)
         for place, r in enumerate(np.argsort(relaxed.loss_R, kind="stable")[: self.num_decoded]):
             for k in range(_LIMITS_PER_RESTART):
@@ -121,6 +118,20 @@ class Differentiable(Search):
                 prior_LG = relaxed.prior_RLG[r] if (k + place) % _WITH_PRIOR == 0 else None
                 rounding.decode(relaxed.price_RT[r], limit, floor, width, prior_LG)
         rounding.improve(width)
+
+    def _learnt(self, rounding: _Rounding, best: Incumbent, number: int, seed: int) -> Relaxed:
+        """What the restarts of a round learn by descending."""
+        with best.clock_stopped():  # torch takes a second to load, once in a process, and not for the smallest budgets
+            from dejavu.search._relaxed import Relaxation
+            from dejavu.search._torch_threads import one_thread
+        decoder = rounding.decoder
+        with one_thread():
+            relaxation = Relaxation(
+                decoder.options, decoder.counts_T, decoder.type_G, decoder.taken_G, best.step_seconds, self.max_blocks
+            )
+            lean_L = rounding.groups_of(best.plan) if self.incumbent is not None else None
+            point = relaxation.start(self.num_restarts, seed + _SEEDS_APART * number, rounding.value_T, lean_L)
+            return relaxation.descend(point, self.num_steps, lambda: best.remaining_seconds < _LEAST_SECONDS / 2)
 
 
 class _Rounding:

@@ -14,12 +14,14 @@ from dejavu.search import _suffix
 from dejavu.search._base import Incumbent, Search
 from dejavu.search._compiling import tiny_problem
 from dejavu.search._device_prices import PricedOptions
+from dejavu.search._fit import is_feasible
 from dejavu.search._infeasible import why_infeasible
 from dejavu.search._intervals import ROUNDING, Intervals, middle
 from dejavu.search._options import Options, refuse_more_options
 from dejavu.stage_costs import Floats
 
 _ANY_BOTTLENECK = (0.0, np.inf)
+_EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
 _STEPS_PER_CALL = 2e8  # inner-loop steps between two looks at the clock: about a tenth of a second
 
 
@@ -82,7 +84,7 @@ class Exact(Search):
             return best.not_found(Obstacle.OUT_OF_TIME, late, bound)
         if self.bottleneck_range_seconds != _ANY_BOTTLENECK:
             return best.not_found(Obstacle.NONE_CONSIDERED_FITS, "no plan has a bottleneck in the range; others may")
-        return best.infeasible(why_infeasible(problem, is_feasible, best.remaining_seconds))
+        return best.infeasible(why_infeasible(problem, is_feasible, _EXPLAIN_SHARE * best.remaining_seconds))
 
     def _bound(self, problem: Problem, best: Incumbent) -> float:
         """The bound that was proved, plans being offered on the way; inf with none found: there is none."""
@@ -96,7 +98,7 @@ class Exact(Search):
             return self._by_table(problem, options, best, least_L1, float(bottleneck_L1[-1]))
         with best.clock_stopped():
             _compile_prices()
-        values = self._bottlenecks(options, float(bottleneck_L1[-1]))
+        values = self._bottlenecks(options, float(bottleneck_L1[-1]), best)
         return Intervals(PricedOptions(problem, options, best), best, values).bound(self.relative_gap)
 
     def _by_table(
@@ -116,7 +118,7 @@ class Exact(Search):
         self, options: Options, table: _Table, best: Incumbent, first: _Answer, least_bottleneck: float
     ) -> float:
         """Split intervals of the bottleneck until none can hold a better plan; the bound that was proved."""
-        values = self._bottlenecks(options, least_bottleneck)
+        values = self._bottlenecks(options, least_bottleneck, best)
         values = values[values < min(best.step_seconds - first.sum_seconds, first.bottleneck_seconds)]
         # (bound, lo, hi, sum): bottlenecks values[lo:hi] are open, and any plan with one of them has at least this sum.
         open_intervals: list[tuple[float, int, int, float]] = []
@@ -128,6 +130,7 @@ class Exact(Search):
 
         keep_open(0, len(values), first.sum_seconds)
         while open_intervals:
+            best.take_over()
             bound, lo, hi, sum_seconds = open_intervals[0]
             if bound >= best.step_seconds * (1 - max(self.relative_gap, ROUNDING)):
                 break
@@ -148,9 +151,9 @@ class Exact(Search):
         bound = open_intervals[0][0] if open_intervals else best.step_seconds
         return best.step_seconds if bound >= best.step_seconds * (1 - ROUNDING) else bound
 
-    def _bottlenecks(self, options: Options, least: float) -> Floats:
+    def _bottlenecks(self, options: Options, least: float, best: Incumbent) -> Floats:
         """Every bottleneck that a plan in the range can have, sorted."""
-        low, high = self.bottleneck_range_seconds
+        low, high = (seconds / best.unit_seconds for seconds in self.bottleneck_range_seconds)
         values = np.concatenate([options.busy_N, options.link_busy_L1AA.ravel()])
         return np.unique(values[(values >= max(low, least * (1 - ROUNDING))) & (values < high)])
 
@@ -205,13 +208,6 @@ class _Table:
                 bottleneck = max(bottleneck, float(o.link_busy_L1AA[start, before, here]))
             start = stop
         return _Answer(total, bottleneck, Plan(tuple(stages), problem.schedule, problem.num_microbatches))
-
-
-def is_feasible(problem: Problem) -> bool:
-    """Whether any plan of the problem fits."""
-    best = Incumbent(problem, Exact.name, budget_seconds=0.0)
-    Exact(relative_gap=1.0)._bound(problem, best)
-    return best.plan is not None
 
 
 def _table_steps(options: Options) -> float:

@@ -10,77 +10,125 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult
-from dejavu.search._base import STOPPED, Incumbent, Search
+from dejavu.search._base import HANDED, STOPPED, HandOver, Incumbent, Search
+from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact
+from dejavu.search.feasible import Feasible
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
 
 History = tuple[tuple[float, float], ...]
 
+_MOST_ALONE = 0.1  # of the budget
+
 
 @dataclass(frozen=True)
 class Hybrid(Search):
-    """A plan in milliseconds is the incumbent of two searches that then run side by side, one of which proves.
+    """A plan in milliseconds is the incumbent of searches that then run side by side, one of which proves.
 
-    `quick` gives the first plan; both others start from it where they take an incumbent. They run in two threads, as
-    they would alone: on two cores the plan at any time is the better of both parents' at that time, later by what
-    `quick` took; on one core they share it, so that each is at most twice as late. When `proving` ends with an answer
-    the other is stopped; where it refuses the problem as too large, or ends without a plan, the plan is the other's.
-    The bound is the highest that anyone proved, and that there is no plan is proved where one of them proved it.
+    `quick` gives the first plan; where it has none, `fitting` gives one or proves that there is none. `proving` goes
+    on alone for a moment, which is enough for many problems. Then two threads: in one the members of `searching` one
+    after the other, each from the best plan so far, in the other `proving`. What a member of `searching` ends with is
+    handed to `proving`, which goes on from it: a gradient finds plans near the best where the exact search's bounds
+    are still wide, and such a plan is what lets bounds drop the rest.
+
+    Each thread has the whole budget of processor time (`Clock`), so with two idle cores the plan at any time is the
+    better of the parents' at that time, later by what the first plan took. When `proving` ends with an answer the
+    others are stopped. The bound is the highest that anyone proved, and that there is no plan is proved where one of
+    them did.
 
     Choose it where it is not known beforehand whether the exact search ends in time, and always when cores are idle.
 
     Attributes:
         quick: ends by itself in milliseconds.
-        searching, proving: the parents.
+        fitting: for problems whose memory is tight.
+        searching: the parents that look for plans, in order.
+        proving: the parent that proves.
+        alone_seconds: `proving`'s moment, and no more than a tenth of the budget.
     """
 
     name: ClassVar[str] = "hybrid"
     quick: Search = field(default_factory=PipeDream)
-    searching: Search = field(default_factory=MCMC)
+    fitting: Search = field(default_factory=Feasible)
+    searching: tuple[Search, ...] = field(default_factory=lambda: (MCMC(), Differentiable()))
     proving: Search = field(default_factory=Exact)
+    alone_seconds: float = 0.5
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        first = self.quick.run(problem, budget_seconds=best.budget_seconds, seed=seed)
+        first = self._first(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        start = first.plan if isinstance(first, SearchResult) else None
-        spent = first.seconds  # what compiling took, once in a process, is nobody's budget
-        proved, searched = self._side_by_side(problem, start, best.budget_seconds - spent, seed)
-        answers = (proved, first, searched)
+        answers: tuple[Answer, ...] = (first,)
+        last, is_settled = first, False
+        moment = min(self.alone_seconds, _MOST_ALONE * best.budget_seconds)
+        if moment > 0:
+            alone = _started_from(self.proving, _plan_of(first)).run(problem, budget_seconds=moment, seed=seed)
+            is_settled = not isinstance(alone, NotFound) and (alone.seconds < moment or _is_settled(alone))
+            last = _later(alone, first.seconds)  # what compiling took, once in a process, is nobody's budget
+            answers = (last, first)
+        if not is_settled:
+            answers = (*self._side_by_side(problem, last, best.budget_seconds, seed), *answers)
         found = [answer for answer in answers if isinstance(answer, SearchResult)]
         if not found:
             return self._without_a_plan(best, answers)
         best.offer(min(found, key=lambda result: result.step_seconds).plan)  # of equal ones the proved one: it repeats
-        histories = [
-            (began, answer.history)
-            for began, answer in zip((spent, 0.0, spent), answers, strict=True)
-            if isinstance(answer, SearchResult)
-        ]
-        return replace(best.result(_highest_bound(answers)), history=merged(histories))
+        history = merged([answer.history for answer in found])
+        return replace(best.result(_highest_bound(answers)), history=history)
 
-    def _side_by_side(
-        self, problem: Problem, start: Plan | None, budget_seconds: float, seed: int
-    ) -> tuple[Answer, Answer]:
-        """The answers of `proving` and `searching`; the first answer that settles everything stops the other."""
-        stopped = threading.Event()
-        context = copy_context()
-        context.run(STOPPED.set, stopped)
-        proving, searching = _started_from(self.proving, start), _started_from(self.searching, start)
+    def _first(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        """The first plan, or why there is none."""
+        quick = self.quick.run(problem, budget_seconds=best.budget_seconds, seed=seed)
+        if not isinstance(quick, NotFound):
+            return quick
+        left = max(best.budget_seconds - quick.seconds, 0.0)
+        return _later(self.fitting.run(problem, budget_seconds=left, seed=seed), quick.seconds)
+
+    def _side_by_side(self, problem: Problem, first: Answer, budget_seconds: float, seed: int) -> list[Answer]:
+        """The answers of `proving` and of the members of `searching`, with times since the hybrid began."""
+        start, budget_seconds = _plan_of(first), max(budget_seconds - first.seconds, 0.0)
+        stopped, handed = threading.Event(), HandOver(problem)
+        aside, here = copy_context(), copy_context()
+        aside.run(STOPPED.set, stopped)
+        here.run(HANDED.set, handed)
+        proving = _started_from(self.proving, start)
         with ThreadPoolExecutor(1, thread_name_prefix=self.name) as beside:
 
-            def search() -> Answer:
-                return searching.run(problem, budget_seconds=budget_seconds, seed=seed)
+            def search() -> list[Answer]:
+                return self._one_after_the_other(problem, start, budget_seconds, seed, stopped, handed)
 
-            future = beside.submit(context.run, search)
+            future = beside.submit(aside.run, search)
             try:
-                proved = proving.run(problem, budget_seconds=budget_seconds, seed=seed)
+                proved = here.run(proving.run, problem, budget_seconds=budget_seconds, seed=seed)
             except BaseException:
                 stopped.set()
                 raise
             if not isinstance(proved, NotFound):
                 stopped.set()
-            return proved, future.result()
+            return [_later(answer, first.seconds) for answer in (proved, *future.result())]
+
+    def _one_after_the_other(
+        self,
+        problem: Problem,
+        start: Plan | None,
+        budget_seconds: float,
+        seed: int,
+        stopped: threading.Event,
+        handed: HandOver,
+    ) -> list[Answer]:
+        """Each member of `searching` from the best plan of those before it; each one's best is handed over."""
+        answers: list[Answer] = []
+        spent, best_seconds = 0.0, float("inf")
+        for member in self.searching:
+            if stopped.is_set() or (answers and spent >= budget_seconds):
+                break
+            search = _started_from(member, start)
+            answer = _later(search.run(problem, budget_seconds=budget_seconds - spent, seed=seed), spent)
+            answers.append(answer)
+            spent = answer.seconds
+            if isinstance(answer, SearchResult) and answer.step_seconds < best_seconds:
+                start, best_seconds = answer.plan, answer.step_seconds
+                handed.plan = start
+        return answers
 
     def _without_a_plan(self, best: Incumbent, answers: Sequence[Answer]) -> Answer:
         """A proof, whoever has it; otherwise what kept the parents from an answer."""
@@ -98,14 +146,32 @@ def _highest_bound(answers: Sequence[Answer]) -> float:
     return max((answer.lower_bound_seconds for answer in answers if not isinstance(answer, Infeasible)), default=0.0)
 
 
-def merged(histories: Sequence[tuple[float, History]]) -> History:
-    """One history of several that began at these seconds: each improvement on all of them."""
-    rows = sorted((began + seconds, price) for began, history in histories for seconds, price in history)
+def _plan_of(answer: Answer) -> Plan | None:
+    return answer.plan if isinstance(answer, SearchResult) else None
+
+
+def _is_settled(answer: Answer) -> bool:
+    """Whether nothing is left to find or to prove."""
+    if isinstance(answer, SearchResult):
+        return answer.lower_bound_seconds >= answer.step_seconds
+    return isinstance(answer, Infeasible)
+
+
+def merged(histories: Sequence[History]) -> History:
+    """One history of several with one beginning: each improvement on all of them."""
     kept: list[tuple[float, float]] = []
-    for seconds, price in rows:
+    for seconds, price in sorted(row for history in histories for row in history):
         if not kept or price < kept[-1][1]:
             kept.append((seconds, price))
     return tuple(kept)
+
+
+def _later(answer: Answer, seconds: float) -> Answer:
+    """The answer of a search that began so much later."""
+    if isinstance(answer, SearchResult):
+        history = tuple((at + seconds, price) for at, price in answer.history)
+        return replace(answer, seconds=answer.seconds + seconds, history=history)
+    return replace(answer, seconds=answer.seconds + seconds)
 
 
 def _started_from(search: Search, plan: Plan | None) -> Search:

@@ -213,7 +213,7 @@ def _cuts(problem: Problem, most: int) -> np.ndarray:
         return np.arange(L + 1)
     work_L: Floats = np.ones(L)
     if isinstance(problem.costs, AdditiveCosts):
-        work_L = problem.costs.seconds_CL.mean(axis=0) + np.finfo(float).tiny
+        work_L = problem.costs.least_seconds_L + np.finfo(float).tiny
     done_L1 = np.concatenate([[0.0], np.cumsum(work_L)])
     wanted = np.linspace(0.0, done_L1[-1], most)
     return np.unique(np.concatenate([[0], np.searchsorted(done_L1, wanted[1:-1]), [L]]))
