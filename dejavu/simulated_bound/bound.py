@@ -55,9 +55,9 @@ def simulated_lower_bound(
 ) -> SimulatedBound:
     """Bound the simulated step (`simulate.play_posed`) of all plans of the problem under the schedules from below.
 
-    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` of them, within the
-    device counts, both stages of a rank under one configuration where the schedule runs two, in the devices' memory.
-    It holds for the problem's own number of microbatches.
+    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` ranks, within the
+    device counts and the devices' memory, the stages of a rank under one configuration. It holds for the problem's own
+    number of microbatches.
 
     Args:
         best_seconds: the simulated step of the best plan known; inf for none. The nearer to the least, the better.
