@@ -63,7 +63,7 @@ def _fits(posed: Posed, plan: Plan, in_flight: tuple[int, ...]) -> bool:
 
 
 def small_posed(seed: int) -> Posed:
-    """A problem of few layers on few devices: one or two types, replicas, messages, pass costs and memory or without."""
+    """A problem of few layers and devices: one or two types, replicas; messages, pass costs and memory, or without."""
     rng = np.random.default_rng(seed)
     L = int(rng.integers(3, 9))
     kinds = ("fast", "slow")[: int(rng.integers(1, 3))]

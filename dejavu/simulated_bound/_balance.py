@@ -1,8 +1,8 @@
 """A bound that looks at no cut: the model's work spread over the devices as evenly as fractions of layers could be.
 
-Each rank does B times its layers' passes and what it does once. With a price on each device and each rank that all ranks
-together pay at most 1, a rank may count with what it pays: the busiest rank takes at least Σ over ranks of pays · work,
-and each layer is on some rank. For any prices that is a bound; many are tried for all numbers of ranks at once.
+Each rank does B times its layers' passes and what it does once. Let devices and ranks have prices, such that all ranks
+together pay at most 1: the busiest rank takes at least Σ over ranks of what it pays · its work, and each layer is on
+some rank. For any such prices that is a bound; many are tried for all numbers of ranks at once.
 Letters: C = configurations, L = layers, T = device types, D = directions of prices, P = numbers of ranks.
 """
 

@@ -59,6 +59,7 @@ class Dual:
         cheapest: the least of a weighted sum over plans of stages still considered.
         share: of a rank's devices that each of its stages is charged.
         scale_seconds: about a step; the linear program is in its units.
+        met: plans that the devices suffice for, and whose ranks have one configuration each; with their longest paths.
         best_seconds: the most that was proved for the stages still considered, and how.
     """
 
@@ -68,20 +69,23 @@ class Dual:
     share: float
     scale_seconds: float
     lines: list[Line]
+    met: list[tuple[float, Integers, Integers]] = field(default_factory=list)
     best_seconds: float = 0.0
     best_weights: Weights | None = None
     best_constant: float = 0.0
     _plans: list[_Seen] = field(default_factory=list)
 
-    def add_plan(self, stop_S: Integers, how_S: Integers) -> float:
-        """A plan to be outdone, and its longest path, whose seconds are returned."""
+    def add_plan(self, stop_S: Integers, how_S: Integers) -> None:
+        """Add a plan that weights should make expensive, and its longest path."""
         times = times_of(self.prices, self.order, stop_S, how_S)
         seconds, line = longest_path(self.order, times)
         use_T = np.zeros(len(self.prices.count_T))
         np.add.at(use_T, self.prices.type_C[how_S], self.share * self.prices.devices_C[how_S])
         self._plans.append(_Seen(stop_S, how_S, times, use_T, []))
         self.lines.append(line)
-        return seconds
+        first_S = np.unique(self.order.rank_S, return_index=True)[1][self.order.rank_S]  # the first stage of its rank
+        if (use_T <= self.prices.count_T).all() and (how_S[first_S] == how_S).all():
+            self.met.append((seconds, stop_S, how_S))
 
     def raise_bound(self, alive_SCLL1: Mask, *, limit: float, rounds: int, is_late: Callable[[], bool]) -> float:
         """The bound for plans of stages still considered, at most the limit; inf where no such plan is left."""

@@ -27,8 +27,9 @@ _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger table
 _MOST_PAIRS = 5e8  # pairs of stages that a table for a V looks at, about
 _ROUNDS = 25  # of weights
 _SWEEPS = 3  # of dropping stages and weighing again
+_MOST_MET = 3  # of the plans that weights led to are simulated
 _MOST_LEAVES = 300  # plans that a walk hands on to be simulated
-_MOST_LIMITS = 8  # limits between the bound and the best step that are tried
+_STRIDE, _LEAST_STRIDE = 0.06, 0.005  # of the bound: by how much more it is tried to raise it, at first and at last
 _NEAR = 1e-4  # of the step: what is nearer is not tried
 
 
@@ -45,6 +46,7 @@ class Place:
     Attributes:
         bound_seconds: no plan here takes less; at most the best step known when it was proved; inf: there is no plan.
         can_move: whether more work may raise it.
+        is_weighed: its first bound by paths was made.
     """
 
     def __init__(self, problem: Priced, schedule: str, num_stages: int, bound_seconds: float) -> None:
@@ -54,7 +56,8 @@ class Place:
         self._best = (
             np.inf
         )  # of the best plan known: what stages were dropped for, so that a faster plan has none of them
-        self._failed, self._tried = np.inf, 0
+        self._stride = _STRIDE
+        self.is_weighed = False
 
     @property
     def _entries(self) -> int:
@@ -68,12 +71,13 @@ class Place:
         except InputError:
             return None
 
-    def weigh(self, best_seconds: float, is_late: Callable[[], bool]) -> None:
-        """A first bound by weighted paths; stages that no better plan has are dropped."""
+    def weigh(self, best_seconds: float, is_late: Callable[[], bool]) -> Faster | None:
+        """A first bound by weighted paths; stages that no better plan has are dropped. A faster plan, if one is met."""
+        self.is_weighed = True
         order = self._order
         if order is None:
             self._nothing()
-            return
+            return None
         self._best = best_seconds
         self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
@@ -91,9 +95,10 @@ class Place:
                 self._nothing()
             else:
                 self._raise(best_seconds, Proof.PATHS)
-            return
+            return None
         self._dual.add_plan(*least.plan())
         self._raise(self._raised(self._alive_SCLL1, best_seconds, is_late), Proof.PATHS)
+        return self._met()
 
     def refine(self, best_seconds: float, most_steps: int, is_late: Callable[[], bool]) -> Faster | None:
         """Prove a higher bound, or find that this is as far as it goes; a plan faster than the best, if one is met.
@@ -102,19 +107,19 @@ class Place:
             best_seconds: of the best plan known: what is proved up to there is enough.
             most_steps: of a walk over plans.
         """
+        if not self.is_weighed:
+            return self.weigh(best_seconds, is_late)
         self._best = best_seconds
-        limit, halves = best_seconds, self._failed <= best_seconds
-        if halves:  # as far as that the walk failed; half way there is more to drop
-            limit = self.bound_seconds + (self._failed - self.bound_seconds) / 2
-        alive_SCLL1 = self._alive_SCLL1.copy() if halves else self._alive_SCLL1
-        reached = self._raised(alive_SCLL1, limit, is_late)
-        self._raise(reached, Proof.PATHS)
-        if reached >= limit:
-            return None
-        found = self._walked(alive_SCLL1, limit, most_steps)
-        self._tried += 1
-        if self._tried >= _MOST_LIMITS or limit - self.bound_seconds < _NEAR * limit:
-            self.can_move = False
+        limit = min(best_seconds, self.bound_seconds * (1.0 + self._stride))
+        alive_SCLL1 = self._alive_SCLL1 if limit == best_seconds else self._alive_SCLL1.copy()
+        self._raise(self._raised(alive_SCLL1, limit, is_late), Proof.PATHS)
+        found = self._met()
+        if self.bound_seconds < limit and not is_late():
+            walked = self._walked(alive_SCLL1, limit, most_steps)
+            found = min((one for one in (found, walked) if one), key=lambda one: one.seconds, default=None)
+        if self.bound_seconds < limit and not found:
+            self._stride /= 3.0  # nearer to the bound there is more to drop
+            self.can_move = self._stride > _LEAST_STRIDE
         return found
 
     @property
@@ -161,6 +166,16 @@ class Place:
         prices = self.problem.prices
         return int(drop(prices, weigh, table(prices, weigh, alive_SCLL1).left_SL1G, alive_SCLL1, limit))
 
+    def _met(self) -> Faster | None:
+        """The fastest of the plans that weights led to, where it is faster than the best."""
+        met = sorted(self._dual.met, key=lambda plan: plan[0])
+        self._dual.met.clear()
+        for seconds, *plan in met[:_MOST_MET]:
+            found = self._simulated(*plan) if seconds < self._best else None
+            if found and found.seconds < self._best:
+                return found
+        return None
+
     def _walked(self, alive_SCLL1: Mask, limit: float, most_steps: int) -> Faster | None:
         """Look at all plans below the limit, each one that is met lowering it.
 
@@ -172,7 +187,6 @@ class Place:
         met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
-            self._failed = min(self._failed, limit)
             return best
         self._raise(walked.limit, Proof.EVERY_PLAN)
         until = limit if best is None else min(limit, best.seconds)

@@ -66,7 +66,7 @@ def vee_walk(
 
 @njit(cache=True, nogil=True)
 def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS):
-    """Fill the leaves; return whether the walk came to its end, the limit in the end, and how many leaves there were."""
+    """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
     sum_NSCL1, fixed_NSC, cut_NS3, left_NPL1L1G, constant_N = lines
     limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape

@@ -99,7 +99,7 @@ def walk(prices: Prices, order: Listing, lines: Lines, alive_SCLL1: Mask, limits
 
 @njit(cache=True, nogil=True)
 def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
-    """Fill the leaves; return whether the walk came to its end, the limit in the end, and how many leaves there were."""
+    """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
     limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape

@@ -20,8 +20,9 @@ from dejavu.stage_costs import AdditiveCosts
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough
 _ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
+_FEW_STAGES = 16
 _FIRST_STEPS = 1_000_000  # of the first walk of each schedule and number of ranks
-_STEPS = 30_000_000  # of later ones; a second or so
+_STEPS = 10_000_000  # of later ones; tenths of a second
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def simulated_lower_bound(
 ) -> SimulatedBound:
     """Bound the simulated step (`simulate.play_posed`) of all plans of the problem under the schedules from below.
 
-    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` of them, within the
-    device counts, both stages of a rank under one configuration where the schedule runs two, in the devices' memory.
-    It holds for the problem's own number of microbatches.
+    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` ranks, within the
+    device counts and the devices' memory, the stages of a rank under one configuration. It holds for the problem's own
+    number of microbatches.
 
     Args:
         best_seconds: the simulated step of the best plan known; inf for none. The nearer to the least, the better.
@@ -104,11 +105,11 @@ class _Bounding:
 
     def run(self) -> SimulatedBound:
         places = self._places()
-        # The least bound first: where it has a fast plan, that spares the others most.
-        for place in sorted(places, key=lambda place: (place.bound_seconds, place.num_stages)):
-            if place.can_move and self._is_wanted(place) and not self.is_late():
-                place.weigh(self.best_seconds, self.is_late)
-                if self._is_wanted(place):
+        # Few ranks first: they are quickly walked through, and a fast plan among them spares the others most.
+        few = [place for place in places if place.num_stages <= _FEW_STAGES]
+        for place in sorted(few, key=lambda place: (place.num_stages, place.bound_seconds)):
+            for _ in range(2):
+                if place.can_move and self._is_wanted(place) and not self.is_late():
                     self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
         # The least bound is what all others wait for.
         while not self.is_late():
@@ -148,7 +149,9 @@ class _Bounding:
                 place.bound_seconds if np.isinf(place.bound_seconds) else min(place.bound_seconds, self.best_seconds)
             )
             bounds[place.schedule] = min(bounds[place.schedule], found * (1.0 - _ROUNDING))
-        least = min(places, key=lambda place: place.bound_seconds, default=None)
+        # Of those that are least, the one that took most to prove.
+        order = list(Proof)
+        least = min(places, key=lambda place: (place.bound_seconds, -order.index(place.proved_by)), default=None)
         return SimulatedBound(
             seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
             by_schedule=bounds,
