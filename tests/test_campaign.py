@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from dejavu.errors import InputError
 from dejavu.graph import Graph, capture
 from dejavu.kernel import Kernel
 from dejavu.profiles import ProfileDatabase, host_fingerprint
+from dejavu.runtime import campaign
 from dejavu.runtime.campaign import Campaign
 from dejavu.runtime.collectives import collective_of, measure_collectives
+from dejavu.runtime.measure import measure_layers
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
 
@@ -39,7 +42,7 @@ def database(tmp_path: Path) -> ProfileDatabase:
 def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
     graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase
 ) -> None:
-    campaign = Campaign(graph, tiny, here, database)
+    first = Campaign(graph, tiny, here, database)
     seen: list[tuple[int, int]] = []
 
     def stop_at_the_second(name: str, done: int, total: int) -> None:
@@ -48,13 +51,38 @@ def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        campaign.run(["layers"], stop_at_the_second)
+        first.run(["layers"], stop_at_the_second)
     assert seen == [(0, 3), (1, 3)]  # embedding, block and head
     assert database.read().num_rows == 3  # forward, backward and optimizer of the first
-    after = campaign.run(["layers"], lambda name, done, total: seen.append((done, total)))
+    after = first.run(["layers"], lambda name, done, total: seen.append((done, total)))
     assert (after.num_new, after.num_known) == (2, 1) and seen[2:] == [(0, 2), (1, 2)]
-    again = campaign.run(["layers"])
+    again = first.run(["layers"])
     assert (again.num_new, again.num_known, again.not_here) == (0, 3, ())
+
+
+def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
+    graph: Graph, tiny: Workload, here: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
+    (device_type,) = here.device_counts
+    rows = list(measure_layers(tiny, graph, signatures, device_type))
+    database = ProfileDatabase(tmp_path / "profiles_db")
+    database.append([replace(row, disturbed_share=1.0) for row in rows])
+    quiet = False
+
+    def are_quiet(num_cores: int, least_look_seconds: float) -> bool:
+        assert num_cores >= 1 and least_look_seconds == min(row.seconds for row in rows if row.kind == "probe")
+        return quiet
+
+    monkeypatch.setattr(campaign, "are_quiet", are_quiet)
+    busy = Campaign(graph, tiny, here, database).run(["layers"])
+    assert (busy.num_new, busy.num_known, busy.num_disturbed) == (0, 3, 3)
+    assert "3 of all beside other work" in str(busy)
+    quiet = True
+    again = Campaign(graph, tiny, here, database).run(["layers"])
+    assert (again.num_new, again.num_known) == (3, 0)
+    newest = max(row.measured_at for row in rows)
+    assert all(row.measured_at > newest for row in database.latest(kind="layer"))
 
 
 def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
