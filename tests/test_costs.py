@@ -109,18 +109,18 @@ def test_a_measurement_overrides_a_prediction_and_says_so(graph: Graph, empty: P
         "- {name: b, count: 1, devices: {type: L4, count: 2}}\n"
         "links: {default: {bandwidth: 25 Gbit/s}}\n",
     )
-    empty.append(measure(graph, "T4", 0.0125))
+    empty.append(measure(graph, "T4", 0.00125))
     table = cost_table(graph, cluster, sources(empty, ADAM))
     assert table.device_types == ("T4", "L4")
     for grid in table.grids.values():
         assert set(grid.source_LD[:, 0]) == {"measured"} and "measured" not in grid.source_LD[:, 1]
-        assert (grid.seconds_LD[:, 0] == 0.0125).all()
+        assert (grid.seconds_LD[:, 0] == 0.00125).all()
     assert table.num_known == 3 * len(graph.layers)
     assert table.to_arrow().num_rows == 2 * len(graph.layers)
 
 
 def test_another_optimizer_s_times_are_not_taken(graph: Graph, empty: ProfileDatabase) -> None:
-    empty.append(measure(graph, "T4", 0.0125))
+    empty.append(measure(graph, "T4", 0.00125))
     sgd = OptimizerSettings(name="sgd")
     device = catalogue()["T4"]
     for layer in graph.layers:
@@ -140,15 +140,16 @@ def test_other_microbatches_and_dtypes_are_not_mistaken_for_it(tiny: Workload, e
         assert all(known.estimate(layer, "forward", other, catalogue()["T4"]) is None for layer in other.layers)
 
 
-@pytest.mark.parametrize("seconds", [1e-9, 1e4])
-def test_an_absurd_measurement_is_refused_and_named(
-    seconds: float, tiny: Workload, empty: ProfileDatabase, tmp_path: Path
+@pytest.mark.parametrize("seconds", [2e-7, 1e4])
+def test_an_absurd_measurement_is_not_used_and_named(
+    seconds: float, tiny: Workload, empty: ProfileDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     graph = capture(tiny)
     empty.append(measure(graph, "T4", seconds))
     cluster = cluster_from(tmp_path, "nodes: [{name: a, count: 1, devices: {type: T4, count: 2}}]\n")
-    with pytest.raises(CostError, match=r"the forward pass of layer 'embedding' on 'T4' costs .* \(measured\), but"):
-        cost_table(graph, cluster, sources(empty, ADAM))
+    found = cost_table(graph, cluster, sources(empty, ADAM))
+    assert found.num_known == 0
+    assert f"was measured at {seconds:.3g} s on 2026-01-01 00:00, expected between" in caplog.text
 
 
 def test_an_absent_number_is_an_error_that_says_what_to_do(
@@ -196,7 +197,7 @@ def test_what_a_person_declared_is_kept(empty: ProfileDatabase, tmp_path: Path) 
 
 def test_a_link_inside_a_node_is_never_taken_for_one_between_nodes(empty: ProfileDatabase, tmp_path: Path) -> None:
     """Nor does a missing latency make a declared bandwidth a guess."""
-    empty.append(timed("T4", 1e-9))
+    empty.append(timed("T4", 1e-6))
     apart = cluster_from(
         tmp_path,
         "nodes:\n- {name: a, count: 4, devices: {type: T4, count: 1}}\nlinks: {default: {bandwidth: 1 Gbit/s}}\n",

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dejavu.cluster import Cluster, DeviceType
-from dejavu.cost._base import CostError, CostSource, CostTable, Estimate, EstimateGrid, is_prediction
+from dejavu.cost._base import INTERPOLATED, CostError, CostSource, CostTable, Estimate, EstimateGrid, is_prediction
 from dejavu.cost.communication import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.measured import Interpolated, Measured
 from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
+from dejavu.cost.physics import LAUNCHES_SECONDS, Limits
 from dejavu.cost.predicted import Predicted
 from dejavu.cost.remembered import remember_stages
 from dejavu.graph import Graph, Layer
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 ABSURD_RATIO = 1000.0  # a measured time that far from the prediction is a fault of its row
-LAUNCHES_SECONDS = 1e-4  # of a layer's kernels: a layer that does next to nothing still launches some
 
 
 def sources(database: ProfileDatabase, optimizer: OptimizerSettings) -> tuple[CostSource, ...]:
@@ -82,15 +82,16 @@ def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> C
 
 
 def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known: Sequence[CostSource]) -> Estimate:
-    """The first source's number, if the last source, which predicts from physics alone, does not call it absurd."""
+    """The first source's number, if physics, which is what the last source predicts from, does not call it absurd."""
+    expected = known[-1].estimate(layer, direction, graph, device)
+    limits = None if expected is None else Limits(expected.seconds)
     found = (source.estimate(layer, direction, graph, device) for source in known)
-    cost = next((estimate for estimate in found if estimate is not None), None)
+    cost = next((one for one in found if one and not (one.source == INTERPOLATED and _denied(one, limits))), None)
     if cost is None:
         raise CostError(
             f"no cost for layer {layer.name!r} on {device.name!r} in {graph.dtype}; "
             f"run `dejavu profile` on such a device, or give its peak FLOP/s in {graph.dtype}"
         )
-    expected = known[-1].estimate(layer, direction, graph, device)
     if expected is not None:
         most = ABSURD_RATIO * max(expected.seconds, LAUNCHES_SECONDS)
         if not expected.seconds / ABSURD_RATIO <= cost.seconds <= most:
@@ -100,3 +101,8 @@ def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known:
                 f"time within a factor of {ABSURD_RATIO:g}: measure it again with `dejavu profile --again`"
             )
     return cost
+
+
+def _denied(estimate: Estimate, limits: Limits | None) -> bool:
+    """Whether one of the measurements that this was interpolated from cannot be true."""
+    return limits is not None and not limits.hold(estimate.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,12 @@ from dataclasses import dataclass, field
 
 from dejavu.cluster import DeviceType
 from dejavu.cost._base import INTERPOLATED, MEASURED, CostSource, Estimate
+from dejavu.cost.physics import Limits, limits
 from dejavu.graph import Graph, Layer
 from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
 from dejavu.workload import OptimizerSettings
+
+log = logging.getLogger("dejavu.cost")
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Measured(CostSource):
 
     Attributes:
         host: only what was measured on this host (its fingerprint) counts; None: on any.
+
+    A row that the layer's arithmetic and traffic contradict is not used.
     """
 
     database: ProfileDatabase
@@ -29,11 +35,35 @@ class Measured(CostSource):
     _rows: dict[tuple[str, str], dict[tuple[str, str, int | None], Measurement]] = field(
         default_factory=dict, repr=False
     )
+    _told: set[tuple[str, str, str]] = field(default_factory=set, repr=False)
 
     def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
         subject = subject_of(layer.signature, direction, self.optimizer)
         row = self.rows(device.name, graph.dtype).get((subject, direction, graph.microbatch_size))
-        return None if row is None else Estimate(row.seconds, *_range(row), source=MEASURED)
+        if row is None:
+            return None
+        allowed = limits(layer, direction, graph, device, self.optimizer)
+        if allowed and not allowed.hold(row.seconds):
+            self._tell(row, allowed)
+            return None
+        return Estimate(row.seconds, *_range(row), source=MEASURED)
+
+    def _tell(self, row: Measurement, allowed: Limits) -> None:
+        """Warn of a row that cannot be true, once for each source; it is measured again where such a device is."""
+        key = (row.subject, str(row.direction), row.device_type)
+        if key not in self._told:
+            self._told.add(key)
+            log.warning(
+                "%s: the %s pass of layer %r on %s was measured at %.3g s on %s, %s; it is not used: "
+                "`dejavu profile --measure layers` measures it again",
+                self.database.path,
+                row.direction,
+                row.name,
+                row.device_type,
+                row.seconds,
+                f"{row.measured_at:%Y-%m-%d %H:%M}",
+                allowed,
+            )
 
     def rows(self, device_type: str, dtype: str) -> Mapping[tuple[str, str, int | None], Measurement]:
         """The newest row of every layer: (subject, direction, microbatch size) -> row; read once."""

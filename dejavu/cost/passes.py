@@ -18,6 +18,7 @@ PARTS = ("backward_input", "backward_weight")  # directions of the rows
 # Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
 # norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
 USUAL_PARTS = (0.57, 0.43)
+LEAST_PARTS, MOST_PARTS = 0.2, 10.0  # of both together: of layers that do little, the runtime's work is in each
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class PassCost:
 
 def pass_cost(database: ProfileDatabase, device_type: str) -> PassCost:
     """As measured on such devices (`dejavu.runtime.passes`)."""
-    alone = database.latest(kind="pass", device_type=device_type, num_ranks=1)
-    exchanges = database.latest(kind="pass", device_type=device_type, num_ranks=2)
+    rows = database.latest(kind="pass", device_type=device_type)  # all, so that they are held against each other
+    alone, exchanges = ([row for row in rows if row.num_ranks == number] for number in (1, 2))
     if not alone or len(exchanges) < 2:
         return PassCost()
     each, line = min(row.seconds for row in alone), fit(exchanges)
@@ -67,4 +68,6 @@ def _parts(by_size: Mapping[int, Mapping[str, float]], microbatch_size: int) -> 
         return USUAL_PARTS
     row = split[min(split, key=lambda size: abs(math.log(size / microbatch_size)))]
     of_input, of_weights = (row[part] / row["backward"] for part in PARTS)
+    if not LEAST_PARTS <= of_input + of_weights <= MOST_PARTS:  # one of the three rows cannot be true
+        return USUAL_PARTS
     return of_input, of_weights

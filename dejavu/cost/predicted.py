@@ -183,10 +183,15 @@ class Predicted(CostSource):
         return self._prices[key]
 
     def _kernels(self, layer: Layer, direction: str, graph: Graph) -> list[Kernel]:
-        if direction == "optimizer":
-            return optimizer_kernels(layer.parameter_bytes, self.optimizer, graph.dtype)
-        operators = (operator for operator in layer.operators if operator.direction == direction)
-        return [kernel for operator in operators if (kernel := kernel_of(operator)) is not None]
+        return layer_kernels(layer, direction, graph.dtype, self.optimizer)
+
+
+def layer_kernels(layer: Layer, direction: str, dtype: str, optimizer: OptimizerSettings) -> list[Kernel]:
+    """What one pass of a layer launches."""
+    if direction == "optimizer":
+        return optimizer_kernels(layer.parameter_bytes, optimizer, dtype)
+    operators = (operator for operator in layer.operators if operator.direction == direction)
+    return [kernel for operator in operators if (kernel := kernel_of(operator)) is not None]
 
 
 def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtype: str) -> list[Kernel]:

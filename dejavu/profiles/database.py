@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -47,15 +48,26 @@ from dejavu.profiles.measurement import (
     ProfileError,
     conformed,
     measurements_of,
-    refuse_bad_rows,
+    row_name,
     table_of,
 )
+from dejavu.profiles.neighbours import distinct_values
+from dejavu.profiles.plausible import implausible_rows, impossible_rows
 from dejavu.profiles.query import could_equal, distinct, expression_of, numbered, without_known
 
 log = logging.getLogger("dejavu.profiles")
 
 SHIPPED = "shipped"
 OUTLIER_RATIO = 1000.0  # between repeated measurements of one thing; past it, a unit or a clock was wrong (fault 20)
+
+_TOLD: set[tuple[Path, str]] = set()  # what a process has said of rows; each is read many times in a run
+_PROFILED = {  # what `dejavu profile --measure` calls the kinds
+    "layer": "layers",
+    "transfer": "transfers",
+    "pass": "passes",
+    "operator": "operators",
+    "collective": "collectives",
+}
 
 _ROW_GROUP_ROWS = 32_768  # small enough that a (device_type, kind) query skips most of a million rows
 _FILE_ROWS = 1_000_000  # what compaction puts into one file
@@ -90,14 +102,14 @@ class ProfileDatabase:
         One call for many rows is better than many calls: each writes and syncs two files, 6 to 20 ms.
 
         Raises:
-            ProfileError: a row is wrong (it is named), or the folder cannot be written.
+            ProfileError: a row is wrong or impossible (it is named), or the folder cannot be written.
         """
         return self.append_table(table_of(list(measurements)))
 
     def append_table(self, table: pa.Table) -> int:
         """As `append`, for rows that are already a table of this schema."""
         table = conformed(table, where="the table")
-        refuse_bad_rows(table)
+        _refuse_impossible(table)
         if not table.num_rows:
             return 0
         with self._locked():
@@ -112,7 +124,8 @@ class ProfileDatabase:
     def read(self, **filters: Any) -> pa.Table:
         """The rows whose columns equal the filters: `read(kind="layer", device_type=["T4", "V100"], direction=None)`.
 
-        Files that are damaged are set aside with a warning, and the rest is used.
+        Files that are damaged are set aside with a warning, and the rest is used; rows that cannot be true are left out
+        with a warning, each told once.
 
         Raises:
             ProfileError: no such column, or a file of another schema or a newer version.
@@ -133,12 +146,24 @@ class ProfileDatabase:
             if damage:
                 self._set_aside(damage)
             try:
-                return self._load([file for file in files if file not in damage], expression)
+                return self._plausible(self._load([file for file in files if file not in damage], expression))
             except (FileNotFoundError, pa.ArrowInvalid) as error:
                 cause = error
         raise ProfileError(
             f"{self.path}: files changed during each of {_READ_ATTEMPTS} reads; last: {cause}"
         ) from cause
+
+    def _plausible(self, table: pa.Table) -> pa.Table:
+        """The rows that can be true; of each other one a warning, once in a process."""
+        wrong = implausible_rows(table)
+        for row, why in wrong.items():
+            said = f"{_row_of(table, row)}: {why}"
+            if (self.path, said) not in _TOLD:
+                _TOLD.add((self.path, said))
+                log.warning("%s: %s; it is not used; %s", self.path, said, _remedy(table, row))
+        sound = np.ones(table.num_rows, dtype=bool)
+        sound[list(wrong)] = False
+        return table.filter(pa.array(sound)) if wrong else table
 
     def latest(self, **filters: Any) -> list[Measurement]:
         """The newest row of each thing measured (equal `SAME_MEASUREMENT` columns); of equal times, the fastest.
@@ -204,29 +229,42 @@ class ProfileDatabase:
         listed = {file.name for file in files}
         for path in (*self._data_paths(), *self._temporaries()):
             if path.name not in listed and time.time() - path.stat().st_mtime > self.grace_seconds:
-                findings.append(Finding(path, "it is left over: the manifest does not list it", "sweep the database"))
+                findings.append(Finding(path, "it is left over: the manifest does not list it", "delete it"))
         for path in sorted(self.path.glob("*.parquet")):
             if not DATA_NAME.fullmatch(path.name):
                 remedy = "add its rows with ProfileDatabase.append_table, or move it elsewhere"
                 findings.append(Finding(path, "it is not part of the database and is not read", remedy))
         for path in sorted((self.path / "set_aside").glob("*")):
             findings.append(Finding(path, "it was set aside as damaged", "measure again, then delete it"))
-        return findings + self._outliers(self._load(sound))
+        table = self._load(sound)
+        wrong = implausible_rows(table)
+        newest = _newest(table)
+        findings += [
+            Finding(self.path, f"{_row_of(table, row)}: {why}", _remedy(table, row))
+            for row, why in sorted(wrong.items())
+            if row in newest  # an older one was measured again since
+        ]
+        return findings + self._outliers(table.filter(pa.array(~np.isin(np.arange(table.num_rows), list(wrong)))))
 
     def _outliers(self, table: pa.Table) -> list[Finding]:
-        groups = table.group_by([*SAME_MEASUREMENT]).aggregate(
-            [("seconds", "min"), ("seconds", "max"), ("name", "min")]
-        )
-        suspect = groups.filter(pc.greater(groups["seconds_max"], pc.multiply(groups["seconds_min"], OUTLIER_RATIO)))
-        return [
-            Finding(
-                self.path,
-                f"{row['kind']} {row['name_min']!r} on {row['device_type']} was measured as both "
-                f"{row['seconds_min']:g} s and {row['seconds_max']:g} s",
-                f"measure it again: `dejavu profile --device {row['device_type']}`",
-            )
-            for row in suspect.to_pylist()
-        ]
+        """What was measured a thousandfold apart, until a newer measurement agrees with the most."""
+        groups = table.group_by([*SAME_MEASUREMENT]).aggregate([("seconds", "min"), ("seconds", "max")])
+        if not pc.any(pc.greater(groups["seconds_max"], pc.multiply(groups["seconds_min"], OUTLIER_RATIO))).as_py():
+            return []
+        _, codes = distinct_values(table, SAME_MEASUREMENT)
+        seconds, newest, findings = table["seconds"].to_numpy(), _newest(table), []
+        for members in np.split(order := np.argsort(codes, kind="stable"), np.flatnonzero(np.diff(codes[order])) + 1):
+            least, most = seconds[members].min(), seconds[members].max()
+            if most <= OUTLIER_RATIO * least:
+                continue
+            last = next(int(row) for row in members if int(row) in newest)
+            middle = float(np.median(seconds[members]))
+            if len(members) > 2 and middle / OUTLIER_RATIO < seconds[last] < middle * OUTLIER_RATIO:
+                continue
+            kind, name, device_type = (table[column][last].as_py() for column in ("kind", "name", "device_type"))
+            what = f"{kind} {name!r} on {device_type} was measured as both {least:g} s and {most:g} s"
+            findings.append(Finding(self.path, what, _remedy(table, last)))
+        return findings
 
     # The manifest
 
@@ -348,3 +386,52 @@ class ProfileDatabase:
             for file, reason in damage.items():
                 path = self.path / file.name
                 log.warning("%s: %s; not used (not set aside: %s); %s", path, reason, error, measure_again(file))
+
+
+def _refuse_impossible(table: pa.Table) -> None:
+    wrong = impossible_rows(table)
+    if wrong:
+        row = min(wrong)
+        raise ProfileError(f"{row_name(table, row)}: {wrong[row]}")
+
+
+def _row_of(table: pa.Table, row: int) -> str:
+    """A row by what it is of: where a filter was read, its number says nothing."""
+    known = {
+        column: table[column][row].as_py()
+        for column in (
+            "kind",
+            "name",
+            "device_type",
+            "dtype",
+            "direction",
+            "microbatch_size",
+            "num_ranks",
+            "size_bytes",
+        )
+    }
+    more = (
+        f"{known['direction']} pass" if known["direction"] else "",
+        f"microbatches of {known['microbatch_size']}" if known["microbatch_size"] else "",
+        f"{known['num_ranks']} ranks" if known["num_ranks"] else "",
+        f"{known['size_bytes']} bytes" if known["size_bytes"] is not None else "",
+        f"measured {table['measured_at'][row].as_py():%Y-%m-%d %H:%M}",
+    )
+    return f"{known['kind']} {known['name']!r} on {known['device_type']} ({', '.join(filter(None, more))})"
+
+
+def _remedy(table: pa.Table, row: int) -> str:
+    kind, source, device_type = (table[column][row].as_py() for column in ("kind", "source", "device_type"))
+    if source.startswith("import:"):
+        return f"import it again from a sound file: `dejavu import {source.removeprefix('import:')} FILE`"
+    if kind in _PROFILED:
+        return f"measure it again on {device_type}: `dejavu profile --measure {_PROFILED[kind]} --again`"
+    return "train such a plan again: `dejavu run`"
+
+
+def _newest(table: pa.Table) -> set[int]:
+    """The number of the newest row of each thing measured; of equal times, of the fastest."""
+    order = numbered(table).sort_by([("measured_at", "ascending"), ("seconds", "descending")])
+    positions = order["row"].to_numpy()
+    last = numbered(order.drop_columns(["row"])).group_by([*SAME_MEASUREMENT]).aggregate([("row", "max")])["row_max"]
+    return {int(positions[k]) for k in last.to_numpy()}

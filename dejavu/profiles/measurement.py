@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -152,7 +153,7 @@ def conformed(table: pa.Table, where: str) -> pa.Table:
     for field in SCHEMA:
         if not field.nullable and table[field.name].null_count:
             row = pc.index(pc.is_null(table[field.name]), True).as_py()
-            raise ProfileError(f"{_row_name(table, row)}: {field.name} is missing")
+            raise ProfileError(f"{row_name(table, row)}: {field.name} is missing")
     return table.cast(SCHEMA)
 
 
@@ -193,48 +194,58 @@ def measurements_of(table: pa.Table) -> list[Measurement]:
     return [Measurement(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]
 
 
-def _row_name(table: pa.Table, row: int) -> str:
+def row_name(table: pa.Table, row: int) -> str:
+    """A row as a person finds it: its number in the table, and what it is of."""
     kind, name, device_type = (table[column][row].as_py() for column in ("kind", "name", "device_type"))
     return f"row {row} ({kind} {name!r} on {device_type})"
 
 
 def refuse_bad_rows(table: pa.Table) -> None:
     """Raises ProfileError for the first row that breaks a rule. A null breaks none; `conformed` has seen to those."""
+    found = broken_rows(table)
+    if found:
+        row = min(found)
+        raise ProfileError(f"{row_name(table, row)}: {found[row]}")
 
-    def refuse(column: str, good: Any, wanted: str) -> None:
-        row = pc.index(pc.fill_null(good, True), False).as_py()
-        if row >= 0:
-            found = table[column][row].as_py()
-            raise ProfileError(f"{_row_name(table, row)}: {column} is {found!r}, expected {wanted}")
+
+def broken_rows(table: pa.Table) -> dict[int, str]:
+    """By number the rows that break a rule: the first column that does, the value found and the one wanted."""
+    found: dict[int, str] = {}
+
+    def flag(column: str, good: Any, wanted: str) -> None:
+        if pc.all(pc.fill_null(good, True)).as_py() is False:
+            for row in np.flatnonzero(~np.array(pc.fill_null(good, True).to_pylist(), dtype=bool)):
+                found.setdefault(int(row), f"{column} is {table[column][int(row)].as_py()!r}, expected {wanted}")
 
     def finite(column: str, least: Any, wanted: str) -> None:
-        refuse(column, pc.and_(pc.is_finite(table[column]), least(table[column], 0.0)), wanted)
+        flag(column, pc.and_(pc.is_finite(table[column]), least(table[column], 0.0)), wanted)
 
-    refuse("kind", pc.is_in(table["kind"], pa.array(KINDS)), f"one of {', '.join(KINDS)}")
+    flag("kind", pc.is_in(table["kind"], pa.array(KINDS)), f"one of {', '.join(KINDS)}")
     known_direction = pc.or_(pc.is_null(table["direction"]), pc.is_in(table["direction"], pa.array(DIRECTIONS)))
-    refuse("direction", known_direction, f"null or one of {', '.join(DIRECTIONS)}")
+    flag("direction", known_direction, f"null or one of {', '.join(DIRECTIONS)}")
     for field in SCHEMA:
         if field.type == pa.string() and field.name != "extra":
-            refuse(field.name, pc.not_equal(table[field.name], ""), "text that is not empty")
+            flag(field.name, pc.not_equal(table[field.name], ""), "text that is not empty")
     for column in ("seconds", "seconds_low", "seconds_high"):
         finite(column, pc.greater, "a finite number of seconds above 0")
     finite("flops", pc.greater_equal, "a finite number of FLOP, 0 or more")
     share = table["disturbed_share"]
     refuse("disturbed_share", pc.and_(pc.greater_equal(share, 0.0), pc.less_equal(share, 1.0)), "a share from 0 to 1")
     for column in ("tensor_parallel", "repeats", "microbatch_size", "num_ranks"):
-        refuse(column, pc.greater_equal(table[column], 1), "1 or more")
+        flag(column, pc.greater_equal(table[column], 1), "1 or more")
     for column in ("size_bytes", "peak_bytes"):
-        refuse(column, pc.greater_equal(table[column], 0), "0 bytes or more")
+        flag(column, pc.greater_equal(table[column], 0), "0 bytes or more")
     seconds = table["seconds"]
     low, high = (
         pc.multiply(table["seconds_low"], 1 - _SPREAD_SLACK),
         pc.multiply(table["seconds_high"], 1 + _SPREAD_SLACK),
     )
-    refuse("seconds_low", pc.less_equal(low, seconds), "no more than seconds")
-    refuse("seconds_high", pc.greater_equal(high, seconds), "no less than seconds")
+    flag("seconds_low", pc.less_equal(low, seconds), "no more than seconds")
+    flag("seconds_high", pc.greater_equal(high, seconds), "no less than seconds")
     wrong = [text for text in pc.unique(table["extra"]).to_pylist() if text is not None and not _is_json_object(text)]
     if wrong:
-        refuse("extra", pc.invert(pc.is_in(table["extra"], pa.array(wrong, pa.string()))), "a JSON object")
+        flag("extra", pc.invert(pc.is_in(table["extra"], pa.array(wrong, pa.string()))), "a JSON object")
+    return found
 
 
 def _is_json_object(text: str) -> bool:

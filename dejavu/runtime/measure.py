@@ -27,6 +27,7 @@ import torch
 
 from dejavu.cost.measured import subject_of
 from dejavu.cost.passes import PARTS
+from dejavu.cost.predicted import layer_kernels
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
@@ -96,6 +97,14 @@ def measure_layers(
     child = _start({**job, "core": 0, "until_ended": False}, errors)
     names = {layer.signature: layer.name for layer in graph.layers}
     flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
+    layers = {layer.signature: layer for layer in graph.layers}
+
+    def work(signature: str, direction: str) -> dict[str, float]:
+        """What the pass launches, reads and writes, as if nothing were cached: its row is held against it."""
+        kernels = layer_kernels(layers[signature], direction, workload.dtype, workload.optimizer)
+        moved_bytes = sum(kernel.read_bytes + kernel.written_bytes for kernel in kernels)
+        return {"moved_bytes": moved_bytes, "num_kernels": len(kernels)}
+
     families = {layer.signature: layer.family for layer in graph.layers}
     begun: set[str] = set()
     try:
@@ -119,7 +128,7 @@ def measure_layers(
                 dtype=workload.dtype,
                 microbatch_size=workload.microbatch_size,
                 flops=flops.get((signature, direction)),
-                extra=json.dumps({"family": families[signature]}),
+                extra=json.dumps({"family": families[signature], **work(signature, direction)}),
                 host_fingerprint=host_fingerprint(),
                 torch_version=torch.__version__,
                 source="measured",
