@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -53,8 +54,15 @@ def job_of(
 
 def largest_difference(workload: Workload, losses: Iterable[float]) -> float:
     """Between these losses and those of one process that trains the same steps."""
-    expected = train_single(workload, DRAW, range(workload.num_steps))
+    expected = _single(workload.model_dump_json())
     return max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+
+
+@cache
+def _single(workload: str) -> tuple[float, ...]:
+    """The losses of one process, which several tests compare with."""
+    found = Workload.model_validate_json(workload)
+    return tuple(train_single(found, DRAW, range(found.num_steps)))
 
 
 def runtime_processes() -> list[psutil.Process]:

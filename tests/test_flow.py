@@ -177,6 +177,8 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
     second = command(project, "dejavu", "run", "--workload", workload)
     assert second.returncode == 0, second.stdout + second.stderr
     assert second.stderr.count("remembered)") >= WORKLOAD["trials"]["count"]
+    for done in (first, second):
+        assert "the median of 3 default draws" in done.stderr
     assert "déjà vu: " in second.stderr  # what the training measured corrects the prices
     run = check_records(project)
     assert run.data.metrics["figures_measured_now"] == 0
@@ -213,7 +215,7 @@ def _hear_interrupts() -> None:
 
 
 class Watched:
-    """A `dejavu run` in the background, whose output is read as it comes."""
+    """A `dejavu run` in the background, whose output is read as it comes; it does not outlive its block."""
 
     def __init__(self, project: Path, workload: Path) -> None:
         self.project, self.log = project, project / f"run-{time.time_ns()}.log"
@@ -222,6 +224,14 @@ class Watched:
             self.process = psutil.Popen(
                 words, cwd=project, env=environment(), stdout=output, stderr=output, preexec_fn=_hear_interrupts
             )
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:  # a test failed; what the flow started ends with it
+            self.process.kill()
+            self.process.wait()
 
     def wait_for(self, text: str, timeout_seconds: float = 180.0) -> None:
         self.poll(lambda: text in self.log.read_text(), timeout_seconds, text)
@@ -246,14 +256,14 @@ class Watched:
 
 @needs_two_cores
 def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -> None:
-    change = {"num_steps": 400, "checkpoint_every": 20, "seed": 1, "trials": {"count": 6, "steps": 12}}
-    run = Watched(project, write_workload(project, **change))
-    run.wait_for("loss")  # the first trial is done, others run
-    run.children("spawn_main")[0].send_signal(signal.SIGKILL)
-    run.wait_for("step 60 of")
-    ranks = [child for child in run.children("dejavu.runtime.worker") if "RANK" in child.environ()]
-    ranks[-1].send_signal(signal.SIGKILL)
-    assert run.process.wait(timeout=240) == 0, run.log.read_text()
+    change = {"num_steps": 200, "checkpoint_every": 20, "seed": 1, "trials": {"count": 6, "steps": 12}}
+    with Watched(project, write_workload(project, **change)) as run:
+        run.wait_for("loss")  # the first trial is done, others run
+        run.children("spawn_main")[0].send_signal(signal.SIGKILL)
+        run.wait_for("step 60 of")
+        ranks = [child for child in run.children("dejavu.runtime.worker") if "RANK" in child.environ()]
+        ranks[-1].send_signal(signal.SIGKILL)
+        assert run.process.wait(timeout=240) == 0, run.log.read_text()
     parents, children = runs_of(project)
     assert parents[0].info.status == "FINISHED"
     assert children["training"].data.metrics["restarts"] == 1
@@ -263,10 +273,10 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -
 @needs_two_cores
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
-    run = Watched(project, write_workload(project, num_steps=4000, trials={"count": 2, "steps": 2}))
-    run.wait_for("step 20 of")
-    run.process.send_signal(number)
-    assert run.process.wait(timeout=60) != 0
+    with Watched(project, write_workload(project, num_steps=4000, trials={"count": 2, "steps": 2})) as run:
+        run.wait_for("step 20 of")
+        run.process.send_signal(number)
+        assert run.process.wait(timeout=60) != 0
     stop = time.monotonic() + 30
     while family_of(project) and time.monotonic() < stop:
         time.sleep(0.1)

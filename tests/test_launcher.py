@@ -43,25 +43,25 @@ def long() -> Workload:
     return TINY.model_copy(update={"num_steps": 90, "checkpoint_every": 20})
 
 
-def test_a_killed_rank_is_named_and_costs_nothing_but_time(long: Workload, tmp_path: Path) -> None:
-    job = job_of(long, tmp_path)
-    result = launch(job, on_step=once(lambda: ranks()[1].kill(), 50))
-    assert result.failures == ("attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL",)
-    assert result.failures[0] in (tmp_path / "ranks.log").read_text()
-    assert result.restarts == 1 and result.resumed_from_step in (40, 60)
-    assert largest_difference(long, result.losses) < TOLERANCE
-
-
-def test_a_stopped_rank_is_found_named_and_replaced(long: Workload, tmp_path: Path) -> None:
+def test_a_killed_rank_and_then_a_stopped_one_are_named_and_cost_nothing_but_time(
+    long: Workload, tmp_path: Path
+) -> None:
     job = job_of(long, tmp_path, (1, 3))
-    result = launch(job, stall_seconds=2.0, on_step=once(lambda: ranks()[1].suspend(), 50))
-    (failure,) = result.failures
-    assert failure.startswith("attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL: no progress for")
-    assert "its process is stopped; its last step was " in failure
+    kill, stop = once(lambda: ranks()[1].kill(), 30), once(lambda: ranks()[1].suspend(), 70)
+
+    def on_step(step: int, loss: float) -> None:
+        kill(step, loss)
+        stop(step, loss)
+
+    result = launch(job, stall_seconds=2.0, on_step=on_step)
+    killed, stopped = result.failures
+    assert killed == "attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL"
+    assert stopped.startswith("attempt 1: rank 1 (stage 1 on localhost) was ended by SIGKILL: no progress for")
+    assert "its process is stopped; its last step was " in stopped
     log = (tmp_path / "ranks.log").read_text()
-    assert "rank 1:\nno stack: it did not answer" in log
+    assert killed in log and "rank 1:\nno stack: it did not answer" in log
     assert log.count("Current thread") == 2, "of both others"
-    assert result.restarts == 1
+    assert result.restarts == 2 and result.resumed_from_step in (60, 80)
     assert largest_difference(long, result.losses) < TOLERANCE
 
 

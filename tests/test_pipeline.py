@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
-from benchmarks.pipeline.ranks import Trained, train_all
+from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.models import layers_of
@@ -27,6 +27,7 @@ from dejavu.runtime.state import read_checkpoint
 from dejavu.schedule import SCHEDULES, Pass, actions
 from dejavu.simulate import StageSeconds, simulate
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from tests.test_models import ZOO
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -87,6 +88,13 @@ T5 = GPT.model_copy(
 )
 BERT = GPT.model_copy(update={"model": "bert", "model_options": {"num_blocks": 2, "width": 32, "num_heads": 4}})
 
+
+def of_zoo(name: str) -> Workload:
+    settings = {"num_microbatches": 4, "batch_size": 16, "num_steps": STEPS, "trials": TrialSettings(count=0)}
+    return ZOO[name].model_copy(update=settings)
+
+
+T5_GATED, RESNET = of_zoo("t5_gated"), of_zoo("wide_resnet")
 Case = tuple[Workload, str, tuple[int, ...], Sequence[StageConfiguration]]
 CASES: dict[str, Case] = {}
 for name, schedule in SCHEDULES.items():
@@ -119,7 +127,7 @@ CASES |= {
     "1 shard to 2": (GPT, "1f1b", (0, 3, 8), [one, one_device(1, 2)]),
     "2 shards to 1": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2), one]),
     "t5 in 2 shards": (T5, "1f1b", (0, 2, 5), [one_device(1, 2), one]),
-    "bert in 2 shards": (BERT, "1f1b", (0, 4), [one_device(1, 2)]),
+    "bert in 2 replicas of 2 shards": (BERT, "1f1b", (0, 4), [one_device(2, 2)]),
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
     "dropout, cut there, recomputed": (DROPOUT, "gpipe", (0, 1, 6), [one_device(recompute=True)] * 2),
@@ -127,14 +135,27 @@ CASES |= {
     "master weights, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), TWO),
     "master weights, split backward, 2 replicas and 1": (MASTERS, "zbv", (0, 2, 4, 6, 8), [one_device(2), one]),
     "master weights, 2 shards": (MASTERS, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
+    "t5, cut inside its encoder and its decoder": (T5_GATED, "1f1b", (0, 2, 5, len(layers_of(T5_GATED))), [one] * 3),
+    "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),
 }
 
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Trained]:
-    """All cases; those of as many ranks share their processes."""
-    jobs = [job_of(w, by_hand(name, bounds, ranks, 4), STEPS) for w, name, bounds, ranks in CASES.values()]
-    return dict(zip(CASES, train_all(jobs), strict=True))
+    """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share."""
+    jobs = {case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS) for case, (w, name, bounds, ranks) in CASES.items()}
+    order = sorted(jobs, key=lambda case: -len(jobs[case].binding.placements))
+    most = len(jobs[order[0]].binding.placements)
+    apart = [case for case in order if shares_layers(case) and len(jobs[case].binding.placements) < most]
+    found: dict[str, Trained] = {}
+    for together in ([case for case in order if case not in apart], apart):
+        found.update(zip(together, train_in_turn([jobs[case] for case in together]), strict=True))
+    return found
+
+
+def shares_layers(case: str) -> bool:
+    """Whether a case is tensor-parallel: torch remembers its groups of devices beyond the end of the process group."""
+    return any(how.tensor_parallel > 1 for how in CASES[case][3])
 
 
 _singles: dict[Workload, list[float]] = {}

@@ -30,12 +30,13 @@ from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
 from dejavu.runtime.links import SIZES_BYTES, measure_link
 from dejavu.runtime.measure import DIRECTIONS, LOOP, measure_layers
-from dejavu.runtime.process import PARENT, named_parent
+from dejavu.runtime.process import PARENT
 from dejavu.runtime.resume import earlier_training
-from dejavu.runtime.single import reference_difference, train_single
+from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import read_checkpoint, read_trial
 from dejavu.workload import TrialSettings, Workload
 from tests.conftest import local_binding
+from tests.launching import TINY
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -90,30 +91,27 @@ DIGITS = Workload(
 )
 
 
-def without_weights_here_and_there() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+def weights_here_and_there() -> nn.Sequential:
+    """Weights, buffers of a norm, and layers with nothing of their own."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16), nn.Linear(16, 10)
+    )
 
 
-def test_stages_without_weights_train_too(tmp_path: Path) -> None:
-    model = "tests.test_runtime:without_weights_here_and_there"
+def test_images_and_a_stage_without_weights_train_too_and_the_weights_end_equal(tmp_path: Path) -> None:
+    model = "tests.test_runtime:weights_here_and_there"
     workload = DIGITS.model_copy(update={"model": model, "model_options": {}})
-    job = job_of(workload, tmp_path, (1, 2, 3))
-    result = launch(job)
-    assert len(result.losses) == workload.num_steps and len(result.stages) == 4
-    assert reference_difference(job, result) < TOLERANCE
-
-
-def test_images_too_and_the_weights_end_equal(tmp_path: Path) -> None:
-    job = job_of(DIGITS, tmp_path / "run", (3,))
+    job = job_of(workload, tmp_path / "run", (2, 4))
     result = launch(job)
     state = tmp_path / "single.safetensors"
-    expected = train_single(DIGITS, job.draw, range(DIGITS.num_steps), save_to=state)
+    expected = train_single(workload, job.draw, range(workload.num_steps), save_to=state)
+    assert len(result.losses) == workload.num_steps and len(result.stages) == 3
     assert max(abs(a - b) for a, b in zip(result.losses, expected, strict=True)) < TOLERANCE
-    assert reference_difference(job, result) < TOLERANCE
-    layers = {builder.name for builder in layers_of(DIGITS)}
+    assert largest_difference(reference_losses(job), result) < TOLERANCE
+    layers = {builder.name for builder in layers_of(workload)}
     saved = read_checkpoint(Path(result.final_checkpoint), layers)
     whole = read_trial(state, layers)
-    assert saved.keys() == whole.keys()
+    assert saved.keys() == whole.keys() and any("running_mean" in name for name in saved)
     assert all(torch.allclose(saved[name], whole[name], atol=1e-5) for name in whole)
 
 
@@ -162,15 +160,21 @@ def test_a_failing_rank_is_told_with_the_end_of_its_log(tiny: Workload, tmp_path
         launch(job)
 
 
-def test_the_torchrun_line_repeats_the_training(tiny: Workload, tmp_path: Path) -> None:
-    job = job_of(tiny, tmp_path / "run", (2,))
-    result = launch(job)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingJob, TrainingResult]:
+    """A training of two stages that several tests look at; none changes its folder."""
+    job = job_of(TINY, tmp_path_factory.mktemp("trained") / "run", (2,))
+    return job, launch(job)
+
+
+def test_the_torchrun_line_repeats_the_training(trained: tuple[TrainingJob, TrainingResult]) -> None:
+    job, result = trained
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         f"env {torchrun_line(job)}", shell=True, capture_output=True, env={**os.environ, "PATH": path}
     )
     assert done.returncode == 0, done.stderr
-    again = TrainingResult.from_dict(json.loads((tmp_path / "run-again" / "result.json").read_text()))
+    again = TrainingResult.from_dict(json.loads(Path(f"{job.folder}-again/result.json").read_text()))
     assert again.losses == result.losses
     assert json.loads(job.result_path.read_text())["losses"] == list(result.losses)
 
@@ -179,27 +183,37 @@ def test_the_torchrun_line_repeats_the_training(tiny: Workload, tmp_path: Path) 
 PLAIN_ROWS = (1 + 2 * 3 + 1, 1 + 2 * 3 + 2)
 
 
-@pytest.mark.parametrize("first_step", [7, 8])
-def test_a_training_of_one_step_or_none(tiny: Workload, tmp_path: Path, first_step: int) -> None:
+def test_a_training_of_one_step_and_then_of_none(tiny: Workload, tmp_path: Path) -> None:
     job = job_of(tiny, tmp_path / "run", (2,), first_step=7)
     result = launch(job)
     assert len(result.losses) == 1
     assert result.step_seconds is not None and result.step_seconds > 0
     database = ProfileDatabase(tmp_path / "profiles_db")
     assert remember(job, result, capture(tiny), database) in PLAIN_ROWS
-    if first_step == 8:  # its last checkpoint is the end: nothing is left to do
-        again = launch(job)
-        assert (again.step_seconds, again.stages, again.losses) == (None, (), result.losses)
-        assert remember(job, again, capture(tiny), database) == 0
+    again = launch(job)  # its last checkpoint is the end: nothing is left to do
+    assert (again.step_seconds, again.stages, again.losses) == (None, (), result.losses)
+    assert remember(job, again, capture(tiny), database) == 0
+
+
+FAMILY = f"""
+import os, signal
+from dejavu.runtime.process import die_with_parent, named_parent
+
+os.environ.pop("{PARENT}", None)
+for named in (named_parent(), {{"{PARENT}": "1"}}, {{}}):
+    child = os.fork()
+    if not child:
+        os.environ.update(named)
+        die_with_parent(signal.SIGKILL)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) * -1)
+"""
 
 
 def test_children_live_under_any_parent_that_names_itself() -> None:
     """Also under one with the number 1, as in a container, and not under one that has gone."""
-    code = "from dejavu.runtime.process import die_with_parent; import signal; die_with_parent(signal.SIGKILL)"
-    words = [sys.executable, "-c", code]
-    assert subprocess.run(words, env=os.environ | named_parent()).returncode == 0
-    assert subprocess.run(words, env=os.environ | {PARENT: "1"}).returncode == -signal.SIGKILL
-    assert subprocess.run(words).returncode == 0
+    done = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", str(int(signal.SIGKILL)), "0"]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -225,10 +239,9 @@ def test_a_link_is_measured() -> None:
         row.check()
 
 
-def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
-    job = job_of(tiny, tmp_path / "run", (2,))
-    result = launch(job)
-    graph, database = capture(tiny), ProfileDatabase(tmp_path / "profiles_db")
+def test_measured_times_come_back(trained: tuple[TrainingJob, TrainingResult], tmp_path: Path) -> None:
+    job, result = trained
+    graph, database = capture(TINY), ProfileDatabase(tmp_path / "profiles_db")
     assert remembered_step_seconds(graph, job.binding.plan, database) is None
     assert result.step_times is not None and result.step_times.seconds == result.step_seconds
     assert result.step_times.num_counted <= result.step_times.num_steps == len(result.losses) - 1
@@ -238,7 +251,7 @@ def test_measured_times_come_back(tiny: Workload, tmp_path: Path) -> None:
     assert {row.size_bytes for row in messages} == {graph.layers[1].output_bytes}
     assert all(row.subject == MESSAGE and row.seconds > 0 for row in messages)
     assert remembered_step_seconds(graph, job.binding.plan, database) == result.step_seconds
-    other = job_of(tiny, tmp_path / "run", (3,)).binding.plan
+    other = job_of(TINY, tmp_path / "run", (3,)).binding.plan
     assert remembered_step_seconds(graph, other, database) is None
 
 

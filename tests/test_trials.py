@@ -563,6 +563,20 @@ def test_a_worker_without_the_resource_is_no_silent_wait_and_dask_s_environment_
     assert dict(os.environ) == before
 
 
+def test_a_cluster_without_workers_is_waited_for_and_then_said(
+    tiny: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_this_process(0) as client:
+        client.cluster.scale(1)  # type: ignore[union-attr]  # one that is only coming
+        assert not run_trials(client, specs_of(tiny, 1), tmp_path)[0].failure
+    monkeypatch.setattr(running, "CONNECT_SECONDS", 0.5)
+    with (
+        in_this_process(0) as client,
+        pytest.raises(TrialError, match=r"has had no workers for 0\.5 s; wanted at least"),
+    ):
+        run_trials(client, specs_of(tiny, 1), tmp_path)
+
+
 def test_a_gpu_error_does_not_poison_the_next_trial(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
     before = set(client.run(os.getpid).values())
     specs = [TrialSpec(of_model(tiny, "gpu_breaking"), Draw(), 3), *specs_of(tiny, 3)]

@@ -94,6 +94,9 @@ def train_in_turn(
 ) -> list[Trained]:
     """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
+    Where jobs have different ranks, at most those before the first change may be tensor-parallel: torch keeps groups of
+    devices from one process group to the next.
+
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
         only_undisturbed: as in `train_all`.

@@ -230,7 +230,7 @@ def broken_rows(table: pa.Table) -> dict[int, str]:
         finite(column, pc.greater, "a finite number of seconds above 0")
     finite("flops", pc.greater_equal, "a finite number of FLOP, 0 or more")
     share = table["disturbed_share"]
-    refuse("disturbed_share", pc.and_(pc.greater_equal(share, 0.0), pc.less_equal(share, 1.0)), "a share from 0 to 1")
+    flag("disturbed_share", pc.and_(pc.greater_equal(share, 0.0), pc.less_equal(share, 1.0)), "a share from 0 to 1")
     for column in ("tensor_parallel", "repeats", "microbatch_size", "num_ranks"):
         flag(column, pc.greater_equal(table[column], 1), "1 or more")
     for column in ("size_bytes", "peak_bytes"):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import distributed
 
 from dejavu.init import Draw, Probe
-from dejavu.trials.clients import GPU
+from dejavu.trials.clients import CONNECT_SECONDS, GPU
 from dejavu.trials.halving import running_loss
 from dejavu.trials.spec import MOST_ATTEMPTS, Keys, TrialError, TrialResult, TrialSpec, split_key
 from dejavu.trials.worker import RESULT, run_trial, tasks_held
@@ -278,9 +278,13 @@ def kept_steps(folder: Path) -> dict[str, set[int]]:
 
 def _offered(client: distributed.Client, resources: Resources | None) -> tuple[Resources, int, int]:
     """What to ask of workers for a trial, how many can run one (each of them one at a time), and a worker's memory."""
+    try:  # those of a busy machine may just be starting again
+        client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+    except TimeoutError:
+        raise TrialError(
+            f"the Dask cluster has had no workers for {CONNECT_SECONDS:g} s; wanted at least one"
+        ) from None
     workers = list(client.scheduler_info(n_workers=-1)["workers"].values())
-    if not workers:
-        raise TrialError("the Dask cluster has no workers; wanted at least one")
     if resources is None:
         resources = {GPU: 1} if any(worker["resources"].get(GPU, 0) >= 1 for worker in workers) else {}
     room = sum(all(worker["resources"].get(name, 0) >= much for name, much in resources.items()) for worker in workers)
