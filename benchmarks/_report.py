@@ -1,10 +1,14 @@
-"""What every benchmark ends with: a table for people, and JSON that names the machine."""
+"""What every benchmark ends with: a table for people, and JSON that names machine, date and command.
+
+A result that README or docs quote is committed in `benchmarks/results/`; `docs/figures.toml` says which figure it is.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -23,11 +27,26 @@ from dejavu.profiles import host_fingerprint
 from dejavu.profiles.host import cpu_name, gpu_names
 
 CHARACTERS_IN_A_FILE = 240  # a row of a table that goes to a file or a pipe: nothing is cut off
+LOAD_AT_START = os.getloadavg()  # of the programs before this one: a benchmark's own work is not in it yet
+BUSY_LOAD = 0.25  # processes for each core; a quiet machine's own chores stay below
+
+
+def conditions() -> str:
+    """Describe whether other programs ran when this one began."""
+    busy = LOAD_AT_START[0] > BUSY_LOAD * (os.cpu_count() or 1)
+    return f"{os.cpu_count()} {'shared cores, other work beside it' if busy else 'cores, quiet at the start'}"
+
+
+def command() -> str:
+    """Name the command that repeats this process's work, as it is typed in the repository's root."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", "").removesuffix(".__main__")
+    return shlex.join(["python", "-m", module, *sys.argv[1:]] if module else ["python", *sys.argv])
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on; `load_average` tells whether it was busy with something else."""
+    """Describe what the figures were measured on, and what else it was busy with."""
     return {
+        "conditions": conditions(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -36,8 +55,8 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
         "host_fingerprint": host_fingerprint(),
+        "load_average_at_start": LOAD_AT_START,
         "load_average": os.getloadavg(),
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -64,7 +83,7 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path | None) -> None:
-    """Prints the rows as a table with the summary below, and writes `{"machine", "rows", "summary"}` if asked to."""
+    """Prints the rows as a table with the summary below, and writes the result as a file if asked to."""
     console = Console() if sys.stdout.isatty() else Console(width=CHARACTERS_IN_A_FILE)
     table = Table(title=title)
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -81,9 +100,15 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, 
 
 
 def write(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path) -> None:
-    """`{"machine", "rows", "summary"}` as a file."""
+    """Write `{"command", "date_utc", "machine", "rows", "summary"}` as a file."""
     json_path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "rows": list(rows), "summary": dict(summary)}
+    result = {
+        "command": command(),
+        "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "rows": list(rows),
+        "summary": dict(summary),
+    }
     json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     typer.echo(f"written to {json_path}")
 

@@ -12,8 +12,6 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks.knapsack.__main__ import main as knapsack_main
-from benchmarks.knapsack.ways import Knapsack, Relaxation, greedy, numpy_program, priced, python_program, relaxation
 from benchmarks.search import anytime, cases, generate, heterogeneous, scale
 from benchmarks.search.__main__ import main
 from benchmarks.search.alpa_loop import AlpaArrays, alpa_loop
@@ -173,45 +171,3 @@ def test_the_table_of_sizes_measures_each_in_a_process_of_its_own(tmp_path: Path
     assert all(row["wall_seconds"] > 0 and row["peak_bytes"] > 2**24 for row in rows)
     assert summary["uniform_at_the_top_operators"] == 120
     assert (tmp_path / "search-scale.png").stat().st_size > 1000
-
-
-def brute_force(problem: Knapsack) -> int:
-    every = (np.array(bits) for bits in product([False, True], repeat=len(problem.values)))
-    return max(problem.value(chosen) for chosen in every if problem.fits(chosen))
-
-
-def small_knapsack(seed: int) -> Knapsack:
-    rng = np.random.default_rng(seed)
-    n, largest = int(rng.integers(1, 9)), int(rng.choice([4, 50, 1000]))
-    values, weights = rng.integers(1, largest + 1, (2, n))
-    return Knapsack(values, weights, int(rng.integers(0, n * largest // 2 + 2)))
-
-
-def test_knapsacks_are_filled_as_by_brute_force() -> None:
-    for seed in range(60):
-        problem = small_knapsack(seed)
-        best = brute_force(problem)
-        for way in (python_program, numpy_program, priced):
-            answer = way(problem)
-            assert problem.fits(answer.chosen)
-            assert problem.value(answer.chosen) == answer.bound == best
-        for answer in (greedy(problem), relaxation(problem, Relaxation(steps=30), seed)):
-            assert problem.fits(answer.chosen)
-            assert problem.value(answer.chosen) <= best
-
-
-def test_a_price_settles_knapsacks_of_hundreds_of_items() -> None:
-    rng = np.random.default_rng(0)
-    for capacity in (900, 20_000, 120_000):
-        values, weights = rng.integers(1, 1001, (2, 400))
-        problem = Knapsack(values, weights, capacity)
-        assert priced(problem).bound == problem.value(priced(problem).chosen) == numpy_program(problem).bound
-
-
-def test_the_table_of_knapsacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.knapsack.ways.LARGE_PENALTY", Relaxation(steps=50))
-    out = tmp_path / "knapsack.json"
-    run(knapsack_main, "--items", "30", "--capacity", "3000", "--repeats", "1", "--json", str(out))
-    found = json.loads(out.read_text())
-    assert found["summary"]["proved_answers_agree"] is True
-    assert all(row["fits"] and row["percent_of_optimum"] <= 100 for row in found["rows"])

@@ -131,7 +131,7 @@ def test_prediction_equals_the_real_pipeline() -> None:
     assert [row["depth"] for row in rows] == [4, 3, 2, 1]
     for row in rows:
         assert abs(row["moments_percent"]) < 1.0
-        assert -0.1 < row["planned_percent"] < 10.0
+        assert -0.1 < row["planned_percent"] < 25.0
 
 
 def test_a_linear_layer_by_hand() -> None:
@@ -271,7 +271,9 @@ def test_the_planner_s_sums_are_safe(workload: Workload, recompute: bool) -> Non
                 # At most: what layers behind the worst one hold no longer, or none does while the optimizer steps.
                 # With masters also the largest gradient's cast, which not every moment has.
                 cast = cast_bytes(max(layer.footprint.largest_parameter_bytes for layer in stage), workload.optimizer)
-                assert planned <= exact + depth * one + 2 * stage[-1].output_bytes + cast
+                # All that a step sends counts all the time, also before it is made and while the optimizer steps.
+                cuts = (0 if is_first else stage[0].footprint.input_bytes) + (0 if is_last else stage[-1].output_bytes)
+                assert planned <= exact + depth * one + workload.num_microbatches * cuts + 2 * stage[-1].output_bytes + cast
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,7 +15,6 @@ from dejavu.cost.memory import (
     ONE_BY_ONE_TENSORS,
     ForEachByte,
     cast_bytes,
-    message_bytes,
 )
 from dejavu.graph import Layer
 from dejavu.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
@@ -86,15 +85,13 @@ def stage_memory(
     each = ForEachByte.of(optimizer)
     chain = _Chain(tuple(footprints), tensor_parallel, optimizer, gradients_arrive=not is_last)
     waiting = chain.waiting_bytes()
+    cuts = (0 if is_first else footprints[0].input_bytes) + (0 if is_last else footprints[-1].output_bytes)
+    received = num_microbatches * cuts  # torch's buffers, made once
+    # What was sent is held to the step's end. Of microbatches in flight the output is among their activations, and the
+    # gradient not there yet; as they get fewer, sent gradients take their place.
+    sent = (num_microbatches - microbatches_in_flight) * cuts
+    sent = max(sent, (num_microbatches - 1) * cuts - (microbatches_in_flight - 1) * waiting)
     activations = microbatches_in_flight * waiting
-    messages = example_bytes
-    if not is_first:
-        messages += message_bytes(footprints[0].input_bytes, num_microbatches)
-    if not is_last:
-        messages += message_bytes(footprints[-1].output_bytes, num_microbatches)
-        # The last output of the warm-up is one too many only while as many others are in flight behind it.
-        if num_microbatches < 2 * microbatches_in_flight - 1 or microbatches_in_flight == 1:
-            messages -= footprints[-1].output_bytes
     step = _optimizer_temporary_bytes(footprints, sum(weights), optimizer, tensor_parallel, foreach=foreach)
     step /= data_parallel if zero_level >= 1 else 1
     return StageMemory(
@@ -103,8 +100,8 @@ def stage_memory(
         gradient_bytes=each.gradient_bytes * _sharded(weights, data_parallel if zero_level >= 2 else 1),
         optimizer_bytes=each.optimizer_bytes * sum(weights) / (data_parallel if zero_level >= 1 else 1),
         activation_bytes=activations,
-        message_bytes=messages,
-        temporary_bytes=max(chain.worst_bytes() - waiting, step - activations),
+        message_bytes=example_bytes + received + sent,
+        temporary_bytes=max(chain.worst_bytes() - waiting, step - activations - sent),
     )
 
 

@@ -1,37 +1,14 @@
-"""The ways to fill a knapsack that the benchmark compares.
-
-The relaxation is written from its description: a sigmoid for each item, minus the value plus a large penalty for excess
-weight as the loss, Adam, restarts at once. A rounding that does not fit is refused, however good its loss; the best
-that fits is kept, of all restarts and steps looked at. With the large penalty the settings are the best of those tried
-by hand: one step over the capacity fills Adam's second moments, and thousands of small steps follow.
-"""
+"""Ways to fill a knapsack without gradients: dynamic programs, greed, and a price on the room; the contract of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-LARGEST = 1000  # weight and value
-LOOK_EVERY = 10  # steps between two roundings
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """Settings of the paper's way: the penalty is a unit of excess weight."""
-
-    penalty: float = 1e7
-    learning_rate: float = 0.5
-    steps: int = 40_000
-    restarts: int = 4
-
-
-LARGE_PENALTY = Relaxation()
-SMALL_PENALTY = Relaxation(penalty=10.0, learning_rate=0.1, steps=3000, restarts=16)
+LARGEST_WEIGHT, LARGEST_VALUE = 1000, 100  # as in the paper
 
 Ints = NDArray[np.int64]
 Chosen = NDArray[np.bool_]
@@ -48,23 +25,45 @@ class Knapsack:
     def value(self, chosen: Chosen) -> int:
         return int(self.values[chosen].sum())
 
+    def weight(self, chosen: Chosen) -> int:
+        return int(self.weights[chosen].sum())
+
     def fits(self, chosen: Chosen) -> bool:
-        return int(self.weights[chosen].sum()) <= self.capacity
+        return self.weight(chosen) <= self.capacity
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a way had found after so many of its steps: the most value of what was kept, fitting or not."""
+
+    step: int
+    seconds: float
+    kept_value: float
+    fitting_value: float
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What was taken; no value may be above the bound (None: nothing was proved); roundings that did not fit."""
+    """What a way takes.
+
+    Attributes:
+        bound: no value may be above it; None: nothing was proved.
+        refused: roundings that were looked at and did not fit.
+        fitting: the best of what it saw that fits, where that is not `chosen`; None: the same.
+        curve: how it got there; empty for ways that answer once.
+    """
 
     chosen: Chosen
     bound: int | None = None
     refused: int = 0
+    fitting: Chosen | None = None
+    curve: tuple[Point, ...] = ()
 
 
 def generated(num_items: int, capacity: int, seed: int) -> Knapsack:
     rng = np.random.default_rng(seed)
-    values, weights = rng.integers(1, LARGEST + 1, (2, num_items))
-    return Knapsack(values, weights, capacity)
+    values = rng.integers(1, LARGEST_VALUE + 1, num_items)
+    return Knapsack(values, rng.integers(1, LARGEST_WEIGHT + 1, num_items), capacity)
 
 
 def python_program(problem: Knapsack) -> Answer:
@@ -117,31 +116,6 @@ def greedy(problem: Knapsack) -> Answer:
 
 def _by_density(problem: Knapsack) -> Ints:
     return np.argsort(-problem.values / problem.weights, kind="stable")
-
-
-def relaxation(problem: Knapsack, settings: Relaxation, seed: int = 0) -> Answer:
-    """The paper's way; see the module."""
-    generator = torch.Generator().manual_seed(seed)
-    values, weights = (torch.tensor(table, dtype=torch.float64) for table in (problem.values, problem.weights))
-    logits = torch.randn(settings.restarts, len(values), generator=generator, dtype=torch.float64).requires_grad_()
-    optimizer = torch.optim.Adam([logits], lr=settings.learning_rate)
-    best, best_value, refused = torch.zeros(len(values), dtype=torch.bool), 0.0, 0
-    for step in range(settings.steps):
-        share = torch.sigmoid(logits)
-        excess = torch.relu(share @ weights - problem.capacity)
-        loss = (settings.penalty * excess - share @ values).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % LOOK_EVERY == LOOK_EVERY - 1 or step == settings.steps - 1:
-            rounded = logits.detach() > 0
-            fits = rounded.double() @ weights <= problem.capacity
-            refused += int((~fits).sum())
-            total = torch.where(fits, rounded.double() @ values, -1.0)
-            winner = int(total.argmax())
-            if total[winner] > best_value:
-                best, best_value = rounded[winner].clone(), float(total[winner])
-    return Answer(best.numpy(), refused=refused)
 
 
 def priced(problem: Knapsack) -> Answer:
@@ -199,14 +173,3 @@ def _price(problem: Knapsack) -> float:
     order = _by_density(problem)
     over = np.flatnonzero(np.cumsum(problem.weights[order]) > problem.capacity)
     return float(problem.values[order[over[0]]] / problem.weights[order[over[0]]]) if len(over) else 0.0
-
-
-def ways(seed: int) -> dict[str, Callable[[Knapsack], Answer]]:
-    return {
-        "python program": python_program,
-        "numpy program": numpy_program,
-        "greedy": greedy,
-        "relaxation, large penalty": lambda problem: relaxation(problem, LARGE_PENALTY, seed),
-        "relaxation, small penalty": lambda problem: relaxation(problem, SMALL_PENALTY, seed),
-        "price and open items": priced,
-    }

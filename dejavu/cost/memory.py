@@ -111,9 +111,9 @@ def example_bytes(workload: Workload) -> int:
 
 
 def message_bytes(cut_bytes: T, num_microbatches: int) -> T:
-    """What a stage holds for messages across one of its cuts: a buffer for each that a step brings, and one being sent.
+    """Count what a stage holds for messages across one of its cuts: a step's worth each way.
 
-    Torch's stage makes its receiving buffers once, for all microbatches. Of what it sends, it holds the gradient of the
-    microbatch before, and the last output of the warm-up to the step's end.
+    Torch's stage makes its receiving buffers once, for all microbatches, and torch's runtime keeps everything that a
+    step sends until the step's end (`_PipelineScheduleRuntime._step_microbatches`, `send_ops`).
     """
-    return (num_microbatches + 1) * cut_bytes
+    return 2 * num_microbatches * cut_bytes
