@@ -155,7 +155,7 @@ class _Bounding:
         return SimulatedBound(
             seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
             by_schedule=bounds,
-            proved_by=Proof.NO_PLAN if least is None else least.proved_by,
+            proved_by=Proof.NO_PLAN if least is None or np.isinf(least.bound_seconds) else least.proved_by,
             plan=self.plan,
             plan_seconds=self.best_seconds,
             spent_seconds=time.thread_time() - self.began,
