@@ -20,7 +20,7 @@ from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_
 from dejavu.simulated_bound._prices import priced
 
 EVERY = tuple(SCHEDULES)
-MOST_PLANS = 1200  # for every plan to be simulated in tenths of a second
+MOST_PLANS = 700  # for every plan to be simulated in tenths of a second
 
 
 def small(seeds: range, most: int = MOST_PLANS) -> list[Posed]:
@@ -42,18 +42,17 @@ def some_plans(posed: Posed, rng: np.random.Generator, most: int = 6) -> list[Pl
 
 
 @pytest.mark.parametrize("first", range(0, 24, 8))
-@pytest.mark.parametrize("loose", [1.0, 1.08, np.inf])
-def test_is_below_every_plan_of_every_schedule(first: int, loose: float) -> None:
+def test_is_below_every_plan_of_every_schedule(first: int) -> None:
     for posed in small(range(first, first + 8)):
         least = least_by_schedule(posed)
         best = min(least.values())
-        found = bound(posed, best * loose)
-        for name in EVERY:
-            assert found.by_schedule[name] <= least[name]
-        assert found.seconds <= best
+        for loose in (1.0, 1.08, np.inf):
+            found = bound(posed, best * loose)
+            assert all(found.by_schedule[name] <= least[name] for name in EVERY)
+            assert found.seconds <= best
 
 
-@pytest.mark.parametrize("first", range(100, 124, 8))
+@pytest.mark.parametrize("first", range(100, 116, 8))
 def test_is_near_the_least(first: int) -> None:
     gaps = []
     for posed in small(range(first, first + 8)):
@@ -64,7 +63,7 @@ def test_is_near_the_least(first: int) -> None:
     assert max(gaps) < 0.03
 
 
-@pytest.mark.parametrize("seed", range(200, 220))
+@pytest.mark.parametrize("seed", range(200, 210))
 def test_holds_whatever_the_time_allows(seed: int) -> None:
     posed = small_posed(seed)
     if count(posed, MOST_PLANS + 1) > MOST_PLANS:
@@ -75,7 +74,7 @@ def test_holds_whatever_the_time_allows(seed: int) -> None:
         assert all(found.by_schedule[name] <= least[name] for name in EVERY)
 
 
-@pytest.mark.parametrize("seed", range(300, 312))
+@pytest.mark.parametrize("seed", range(300, 306))
 def test_a_faster_plan_that_was_met_is_one(seed: int) -> None:
     posed = small_posed(seed)
     if count(posed, MOST_PLANS + 1) > MOST_PLANS:
@@ -89,7 +88,7 @@ def test_a_faster_plan_that_was_met_is_one(seed: int) -> None:
             assert play_posed(posed, found.plan).step_seconds == found.plan_seconds
 
 
-@pytest.mark.parametrize("seed", range(400, 415))
+@pytest.mark.parametrize("seed", range(400, 410))
 def test_lines_are_below_every_simulated_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
     posed = small_posed(seed)

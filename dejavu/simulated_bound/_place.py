@@ -27,6 +27,7 @@ _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger table
 _MOST_PAIRS = 5e8  # pairs of stages that a table for a V looks at, about
 _ROUNDS = 25  # of weights
 _SWEEPS = 3  # of dropping stages and weighing again
+_MOST_LINE_ENTRIES = 10_000_000  # of all lines that a walk takes
 _MOST_MET = 3  # of the plans that weights led to are simulated
 _MOST_LEAVES = 300  # plans that a walk hands on to be simulated
 _STRIDE, _LEAST_STRIDE = 0.06, 0.005  # of the bound: by how much more it is tried to raise it, at first and at last
@@ -82,7 +83,7 @@ class Place:
         self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
-        if self._is_vee:
+        if schedule_named(self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
             self._share_SCLL1 = memory_shares(self.problem.posed, held_microbatches(order))
         self._busy = [self._weights(line) for line in busy_lines(order)]
         self._limit = best_seconds
@@ -140,24 +141,26 @@ class Place:
     def _raised(self, alive_SCLL1: Mask, limit: float, is_late: Callable[[], bool]) -> float:
         """The bound up to the limit for all plans: those that have a dropped stage take at least the limit."""
         self._limit = limit
-        value, left = 0.0, self._drop(alive_SCLL1, limit)
+        value, left = 0.0, self._drop(alive_SCLL1, limit, is_late)
         if left == 0:
             return limit
         for _ in range(_SWEEPS):
             value = self._dual.raise_bound(alive_SCLL1, limit=limit, rounds=_ROUNDS, is_late=is_late)
             if value >= limit or is_late():
                 break
-            before, left = left, self._drop(alive_SCLL1, limit)
+            before, left = left, self._drop(alive_SCLL1, limit, is_late)
             if left == 0:
                 return limit
             if left > 0.98 * before:
                 break
         return min(value, limit)
 
-    def _drop(self, alive_SCLL1: Mask, limit: float) -> int:
-        left = 0
+    def _drop(self, alive_SCLL1: Mask, limit: float, is_late: Callable[[], bool]) -> int:
+        """How many stages are left without those that no plan below the limit has, by one line after the other."""
+        left = 1
         for line in self._rank_lines:
-            left = self._drop_by(self._weights(line), alive_SCLL1, limit)
+            if left and not is_late():
+                left = self._drop_by(self._weights(line), alive_SCLL1, limit)
         if left and self._dual.best_weights is not None:
             left = self._drop_by(self._dual.best_weights, alive_SCLL1, limit - self._dual.best_constant)
         return left
@@ -202,11 +205,20 @@ class Place:
         prices, order = self.problem.prices, self._order
         assert order is not None and self._dual.best_weights is not None
         weighs = [(self._dual.best_weights, self._dual.best_constant)]
-        weighs += [(self._weights(line), 0.0) for line in self._rank_lines]
+        weighs += [(self._weights(line), 0.0) for line in self._rank_lines[:: self._every_line()]]
         if not self._is_vee:
-            return walk(prices, order, lines_of(prices, weighs, alive_SCLL1), alive_SCLL1, limits)
+            lines = lines_of(prices, weighs, alive_SCLL1)
+            return walk(prices, order, lines, alive_SCLL1, self._share_SCLL1, limits)
         allowed = pairs(prices, self._busy, alive_SCLL1, limits.seconds, self._share_SCLL1)
         return vee_walk(prices, order, weighs, alive_SCLL1, allowed, limits)
+
+    def _every_line(self) -> int:
+        """Of the ranks' lines, a walk takes one in so many: their tables are large where there are many layers."""
+        S, C, L, _ = self._alive_SCLL1.shape
+        entries = S * C * (L + 1)
+        if self._is_vee:
+            entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GG3.shape[1]
+        return max(1, -(-len(self._rank_lines) * entries // _MOST_LINE_ENTRIES))
 
     def _simulated(self, stop_S: Integers, how_S: Integers) -> Faster | None:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""

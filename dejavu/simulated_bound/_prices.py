@@ -133,8 +133,10 @@ def _messages(posed: Posed, beside: list[PassCost]) -> tuple[Integers, Floats]:
     latency_CC, per_byte_CC = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
     per_byte = any(cost.message_seconds_per_byte > 0 for cost in beside)
     rows = [
-        (how.device_type, how.data_parallel if per_byte else 1)
-        + tuple(links.tobytes() for table in (latency_CC, per_byte_CC) for links in (table[c], table[:, c]))
+        (
+            *(how.device_type, how.data_parallel if per_byte else 1),
+            *(links.tobytes() for table in (latency_CC, per_byte_CC) for links in (table[c], table[:, c])),
+        )
         for c, how in enumerate(problem.configurations)
     ]
     number = {row: g for g, row in enumerate(dict.fromkeys(rows))}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from dejavu.simulate._listing import NOTHING, Integers, Listing
 from dejavu.simulated_bound._chain import Mask, Weights, table, weighted
@@ -85,23 +86,46 @@ def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: M
     )
 
 
-def walk(prices: Prices, order: Listing, lines: Lines, alive_SCLL1: Mask, limits: Limits) -> Walked:
+class Ranks(NamedTuple):
+    """Which stages share a rank's devices.
+
+    Attributes:
+        partner_S: the rank's first stage, for its second; else NOTHING.
+        share_SCLL1: the part of the memory that a stage takes of its rank's devices; together at most 1. Or empty.
+    """
+
+    partner_S: Integers
+    share_SCLL1: NDArray[np.float32]
+
+
+def walk(
+    prices: Prices,
+    order: Listing,
+    lines: Lines,
+    alive_SCLL1: Mask,
+    share_SCLL1: NDArray[np.float32],
+    limits: Limits,
+) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     S = len(order.rank_S)
-    first = {}
+    first: dict[int, int] = {}
     partner_S = np.array([first.setdefault(rank, s) for s, rank in enumerate(order.rank_S)])
     partner_S[partner_S == np.arange(S)] = NOTHING
     leaves_2KS = np.zeros((2, limits.most_leaves, S), np.int64)
-    is_complete, limit, leaves = _walk(prices, order, lines, alive_SCLL1, partner_S, limits[:3], leaves_2KS)
+    is_complete, limit, leaves = _walk(
+        prices, order, lines, alive_SCLL1, Ranks(partner_S, share_SCLL1), limits[:3], leaves_2KS
+    )
     kept = min(leaves, limits.most_leaves)
     return Walked(is_complete, limit, leaves_2KS[0, :kept], leaves_2KS[1, :kept])
 
 
 @njit(cache=True, nogil=True)
-def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
+def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
     limit, most_steps, lowers = limits
+    partner_S, share_SCLL1 = ranks
+    remembers = share_SCLL1.shape[0] > 0
     S, C, L, _ = alive_SCLL1.shape
     N = len(constant_N)
     start_S, stop_S, how_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
@@ -140,6 +164,10 @@ def _walk(prices, order, lines, alive_SCLL1, partner_S, limits, leaves_2KS):
         start, stop, g = start_S[s], stop_S[s], prices.class_C[c]
         if not alive_SCLL1[s, c, start, stop]:
             continue
+        if remembers and partner != NOTHING:
+            other = share_SCLL1[partner, c, start_S[partner], stop_S[partner]]
+            if other + share_SCLL1[s, c, start, stop] > 1.0:
+                continue
         is_ruled_out = False
         for n in range(N):
             spent = spent_S1N[s, n]

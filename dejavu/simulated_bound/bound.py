@@ -75,14 +75,14 @@ def simulated_lower_bound(
 @lru_cache(maxsize=1)
 def _compile() -> None:
     """Compile the loops, or load them, before a clock starts."""
-    C, L = 1, 3
+    C, L = 1, 4
     ones = np.ones((C, L))
     costs = AdditiveCosts(ones, ones, np.ones(C), ones, ones, ones, np.full(C, 1e9))
     nothing = np.zeros((C, C))
     how = StageConfiguration("")
     problem = Problem(("",) * L, (how,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2)
-    for budget in (60.0, 60.0):
-        _Bounding(Posed(problem, ones, ones), ("1f1b",), 1e3, time.thread_time(), budget, 0.0).run()
+    for name in ("1f1b", "zbv"):
+        _Bounding(Posed(problem, ones, ones), (name,), 1e3, time.thread_time(), np.inf, 0.0).run()
 
 
 class _Bounding:
@@ -155,7 +155,7 @@ class _Bounding:
         return SimulatedBound(
             seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
             by_schedule=bounds,
-            proved_by=Proof.NO_PLAN if least is None else least.proved_by,
+            proved_by=Proof.NO_PLAN if least is None or np.isinf(least.bound_seconds) else least.proved_by,
             plan=self.plan,
             plan_seconds=self.best_seconds,
             spent_seconds=time.thread_time() - self.began,
