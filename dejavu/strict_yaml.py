@@ -108,12 +108,13 @@ class Document(Generic[Model]):
         return _located(self.path, self.mark(loc, key=key), message)
 
 
-def load(path: Path, schema: type[Model]) -> Document[Model]:
+def load(path: Path, schema: type[Model], *, allows_null: bool = True) -> Document[Model]:
     """Read one file and validate it, without coercion: `"2"` is no number and `2.0` is no whole number.
 
     Args:
         path: the file.
         schema: a pydantic model with `extra="forbid"`, so that misspelt keys are found.
+        allows_null: a key may be there without a value and mean its default.
 
     Raises:
         InputError: the file cannot be read, is not strict YAML, or does not fit; all misfits are listed, one a line.
@@ -126,6 +127,8 @@ def load(path: Path, schema: type[Model]) -> Document[Model]:
         value = schema.model_validate_json(json.dumps(root.plain()), strict=True)
     except ValidationError as error:
         raise join_errors(_explain(path, root, schema, error)) from None
+    if not allows_null and (empty := list(_without_value(path, root))):
+        raise join_errors(empty)
     return Document(path=path, value=value, sha256=hashlib.sha256(content).hexdigest(), root=root)
 
 
@@ -407,6 +410,20 @@ def _explain(path: Path, root: Node, schema: type[BaseModel], error: ValidationE
         found.append((mark, message))
     found.sort(key=lambda entry: (entry[0].line, entry[0].column))
     return [_located(path, mark, message) for mark, message in found]
+
+
+def _without_value(path: Path, node: Node) -> Iterator[InputError]:
+    """An error for each key that has nothing behind it."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            if child.value is None:
+                message = f"{key}: found nothing, wanted a value; without the key its default holds"
+                assert node.key_marks is not None
+                yield _located(path, node.key_marks[key], message)  # nothing itself stands behind the comments
+            yield from _without_value(path, child)
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from _without_value(path, child)
 
 
 def _known_keys(schema: type[BaseModel], loc: Location) -> set[str]:

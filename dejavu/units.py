@@ -1,7 +1,7 @@
 """Quantities as people write them, into base units and back: seconds, bytes, bytes per second, FLOP/s.
 
-A number without a unit is refused, and so is a unit that two people read differently (`Gb/s`). Prefixes are exact:
-1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 10^9 / 8.
+A number without a unit is refused, and so are a unit that two people read differently (`Gb/s`) and a number with a
+leading zero, which some read as octal. Prefixes are exact: 1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 10^9 / 8.
 """
 
 import difflib
@@ -86,6 +86,8 @@ def _parse(text: Any, units: Mapping[str, Fraction], wanted: str) -> Fraction:
         raise ValueError(f"{text!r} has no unit; wanted {wanted}")
     if unit not in units:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}{_unit_hint(unit, units)}; wanted {wanted}")
+    if re.match(r"[-+]?0[0-9]", number_text):
+        raise ValueError(f"{text!r} has a leading zero; wanted {wanted}")
     number = Fraction(number_text)  # exact; its exponent has two digits at most
     if number < 0 or number_text.startswith("-"):
         raise ValueError(f"{text!r} is negative; wanted {wanted}")

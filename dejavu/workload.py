@@ -153,8 +153,7 @@ class Workload(_Record):
     @field_validator("text")
     @classmethod
     def _text_is_there(cls, text: Path | None, info: ValidationInfo) -> Path | None:
-        if text is not None and info.data.get("data") != "text":
-            raise ValueError(f"text is given, but data is {info.data.get('data')!r}; wanted data: text")
+        _belongs_to("text", "text", text, info)
         if text is not None and not text.exists():
             raise ValueError(f"there is no file or folder {text}")
         return text
@@ -162,8 +161,7 @@ class Workload(_Record):
     @field_validator("images")
     @classmethod
     def _images_are_there(cls, images: Path | None, info: ValidationInfo) -> Path | None:
-        if (info.data.get("data") == "cifar10") != (images is not None):
-            raise ValueError(f"wanted exactly where data is cifar10; data is {info.data.get('data')!r}")
+        _belongs_to("images", "cifar10", images, info, "the folder with CIFAR-10's binary files")
         if images is not None and not images.is_dir():
             raise ValueError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
         return images
@@ -171,8 +169,7 @@ class Workload(_Record):
     @field_validator("synthetic")
     @classmethod
     def _shape_is_there(cls, synthetic: SyntheticSettings | None, info: ValidationInfo) -> SyntheticSettings | None:
-        if (info.data.get("data") == "synthetic") != (synthetic is not None):
-            raise ValueError(f"wanted exactly where data is synthetic; data is {info.data.get('data')!r}")
+        _belongs_to("synthetic", "synthetic", synthetic, info, "the shape of random examples, as {num_classes: 10}")
         return synthetic
 
     @field_validator("num_microbatches")
@@ -222,3 +219,14 @@ class Workload(_Record):
     def microbatch_size(self) -> int:
         """Examples in one microbatch."""
         return self.batch_size // self.num_microbatches
+
+
+def _belongs_to(key: str, data: str, value: object, info: ValidationInfo, needed: str = "") -> None:
+    """Refuse a key beside other data than its own; with `needed`, in which it is described, also its absence there."""
+    found = info.data.get("data")
+    if found is None:  # it is wrong itself, and told so
+        return
+    if value is not None and found != data:
+        raise ValueError(f"{key} is given, but data is {found!r}; wanted data: {data}, or no {key}")
+    if value is None and found == data and needed:
+        raise ValueError(f"data is {found!r}, but the key {key} is missing; wanted {needed}")

@@ -402,3 +402,48 @@ def test_the_shipped_schema_is_the_generated_one(capsys):
         jsonschema.validate(
             {"nodes": [{"name": "a", "devices": {"type": "T4"}, "link": {"bandwidth": "5"}}]}, json.loads(shipped)
         )
+
+
+ABSURD = {  # a place in a file, and what nobody means there
+    "link: {{bandwidth: 300 GB/s, latency: {}}}": ["1e30 s", "11 s", "1 h", "05 us", "-1 us", "~", "", "5"],
+    "link: {{bandwidth: {}, latency: 5 us}}": ["1e30 GB/s", "1 B/s", "012 GB/s", "00.5 GB/s", "~", "2 PB/s", "0 GB/s"],
+    "count: {}": ["~", "", "null", "0", "1e3", "012", "2.0"],
+    "hosts: {}": ["~", "[]", "[~]", "7"],
+}
+
+
+@pytest.mark.parametrize(("place", "text"), [(place, text) for place, texts in ABSURD.items() for text in texts])
+def test_what_nobody_means_is_refused_with_its_place(place: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "nodes:\n- name: a\n  devices: {type: T4, count: 2}\n  " + place.format(text) + "\n"
+        "links: {default: {bandwidth: 25 Gbit/s, latency: 1 us}}\n"
+    )
+    with pytest.raises(InputError, match=rf"^{path}:4:[0-9]+: .*wanted|^{path}:4:[0-9]+: .*leading zero") as refused:
+        load_cluster(path)
+    assert "None" not in str(refused.value)
+
+
+DEVICE = {
+    "memory": "16 GiB",
+    "bandwidth": "900 GB/s",
+    "float32": "15 TFLOP/s",
+    "float16": "30 TFLOP/s",
+    "cache": "6 MiB",
+}
+
+
+@pytest.mark.parametrize("key", DEVICE)
+def test_a_device_s_figures_have_a_range_and_are_there(key: str, tmp_path: Path) -> None:
+    number, unit = DEVICE[key].split()
+    path = tmp_path / "cluster.yaml"
+    for value in (f"{number}e15 {unit}", f"{number}e-15 {unit}", f"0{number} {unit}", "~"):
+        figures = ", ".join(f"{name}: {text}" for name, text in {**DEVICE, key: value}.items())
+        path.write_text(
+            "nodes: [{name: a, devices: {type: mine, count: 2}, link: {bandwidth: 1 GB/s, latency: 1 us}}]\n"
+            f"devices:\n  mine: {{kind: cuda, {figures}}}\n"
+        )
+        with pytest.raises(InputError, match=rf"^{path}:3:[0-9]+: {key}: .*wanted"):
+            load_cluster(path)
+    path.write_text(path.read_text().replace("~", DEVICE[key]))
+    load_cluster(path)

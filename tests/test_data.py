@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -211,8 +213,11 @@ def test_what_cifar10_is_tested_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": "cifar10"}, "wanted exactly where data is cifar10"),
-        ({"data": "digits", "images": "."}, "wanted exactly where data is cifar10; data is 'digits'"),
+        ({"data": "cifar10"}, "data is 'cifar10', but the key images is missing; wanted the folder"),
+        (
+            {"data": "digits", "images": "."},
+            "images is given, but data is 'digits'; wanted data: cifar10",
+        ),
         ({"data": "cifar10", "images": "no/such/folder"}, "there is no folder no/such/folder"),
         ({"held_out": 1.0}, "less than 1"),
         ({"held_out": -0.1}, "greater than or equal to 0"),
@@ -287,3 +292,41 @@ def test_blocks_shorter_than_a_window_are_refused(tmp_path: Path) -> None:
     text_files._read.cache_clear()
     with pytest.raises(InputError, match="no text was found"):
         Text(path, 64, held_out=0.1).batch(0, 1, seed=0)
+
+
+def test_a_large_text_is_read_no_further_than_it_is_used(tmp_path: Path) -> None:
+    """A file of a terabyte (with holes: it takes no room) is checked as quickly as one of 8 MiB, and is the same."""
+    large, small = tmp_path / "large.txt", tmp_path / "small.txt"
+    content = bytes(range(32, 127)) * (9 * 2**20 // 95)
+    large.write_bytes(content)
+    with large.open("r+b") as file:
+        file.truncate(2**40)
+    small.write_bytes(content[: 8 * 2**20])
+    tracemalloc.start()
+    try:
+        hashes = {dataset_of(Workload(text=path)).fingerprint for path in (large, small)}
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(hashes) == 1
+    assert peak_bytes < 64 * 2**20
+
+
+def test_a_text_that_never_ends_or_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("too short")
+    for path, message in (
+        (Path("/dev/zero"), "/dev/zero is neither a file nor a folder"),
+        (tmp_path / "pipe", "is neither a file nor a folder"),
+        (tmp_path / "empty", "no text was found in"),
+        (tmp_path / "short.txt", "has 9 bytes; wanted more than the sequence_length of 128"),
+    ):
+        with pytest.raises(InputError, match=message):
+            dataset_of(Workload(text=path)).batch(0, 1, seed=0)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "package.py").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("a" * 1000)
+    dataset_of(Workload(text=tmp_path / "folder")).batch(0, 1, seed=0)
+    with pytest.raises(InputError, match="the text of Python's standard library has"):
+        dataset_of(Workload(sequence_length=2**30)).batch(0, 1, seed=0)

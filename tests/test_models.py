@@ -254,8 +254,11 @@ def test_random_examples_have_the_shape_they_say(shape: tuple | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": "synthetic"}, "wanted exactly where data is synthetic"),
-        ({"data": "text", "synthetic": {"num_classes": 7}}, "wanted exactly where data is synthetic"),
+        ({"data": "synthetic"}, r"data is 'synthetic', but the key synthetic is missing; wanted the shape"),
+        (
+            {"data": "text", "synthetic": {"num_classes": 7}},
+            r"synthetic is given, but data is 'text'; wanted data",
+        ),
         ({"data": "synthetic", "synthetic": {"num_classes": 1}}, "greater than or equal to 2"),
         ({"data": "synthetic", "synthetic": {"num_classes": 7, "image_shape": (3, 0, 8)}}, "greater than 0"),
     ],

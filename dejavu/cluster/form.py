@@ -3,6 +3,7 @@
 What only the whole file shows, such as a link to an unknown group, is the loader's to find.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -14,22 +15,41 @@ MAX_DEVICES = 100_000
 MAX_LISTED_HOSTS = 10_000
 MAX_GROUPS = 200
 
-_NUMBER = r"^\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
+_NUMBER = r"^\s*\+?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
 
 
 def _text_schema(unit: str, *examples: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": f"{_NUMBER}{unit}\\s*$", "examples": list(examples)})
 
 
-_Bytes = Annotated[int, BeforeValidator(units.parse_bytes), _text_schema("([kKMGTPE]|[KMGTP]i)?B", "141 GiB")]
+def _between(parse: Callable[[str], float], least: str, most: str) -> BeforeValidator:
+    """A quantity between these two, both allowed: what lies outside is a slip of the pen, not a device or a link."""
+
+    def parsed(text: str) -> float:
+        value = parse(text)
+        if not parse(least) <= value <= parse(most):
+            raise ValueError(f"{text!r} is out of range; wanted {least} to {most}")
+        return value
+
+    return BeforeValidator(parsed)
+
+
+# The ranges hold everything from a microcontroller to what is announced, with three orders of magnitude to spare.
+_Bytes = Annotated[
+    int, _between(units.parse_bytes, "1 KiB", "1 PiB"), _text_schema("([kKMGTPE]|[KMGTP]i)?B", "141 GiB")
+]
 _BytesPerSecond = Annotated[
     float,
-    BeforeValidator(units.parse_bytes_per_second),
+    _between(units.parse_bytes_per_second, "1 kB/s", "1 PB/s"),
     _text_schema("(([kKMGTPE]|[KMGTP]i)?(B|bit)/s|[kKMGTPE]bps)", "300 GB/s", "25 Gbit/s"),
 ]
-_Seconds = Annotated[float, BeforeValidator(units.parse_seconds), _text_schema("([numµμ]?s|min|h)", "5 us", "1.5 ms")]
+_Seconds = Annotated[
+    float, _between(units.parse_seconds, "0 s", "10 s"), _text_schema("([numµμ]?s|min|h)", "5 us", "1.5 ms")
+]
 _FlopsPerSecond = Annotated[
-    float, BeforeValidator(units.parse_flops_per_second), _text_schema("[kKMGTPE]?FLOP(/s|S)", "312 TFLOP/s")
+    float,
+    _between(units.parse_flops_per_second, "1 MFLOP/s", "1 EFLOP/s"),
+    _text_schema("[kKMGTPE]?FLOP(/s|S)", "312 TFLOP/s"),
 ]
 
 
@@ -137,4 +157,17 @@ class ClusterForm(_Form):
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of cluster.yaml, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | ClusterForm.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _without_null(ClusterForm.model_json_schema())
+
+
+def _without_null(schema: Any) -> Any:
+    """The same schema where a key that is there has a value: `count: ~` is more likely a mistake than a wish."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _without_null(value) for key, value in schema.items() if not (key == "default" and value is None)}
+    members = [member for member in kept.pop("anyOf", ()) if member != {"type": "null"}]
+    if len(members) == 1:
+        return {**members[0], **kept}
+    return {**kept, "anyOf": members} if members else kept

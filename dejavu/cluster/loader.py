@@ -30,7 +30,7 @@ def load_cluster(path: Path) -> Cluster:
     Raises:
         InputError: with `path:line:column` for each problem.
     """
-    document = strict_yaml.load(path, ClusterForm)
+    document = strict_yaml.load(path, ClusterForm, allows_null=False)
     form = document.value
     if form.nodes != "auto":
         return _Builder(document).build()

@@ -14,6 +14,7 @@ from dejavu.data._base import Batch, ExampleShape, Part, Stored, hash_of, split_
 from dejavu.errors import InputError
 
 NUM_BYTES = 256
+LIBRARY = "Python's standard library"
 _MOST_BYTES = 8 * 2**20  # enough for any run of the small models here; larger texts are cut, not refused
 # A text is held out in blocks: many, so that both parts are of the same kinds of text; few, so that each is long.
 NUM_BLOCKS = 64
@@ -47,7 +48,9 @@ class Text(Stored):
         text, _ = _read(self.path)
         if len(text) <= self.sequence_length:
             raise InputError(
-                f"the text {self.path} has {len(text)} bytes; wanted more than {self.sequence_length}", ("text",)
+                f"the text of {self.path or LIBRARY} has {len(text)} bytes; wanted more than the sequence_length of "
+                f"{self.sequence_length}",
+                ("text",),
             )
         train, test = split_rows(NUM_BLOCKS, self.held_out, self.split_seed)
         return self._windows(text, _runs(len(text), train)), self._windows(text, _runs(len(text), test))
@@ -80,17 +83,21 @@ def _read(path: Path | None) -> tuple[np.ndarray, str]:
     if path is None:
         files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in {".txt", ".md", ".py"})
-    else:
+        files = sorted(file for file in path.rglob("*") if file.suffix in {".txt", ".md", ".py"} and file.is_file())
+    elif path.is_file():
         files = [path]
+    else:  # a device or a pipe, which may never end
+        raise InputError(f"{path} is neither a file nor a folder; wanted one of them", ("text",))
     joined = bytearray()
     for file in files:
-        joined += file.read_bytes()
+        try:
+            with file.open("rb") as opened:
+                joined += opened.read(_MOST_BYTES - len(joined))
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror or error}", ("text",)) from error
         if len(joined) >= _MOST_BYTES:
             break
     if not joined:
-        raise InputError(
-            f"no text was found in {path or 'the standard library'}; wanted a file, or .txt .md .py files", ("text",)
-        )
-    text = bytes(joined[:_MOST_BYTES])
+        raise InputError(f"no text was found in {path or LIBRARY}; wanted a file, or .txt .md .py files", ("text",))
+    text = bytes(joined)
     return np.frombuffer(text, dtype=np.uint8), hash_of(text)
