@@ -119,6 +119,8 @@ class Workload(_Record):
         num_microbatches: into how many equal parts a step is split.
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints.
+        compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
+            expected to take no longer than 20 s.
     """
 
     model: str = "gpt"
@@ -137,6 +139,7 @@ class Workload(_Record):
     optimizer: OptimizerSettings = OptimizerSettings()
     num_steps: int = Field(160, ge=1)
     checkpoint_every: int = Field(10, ge=1)
+    compare: bool | None = None
     seed: int = Field(0, ge=0, lt=2**31)
     trials: TrialSettings = TrialSettings()
 

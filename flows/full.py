@@ -20,7 +20,7 @@ from flows.profile import profile
 from flows.session import session
 from flows.train import train as train_job
 from tasks.recording import record_report
-from tasks.training import needed_bytes, prepare_training, resume_training
+from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
 
 class Outcome(NamedTuple):
@@ -66,7 +66,23 @@ def dejavu(
         planned = plan(
             workload, cluster, searches, schedules, microbatches, parallelism, budget_seconds, dask, measure=True
         )
-        found = ReportData(cluster=here.cluster, **planned._asdict())
+        comparison = None
+        if train and not resume and not dask:
+            folder = here.work / "comparisons"
+            comparison = measure_against_baseline(
+                planned.workload, planned.binding, planned.bound.step_seconds, planned.baseline, folder
+            )
+            if comparison is not None and comparison.is_slower:
+                planned = planned.with_baseline()
+        found = ReportData(
+            workload=planned.workload,
+            cluster=here.cluster,
+            choice=planned.choice,
+            binding=planned.binding,
+            bound=planned.bound,
+            unremembered_step_seconds=planned.unremembered_step_seconds,
+            comparison=comparison,
+        )
         if train:
             tried = None if resume else initialize(planned.workload, cluster, dask)
             if resume:

@@ -8,16 +8,18 @@ from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dejavu.binding import Binding
-from dejavu.cluster import this_machine
+from dejavu.cluster import Cluster, this_machine
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BUDGET_SECONDS, Candidate, Choice, PlanRequest
 from dejavu.planning.questions import num_cores
+from dejavu.planning.sentences import NAMES
 from dejavu.problem import split_into
 from dejavu.workload import Workload
 from flows.session import Session, session
-from tasks.planning import bind_stages, choose_plan, simulate_bound, without_memory
+from tasks.planning import bind_baseline, bind_stages, choose_plan, simulate_bound, without_memory
 from tasks.pricing import capture_model, measure_what_is_missing
 from tasks.recording import record_choice
+from tasks.training import BoundBaseline
 
 
 class Planned(NamedTuple):
@@ -26,6 +28,7 @@ class Planned(NamedTuple):
     Attributes:
         workload: with the plan's number of microbatches.
         bound: the plan as it is bound, simulated; binding may move stages to other kinds of devices.
+        baseline: the best of what people do without a planner, bound likewise; None where none fits.
         unremembered_step_seconds: the prediction if no training had ever been remembered.
     """
 
@@ -33,7 +36,19 @@ class Planned(NamedTuple):
     binding: Binding
     bound: Candidate
     workload: Workload
+    baseline: BoundBaseline | None
     unremembered_step_seconds: float
+
+    def with_baseline(self) -> Planned:
+        """The baseline in the plan's place, where it was measured to be faster."""
+        assert self.baseline is not None
+        plan = self.baseline.binding.plan
+        return self._replace(
+            binding=self.baseline.binding,
+            bound=self.choice.candidate(plan),
+            workload=self.baseline.workload,
+            unremembered_step_seconds=without_memory(self.choice, plan),
+        )
 
 
 SIDE_BY_SIDE: Any = ThreadPoolTaskRunner(max_workers=num_cores())
@@ -80,8 +95,24 @@ def plan(
         binding = bind_stages(choice, choice.plan, here.cluster)
         bound = simulate_bound(choice, binding.plan)
         record_choice(here.run, choice, binding)
-        chosen = split_into(workload, choice.plan.num_microbatches)
-        return Planned(choice, binding, bound, chosen, without_memory(choice, bound.plan))
+        return Planned(
+            choice=choice,
+            binding=binding,
+            bound=bound,
+            workload=split_into(workload, choice.plan.num_microbatches),
+            baseline=_bound_baseline(choice, workload, here.cluster),
+            unremembered_step_seconds=without_memory(choice, bound.plan),
+        )
+
+
+def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> BoundBaseline | None:
+    """The best baseline on its devices."""
+    row = choice.best_baseline
+    if row is None or row.best is None:
+        return None
+    plan = row.best.plan
+    binding = bind_baseline(row.posed.problem, plan, cluster)
+    return BoundBaseline(NAMES[row.search], split_into(workload, plan.num_microbatches), binding, row.best.step_seconds)
 
 
 def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:

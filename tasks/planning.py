@@ -12,7 +12,7 @@ from prefect.utilities.annotations import opaque
 
 from dejavu.bind import Binding, bind
 from dejavu.cluster import Cluster
-from dejavu.plan import Answer, Plan, SearchResult
+from dejavu.plan import Answer, Plan, Problem, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
 from dejavu.planning.sentences import plural
@@ -76,6 +76,12 @@ def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
     binding = bind(choice.posed.problem, plan, cluster)
     get_run_logger().info("bound to devices: %s", "; ".join(binding.reasons))
     return binding
+
+
+@task(name="bind", task_run_name="bind-baseline", cache_policy=NO_CACHE)
+def bind_baseline(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
+    """A baseline's stages to actual devices, as well as they can be placed."""
+    return bind(problem, plan, cluster)
 
 
 @task(name="simulate", cache_policy=NO_CACHE)

@@ -126,6 +126,7 @@ def record_report(run: Run, data: ReportData) -> None:
         "simulated_lower_bound_seconds": data.lower_bound_seconds,
         "baseline_step_seconds": data.baseline_step_seconds,
         "speedup": data.speedup,
+        "measured_speedup": data.comparison.gain if data.comparison else None,
         "measured_step_seconds": data.training.step_seconds if data.training else None,
         "step_error": data.step_error,
         "unremembered_step_seconds": data.unremembered_step_seconds,
@@ -137,6 +138,8 @@ def record_report(run: Run, data: ReportData) -> None:
         "final_loss": data.losses[-1] if data.losses else None,
     }
     run.metrics(Metric(name, value) for name, value in answers.items() if value is not None)
+    if data.comparison is not None:
+        run.artifact_json("comparison.json", data.comparison.to_dict())
     run.artifact_json("trace.json", data.trace)
     run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.price, data.baseline, data.baseline_name))
     run.figure("figures/timeline.png", timeline_figure(data.simulation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,18 @@ from prefect.cache_policies import NO_CACHE
 from dejavu.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.cost.remembered_steps import remembered_step_seconds
-from dejavu.errors import InputError
+from dejavu.errors import DejavuError, InputError
 from dejavu.graph import Graph
 from dejavu.init import Draw
 from dejavu.plan import Price
 from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.comparison import (
+    MOST_SECONDS,
+    Comparison,
+    Contestant,
+    expected_seconds,
+    measure_gain,
+)
 from dejavu.runtime.feedback import remember
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import RankError, launch, torchrun_line
@@ -40,6 +47,17 @@ from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
 
 REPORTED_EVERY_STEPS = 5
+
+
+class BoundBaseline(NamedTuple):
+    """The best baseline on its devices; its workload has its number of microbatches, the step is predicted."""
+
+    name: str
+    workload: Workload
+    binding: Binding
+    step_seconds: float
+
+
 TOLERATED_DIFFERENCE = 1e-5
 
 
@@ -89,6 +107,31 @@ def try_initializations(
     if trials.bought:
         log.info("%s", trials.bought)
     return trials
+
+
+@task(name="compare", task_run_name="compare-with-baseline", cache_policy=NO_CACHE)
+def measure_against_baseline(
+    workload: Workload, binding: Binding, predicted_seconds: float, baseline: BoundBaseline | None, folder: Path
+) -> Comparison | None:
+    """Measure the plan and the best baseline in turn; None: not wanted, no baseline, or none but the plan itself.
+
+    A comparison that fails is told and leaves the plan as it is.
+    """
+    log = get_run_logger()
+    if baseline is None or baseline.binding.plan == binding.plan or workload.compare is False:
+        return None
+    expected = expected_seconds(predicted_seconds, baseline.step_seconds)
+    if workload.compare is None and expected > MOST_SECONDS:
+        log.info("the gain is not measured: it would take about %.0f s (compare: true in the workload)", expected)
+        return None
+    try:
+        contestants = (Contestant(workload, binding), Contestant(baseline.workload, baseline.binding))
+        comparison = measure_gain(*contestants, baseline.name, folder)
+    except DejavuError as error:
+        log.warning("the gain is not measured: %s", error)
+        return None
+    log.info("%s", comparison)
+    return comparison
 
 
 @task(name="prepare", cache_policy=NO_CACHE)

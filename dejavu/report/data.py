@@ -14,6 +14,7 @@ from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate, Choice
 from dejavu.planning.sentences import NAMES, what_the_formula_says
+from dejavu.runtime.comparison import Comparison
 from dejavu.runtime.job import StageTimes, TrainingResult
 from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
 from dejavu.simulate import Simulation, StageSeconds, stages_of, trace_rows
@@ -61,6 +62,7 @@ class ReportData:
         bound: the plan as it is bound to devices, simulated.
         unremembered_step_seconds: the prediction if no training had been remembered.
         tried: the trials of initial weights.
+        comparison: the chosen plan and the best baseline, measured in turn; None: not measured.
         training: None where nothing was trained.
         reference_difference: largest difference between the pipeline's first losses and a single process's.
     """
@@ -72,6 +74,7 @@ class ReportData:
     bound: Candidate
     unremembered_step_seconds: float | None = None
     tried: Trials | None = None
+    comparison: Comparison | None = None
     training: TrainingResult | None = None
     torchrun_line: str = ""
     reference_difference: float | None = None

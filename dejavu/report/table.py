@@ -36,6 +36,8 @@ def summary_rows(run: ReportData) -> Rows:
         other = f"{format_seconds(run.baseline_step_seconds)} predicted for the {run.baseline_name}"
         gained = f"the plan is {run.speedup:.2f} × as fast" if run.speedup > 1 + CLOSE else "the plan is not faster"
         rows.append(("best baseline", f"{other}: {gained}"))
+    if run.comparison is not None:
+        rows.append(("gain, measured", str(run.comparison)))
     simulated = format_seconds(run.simulation.step_seconds)
     if run.gap is None:
         rows.append(("proved", f"nothing of other plans; this one is simulated at {simulated}"))

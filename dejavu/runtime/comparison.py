@@ -34,6 +34,7 @@ START_SECONDS = 6.0  # of a launch, about
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.05
 RESAMPLES = 2_000
+MOST_SECONDS = 20.0  # of a comparison that nobody asked for
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Comparison:
         low, high = np.percentile(medians(baseline_seconds) / medians(plan_seconds), (5.0, 95.0))
         return cls(tuple(plan_seconds), tuple(baseline_seconds), float(low), float(high), baseline_name)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"gain": self.gain, "is_slower": self.is_slower}
+
     @property
     def gain(self) -> float:
         """The baseline's median step over the plan's."""
@@ -82,8 +87,11 @@ class Comparison:
         return self.high_gain < 1.0
 
     def __str__(self) -> str:
-        steps = f"{len(self.plan_seconds)} steps of each in turn, 90 % interval {self.low_gain:.2f} to {self.high_gain:.2f}"
-        return f"measured {self.gain:.2f} × as fast as the {self.baseline_name} ({steps})"
+        """One sentence for people."""
+        between = f"90 % interval {self.low_gain:.2f} to {self.high_gain:.2f}"
+        steps = f"{len(self.plan_seconds)} steps of each in turn, {between}"
+        said = f"{self.gain:.2f} × as fast as the {self.baseline_name}, measured ({steps})"
+        return f"{said}: slower, so the {self.baseline_name} is trained" if self.is_slower else said
 
 
 def expected_seconds(plan_step_seconds: float, baseline_step_seconds: float) -> float:
@@ -106,11 +114,6 @@ def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, fol
         seconds = _train_in_turn(jobs)
         write_json(kept, seconds)
     return Comparison.of(*seconds, baseline_name)
-
-
-def kept_comparison(comparison: Comparison) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(comparison) | {"gain": comparison.gain, "is_slower": comparison.is_slower}
 
 
 def _job(one: Contestant) -> TrainingJob:
@@ -142,7 +145,8 @@ def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
             end_agent(agent)
         done = path.with_name("done.json")
         if code or not done.is_file():
-            raise LaunchError(f"the comparison did not end (exit code {code}):\n{log.read_text(errors='replace')[-2000:]}")
+            end = log.read_text(errors="replace")[-2000:]
+            raise LaunchError(f"the plan and the baseline could not be compared (exit code {code}):\n{end}")
         return json.loads(done.read_text())
 
 

@@ -25,7 +25,7 @@ _CODE = (
     optimizer,
 )  # also decides the losses: other code, other results
 # Names, not contents: what is in the files is in the data's fingerprint.
-_FREE = {"trials", "checkpoint_every", "text", "images"}
+_FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare"}
 
 
 class TrialError(DejavuError):
