@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from dejavu.errors import DejavuError, InputError
+from flows.endings import FAILURE, ending, without_tracebacks
 
-INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 STDOUT = "-"  # in the place of a file
+COMPILING = "compiling the searches' loops, once on this machine: some seconds"
 
 app = typer.Typer(
     name="dejavu",
@@ -89,6 +89,7 @@ def run(
 
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
+        without_tracebacks()
         server.wait()
         found = dejavu(
             workload=wanted,
@@ -187,6 +188,7 @@ def plan(
 
     from rich.console import Console
 
+    from dejavu.compiled import told_of_compiling
     from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
     from dejavu.planning.questions import Ask
     from flows.inputs import TypedQuestion, read_what_if
@@ -202,6 +204,7 @@ def plan(
 
             ask = on_dask(stack.enter_context(client_of(dask)))
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
+        stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
         choice = Planner(ask, tell=tell).plan(request)
     if json != STDOUT:
         print_choice(choice)
@@ -272,19 +275,10 @@ def _with_json_target(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run a command; a mistake in what was typed or written is one sentence and exit code 2."""
-    sys.path.insert(0, str(Path.cwd()))  # a model of one's own is found from the folder in which the command is typed
-    try:
-        app(args=_with_json_target(sys.argv[1:]))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(INPUT_ERROR)
-    except DejavuError as error:
-        print(error, file=sys.stderr)
-        sys.exit(FAILURE)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    """Run a command as a person typed it."""
+    project = Path.cwd()
+    sys.path.insert(0, str(project))  # a model of one's own is found from the folder in which the command is typed
+    ending(lambda: app(args=_with_json_target(sys.argv[1:])), project)
 
 
 if __name__ == "__main__":

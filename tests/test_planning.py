@@ -238,7 +238,8 @@ def test_mistakes_are_sentences(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from flows.__main__ import INPUT_ERROR, main
+    from flows.__main__ import main
+    from flows.endings import INPUT_ERROR
 
     monkeypatch.setattr(sys, "argv", ["dejavu", "plan", "--cluster", str(folder / "cluster.yaml"), *words])
     with pytest.raises(SystemExit) as stopped:

@@ -1,8 +1,8 @@
 """What a plan gains over the even split: every model of the zoo and of the examples on every example cluster.
 
 Models are captured without weights and priced as `dejavu plan` does; the plan and the even split have the workload's
-own number of microbatches. `gain` is the searches' price of the best even split, on any subset of the devices, over that
-of the search's own plan: nothing falls back to an even split where that is better. `gain_over_best_baseline` is what
+own number of microbatches. `gain` is the price of the best even split, on any subset of the devices, over that of
+the search's own plan: nothing falls back to an even split where that is better. `gain_over_best_baseline` is what
 `dejavu plan` says: simulated, over the best of all baselines, each under its fastest schedule.
 """
 

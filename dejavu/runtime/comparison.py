@@ -1,7 +1,7 @@
 """What a plan gains over another, measured: some steps of each in turn, A B A B, in one launch on this machine.
 
-`measure_gain(plan, baseline)` here, `python -m dejavu.runtime.comparison FILE` in each of its ranks. Machines drift; what
-is measured in turn drifts alike. Nothing is kept of the training itself.
+`measure_gain(plan, baseline)` here, `python -m dejavu.runtime.comparison FILE` in each of its ranks. Machines drift;
+what is measured in turn drifts alike. Nothing is kept of the training itself.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, fol
     else:
         seconds = _train_in_turn(jobs)
         write_json(kept, seconds)
-    return Comparison.of(*seconds, baseline_name)
+    return Comparison.of(seconds[0], seconds[1], baseline_name)
 
 
 def _job(one: Contestant) -> TrainingJob:

@@ -1,0 +1,66 @@
+"""How commands end: a sentence and an exit code, in place of tracebacks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dejavu.errors import DejavuError, InputError
+
+INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+
+def ending(command: Callable[[], None], project: Path) -> None:
+    """Run a command; a mistake in what was typed or written is one sentence and exit code 2, a failure code 1.
+
+    Interrupted, it says what is kept, and how a training that was begun goes on.
+    """
+    began = time.time()
+    try:
+        command()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(INPUT_ERROR)
+    except DejavuError as error:
+        print(error, file=sys.stderr)
+        sys.exit(FAILURE)
+    except KeyboardInterrupt:
+        _say_interrupted(project, began)
+        sys.exit(INTERRUPTED)
+    except SystemExit as ended:  # typer makes an exit code of an interrupt
+        if ended.code == INTERRUPTED:
+            _say_interrupted(project, began)
+        raise
+
+
+def _say_interrupted(project: Path, began: float) -> None:
+    print("interrupted; what was measured, tried and saved is kept", file=sys.stderr)
+    folder = begun_training(project, began)
+    if folder is not None:
+        print(f"the training goes on with: dejavu run --resume {folder.relative_to(project)}", file=sys.stderr)
+
+
+def begun_training(project: Path, since: float) -> Path | None:
+    """The training of this project that was prepared last, if it was after this second since the epoch."""
+    jobs = [path for path in (project / ".dejavu" / "runs").glob("*/job.json") if path.stat().st_mtime >= since]
+    return max(jobs, key=lambda path: path.stat().st_mtime).parent if jobs else None
+
+
+class Sentences(logging.Filter):
+    """Takes the traceback from a log record where the exception's own sentence says all: of errors that users can act
+    on, and of interrupts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, DejavuError | KeyboardInterrupt):
+            record.exc_info, record.exc_text = None, None
+        return True
+
+
+def without_tracebacks(names: Sequence[str] = ("prefect.flow_runs", "prefect.task_runs")) -> None:
+    """From here on Prefect's loggers say such errors in a sentence."""
+    for name in names:
+        logging.getLogger(name).addFilter(Sentences())
