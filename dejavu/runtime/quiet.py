@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -126,8 +127,11 @@ def waited_seconds() -> float:
     """How long the threads of this process have waited for a core that they could have used; 0.0 if the kernel is mute.
 
     Waiting for a message is not in it, waiting while another program has the core is (`run_delay`, Linux's
-    Documentation/scheduler/sched-stats). Threads of this process that wait for each other count too.
+    Documentation/scheduler/sched-stats). Threads of this process that wait for each other count too. Under a CPU quota
+    it is 0.0: pauses that the quota makes look the same, and are not others' work.
     """
+    if _is_in_slices():
+        return 0.0
     waited = 0
     for thread in _threads():
         try:
@@ -142,6 +146,35 @@ def _threads() -> list[Path]:
         return [Path(entry.path) for entry in os.scandir("/proc/self/task")]
     except OSError:
         return []
+
+
+@lru_cache(maxsize=1)
+def _is_in_slices() -> bool:
+    try:
+        return has_quota(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return False
+
+
+def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether a process in these control groups, or in one above them, gets a limited part of the processors.
+
+    Args:
+        groups: what `/proc/PID/cgroup` says.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder, name, unlimited = (root / "cpu", "cpu.cfs_quota_us", "-1") if controllers else (root, "cpu.max", "max")
+        for above in (Path(path), *Path(path).parents):
+            try:
+                limit = (folder / str(above).lstrip("/") / name).read_text().split()[0]
+            except (OSError, IndexError):  # the root has no such file, nor has what a container does not show
+                continue
+            if limit != unlimited:
+                return True
+    return False
 
 
 def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
