@@ -123,22 +123,27 @@ def _badness(one: Timed) -> tuple[bool, bool, float]:
     return one.is_disturbed, beside_slow, one.slowdown if beside_slow else one.stretch
 
 
-def waited_seconds() -> float:
-    """How long the threads of this process have waited for a core that they could have used; 0.0 if the kernel is mute.
+def waited_seconds(*, all_threads: bool = True) -> float:
+    """How long this process has waited for a core that it could have used; 0.0 if the kernel is mute.
 
     Waiting for a message is not in it, waiting while another program has the core is (`run_delay`, Linux's
-    Documentation/scheduler/sched-stats). Threads of this process that wait for each other count too. Under a CPU quota
-    it is 0.0: pauses that the quota makes look the same, and are not others' work.
+    Documentation/scheduler/sched-stats). Under a CPU quota it is 0.0: pauses that the quota makes look the same, and
+    are not others' work.
+
+    Args:
+        all_threads: of all threads together; those that share a core wait for each other, too. Otherwise of the calling
+            one alone: where it computes, others of its process wait for it, and that disturbs nobody.
     """
     if _is_in_slices():
         return 0.0
-    waited = 0
-    for thread in _threads():
-        try:
-            waited += int((thread / "schedstat").read_bytes().split()[1])
-        except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
-            continue
-    return waited / 1e9
+    return sum(map(_waited_seconds, _threads() if all_threads else [Path("/proc/thread-self")]))
+
+
+def _waited_seconds(thread: Path) -> float:
+    try:
+        return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
+        return 0.0
 
 
 def _threads() -> list[Path]:
