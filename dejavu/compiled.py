@@ -110,6 +110,7 @@ def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
         event.unregister("numba:compile", listener)
 
 
-if not numba.config.CACHE_LOCATOR_CLASSES:
+_CONFIG: Any = numba.config  # made when numba is loaded: a type checker does not see its attributes
+if not _CONFIG.CACHE_LOCATOR_CLASSES:
     # The attribute is what NUMBA_CACHE_LOCATOR_CLASSES sets; functions outside this package keep numba's own places.
-    numba.config.CACHE_LOCATOR_CLASSES = ",".join([f"{__name__}.{UserCacheLocator.__name__}", *_NUMBAS_OWN])
+    _CONFIG.CACHE_LOCATOR_CLASSES = ",".join([f"{__name__}.{UserCacheLocator.__name__}", *_NUMBAS_OWN])

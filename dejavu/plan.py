@@ -247,8 +247,8 @@ class SearchResult:
         plan, step_seconds: the best plan found and its price.
         lower_bound_seconds: no plan of the problem is cheaper (what was proved; 0 if nothing).
         search: who found it.
-        history: (elapsed seconds, best price so far), for the convergence plot.
-        seconds: how long the search took.
+        seconds: how long the search took, of processor time as its budget counts it.
+        history: (seconds by that clock, best price so far), for the convergence plot.
     """
 
     plan: Plan

@@ -179,10 +179,8 @@ class AdditiveCosts:
             bad = np.argwhere(np.isnan(table) | (table < 0) | (np.isinf(table) & (not may_be_impossible)))
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
-                wanted = (
-                    "a number ≥ 0, or inf where the layer cannot run" if may_be_impossible else "a finite number ≥ 0"
-                )
-                raise PlanError(f"{name}{list(where)} is {table[where]}; wanted {wanted}")
+                rule = "a number ≥ 0, or inf where it cannot run" if may_be_impossible else "a finite number ≥ 0"
+                raise PlanError(f"{name}{list(where)} is {table[where]}; wanted {rule}")
 
     @property
     def num_layers(self) -> int:

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dejavu.graph import capture
 from dejavu.runtime import measure, quiet
 from dejavu.runtime.clock import Clock
 from dejavu.runtime.measure import LEAST_REPEATS, MOST_REPEATS, _figures
-from dejavu.runtime.quiet import DISTURBED, Quiet, look_seconds, undisturbed
+from dejavu.runtime.quiet import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
 from dejavu.schedule import Pass
 from dejavu.workload import Workload
 
@@ -108,6 +109,25 @@ def test_of_a_device_that_pauses_all_repeats_count(tiny: Workload, monkeypatch: 
     """A CPU quota's pauses would look like a disturbance."""
     found = figures(tiny, monkeypatch, iter(()), average="mean")
     assert all(count >= 2 for _, _, count in found) and found
+
+
+@pytest.mark.parametrize(("groups", "files", "expected"), [
+    ("0::/", {}, False),
+    ("0::/a/b", {"a/cpu.max": "max 100000", "a/b/cpu.max": "max 100000"}, False),
+    ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, True),  # a limit above holds below
+    ("0::/", {"cpu.max": "50000 100000"}, True),  # a container that sees itself as the root
+    ("2:cpuset:/x\n1:cpu,cpuacct:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "-1"}, False),
+    ("2:cpuset:/x\n1:cpu,cpuacct:/a\n0::/", {"cpu/a/cpu.cfs_quota_us": "4000"}, True),
+    ("1:cpu:/a", {"cpu/cpu.cfs_quota_us": "4000", "cpu/a/cpu.cfs_quota_us": "-1"}, True),
+    ("3:memory:/a", {"cpu/a/cpu.cfs_quota_us": "4000"}, False),
+])  # fmt: skip
+def test_a_quota_of_the_group_or_above_is_seen(
+    groups: str, files: dict[str, str], expected: bool, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert has_quota(groups, tmp_path) == expected
 
 
 class Spinning:

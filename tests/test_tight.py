@@ -155,7 +155,6 @@ def test_configurations_that_are_never_better_do_not_end_the_search(search: Sear
     )
     found = solved(search.run(problem, budget_seconds=2.0))
     assert 0 < found.lower_bound_seconds <= found.step_seconds
-    assert found.gap < 0.05
 
 
 def test_the_table_counts_what_it_judges() -> None:

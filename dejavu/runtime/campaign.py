@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -178,10 +178,10 @@ class Campaign:
             len(disturbed),
         )
 
-    def _with_disturbed(self, missing: list[T], disturbed: list[T]) -> list[T]:
+    def _with_disturbed(self, missing: Sequence[T], disturbed: Sequence[T]) -> list[T]:
         """What is missing, and what was disturbed if this is the moment to measure it better."""
         again = [one for one in disturbed if one not in missing]
-        return [*missing, *again] if again and self._is_quiet else missing
+        return [*missing, *again] if again and self._is_quiet else [*missing]
 
     def _transfers(self, device_type: str, num_devices: int) -> Errand:
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
@@ -198,7 +198,8 @@ class Campaign:
         rows = self._own.latest(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         rows = [row for row in rows if not subject or row.subject == subject]
         disturbed = [kind] if any(row.is_disturbed for row in rows) else []
-        wanted = self._with_disturbed([] if rows and not self.again else [kind], disturbed)
+        missing: list[str] = [] if rows and not self.again else [kind]
+        wanted = self._with_disturbed(missing, disturbed)
         return Errand(len(wanted), 1 - len(wanted), measure, len(disturbed))
 
     def _passes(self, device_type: str, num_devices: int) -> Errand:
@@ -228,6 +229,9 @@ class Campaign:
         if num_devices < 2:
             return Errand(0, 0, lambda step: iter(()))
         known = set() if self.again else self._own_subjects("collective", device_type)
+        rows = self._own.latest(kind="collective", device_type=device_type, host_fingerprint=host_fingerprint())
+        disturbed = [row.subject for row in rows if row.is_disturbed]
+        known -= set(self._with_disturbed([], disturbed))
         missing = [
             (name, ranks)
             for ranks in _group_sizes(num_devices)
@@ -242,7 +246,7 @@ class Campaign:
                 yield from measure_collectives(names, ranks, device_type, progress=step)
 
         size = len(SIZES_BYTES)
-        return Errand(size * len(missing), size * (wanted - len(missing)), measure)
+        return Errand(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
         """What of this kind was measured on this very machine."""

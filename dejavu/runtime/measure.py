@@ -261,20 +261,23 @@ def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[d
     optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
     splits = work.splits and work.x.is_floating_point() and bool(parameters)
     repeats: list[dict[str, list[_Clocks]]] = []
-    looks: list[float] = []
+    stretches, looks = list[float](), list[float]()
     for number in range(WARMUP_REPEATS):
         _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
     if quiet:
         quiet.look()
-    started = _Clocks.now()
-    while not _are_enough(looks, _Clocks.now().since(started), quiet):
+    started = before = _Clocks.now()
+    while not _are_enough(looks, before.since(started), quiet):
         repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
         looks.append(quiet.look() if quiet else 0.0)
+        now = _Clocks.now()
+        stretches.append(now.since(before).stretch)
+        before = now
     slowdowns = _slowdowns(looks, quiet)
     passes = {
         direction: [
-            _timed(took, slowdown, quiet)
-            for repeat, slowdown in zip(repeats, slowdowns, strict=True)
+            _timed(took, stretch, slowdown) if quiet else Timed(max(took.seconds, LEAST_SECONDS))
+            for repeat, stretch, slowdown in zip(repeats, stretches, slowdowns, strict=True)
             for took in repeat.get(direction, ())
         ]
         for direction in (*DIRECTIONS, *(PARTS if splits else ()))
@@ -282,11 +285,9 @@ def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[d
     return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
 
 
-def _timed(took: _Clocks, slowdown: float, quiet: Quiet | None) -> Timed:
-    if quiet is None:
-        return Timed(max(took.seconds, LEAST_SECONDS))
-    seconds = max(took.processor_seconds, LEAST_SECONDS)
-    return Timed(seconds, max(took.seconds / seconds, 1.0) if took.seconds - seconds > WAIT_SECONDS else 1.0, slowdown)
+def _timed(took: _Clocks, repeat_stretch: float, slowdown: float) -> Timed:
+    """One pass. A wait anywhere in its repeat counts as well as one in itself: behind it caches are cold."""
+    return Timed(max(took.processor_seconds, LEAST_SECONDS), took.stretch * repeat_stretch, slowdown)
 
 
 def _are_enough(looks: Sequence[float], took: _Clocks, quiet: Quiet | None) -> bool:
@@ -308,6 +309,11 @@ class _Clocks(NamedTuple):
 
     seconds: float
     processor_seconds: float
+
+    @property
+    def stretch(self) -> float:
+        waited = self.seconds - self.processor_seconds
+        return self.seconds / max(self.processor_seconds, WAIT_SECONDS) if waited > WAIT_SECONDS else 1.0
 
     @classmethod
     def now(cls) -> _Clocks:

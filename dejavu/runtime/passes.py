@@ -151,13 +151,13 @@ def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, 
     found, looks = list[tuple[float, float]](), list[float]()
     quiet.look()
     for step in range(WARMUP_STEPS + STEPS):
-        began, waited = time.perf_counter(), waited_seconds()
+        began, waited = time.perf_counter(), waited_seconds(all_threads=False)
         times = [time.process_time()]
         pipeline(step, batch, targets)
         times.append(time.process_time())
         layers_alone()
         times.append(time.process_time())
-        stretch = stretch_of(time.perf_counter() - began, waited_seconds() - waited)
+        stretch = stretch_of(time.perf_counter() - began, waited_seconds(all_threads=False) - waited)
         look = quiet.look()
         if step >= WARMUP_STEPS:
             looks.append(look)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -122,19 +123,27 @@ def _badness(one: Timed) -> tuple[bool, bool, float]:
     return one.is_disturbed, beside_slow, one.slowdown if beside_slow else one.stretch
 
 
-def waited_seconds() -> float:
-    """How long the threads of this process have waited for a core that they could have used; 0.0 if the kernel is mute.
+def waited_seconds(*, all_threads: bool = True) -> float:
+    """How long this process has waited for a core that it could have used; 0.0 if the kernel is mute.
 
     Waiting for a message is not in it, waiting while another program has the core is (`run_delay`, Linux's
-    Documentation/scheduler/sched-stats). Threads of this process that wait for each other count too.
+    Documentation/scheduler/sched-stats). Under a CPU quota it is 0.0: pauses that the quota makes look the same, and
+    are not others' work.
+
+    Args:
+        all_threads: of all threads together; those that share a core wait for each other, too. Otherwise of the calling
+            one alone: where it computes, others of its process wait for it, and that disturbs nobody.
     """
-    waited = 0
-    for thread in _threads():
-        try:
-            waited += int((thread / "schedstat").read_bytes().split()[1])
-        except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
-            continue
-    return waited / 1e9
+    if _is_in_slices():
+        return 0.0
+    return sum(map(_waited_seconds, _threads() if all_threads else [Path("/proc/thread-self")]))
+
+
+def _waited_seconds(thread: Path) -> float:
+    try:
+        return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
+        return 0.0
 
 
 def _threads() -> list[Path]:
@@ -142,6 +151,35 @@ def _threads() -> list[Path]:
         return [Path(entry.path) for entry in os.scandir("/proc/self/task")]
     except OSError:
         return []
+
+
+@lru_cache(maxsize=1)
+def _is_in_slices() -> bool:
+    try:
+        return has_quota(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return False
+
+
+def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether a process in these control groups, or in one above them, gets a limited part of the processors.
+
+    Args:
+        groups: what `/proc/PID/cgroup` says.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder, name, unlimited = (root / "cpu", "cpu.cfs_quota_us", "-1") if controllers else (root, "cpu.max", "max")
+        for above in (Path(path), *Path(path).parents):
+            try:
+                limit = (folder / str(above).lstrip("/") / name).read_text().split()[0]
+            except (OSError, IndexError):  # the root has no such file, nor has what a container does not show
+                continue
+            if limit != unlimited:
+                return True
+    return False
 
 
 def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:

@@ -85,13 +85,13 @@ class StepWatch:
         """A step begins, or what leads to it: a rank that waits for its core before a step keeps the others waiting."""
         if self._is_cpu:
             self._quiet.look()
-        self._waited, self._began = waited_seconds() if self._is_cpu else 0.0, time.perf_counter()
+        self._waited, self._began = waited_seconds(all_threads=False) if self._is_cpu else 0.0, time.perf_counter()
 
     def end(self, seconds: float, once_seconds: float, *, counts: bool) -> None:
         """A step ended that took so long."""
         stretch = 1.0
         if self._is_cpu and self._is_alone:
-            stretch = stretch_of(time.perf_counter() - self._began, waited_seconds() - self._waited)
+            stretch = stretch_of(time.perf_counter() - self._began, waited_seconds(all_threads=False) - self._waited)
         look = self._quiet.look() if self._is_cpu else 0.0
         self._steps.append((RankStep(seconds, once_seconds, stretch, 1.0, counts), look))
 

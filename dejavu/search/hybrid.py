@@ -19,7 +19,7 @@ from dejavu.search.pipedream import PipeDream
 
 History = tuple[tuple[float, float], ...]
 
-_MOST_ALONE = 0.1  # of the budget
+_MOST_ALONE = 0.25  # of the budget
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Hybrid(Search):
         fitting: for problems whose memory is tight.
         searching: the parents that look for plans, in order.
         proving: the parent that proves.
-        alone_seconds: `proving`'s moment, and no more than a tenth of the budget.
+        alone_seconds: `proving`'s moment, and no more than a quarter of the budget.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -52,14 +52,15 @@ class Hybrid(Search):
     fitting: Search = field(default_factory=Feasible)
     searching: tuple[Search, ...] = field(default_factory=lambda: (MCMC(), Differentiable()))
     proving: Search = field(default_factory=Exact)
-    alone_seconds: float = 0.5
+    alone_seconds: float = 1.0
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         first = self._first(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
         answers: tuple[Answer, ...] = (first,)
-        last, is_settled = first, False
+        last: Answer = first
+        is_settled = False
         moment = min(self.alone_seconds, _MOST_ALONE * best.budget_seconds)
         if moment > 0:
             alone = _started_from(self.proving, _plan_of(first)).run(problem, budget_seconds=moment, seed=seed)

@@ -1,0 +1,75 @@
+"""The user's cache of compiled loops: where it is, who shares it, and who is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from numba.core.caching import _CacheLocator
+
+from dejavu import compiled
+from dejavu.compiled import UserCacheLocator, cache_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+LOOP = """
+from dejavu.compiled import njit, told_of_compiling
+from {package} import twice
+
+said = []
+with told_of_compiling(lambda: said.append("compiling")):
+    assert twice(21) == 42 and twice(21.0) == 42.0
+print(len(said))
+"""
+
+
+def run_loop(tmp_path: Path, copy: str, text: str, **environment: str) -> int:
+    """How often a process was told, whose package `dejavu` is a copy with one loop."""
+    package = tmp_path / copy / "dejavu"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (package / "loop.py").write_text(text)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(package.parent), **environment}
+    command = [sys.executable, "-c", LOOP.format(package="dejavu.loop")]
+    environment = {**{k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}, **environment}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+TWICE = "from dejavu.compiled import njit\n\n@njit(cache=True)\ndef twice(x):\n    return x + x\n"
+OTHERWISE = TWICE.replace("x + x", "2 * x")
+
+
+def test_a_loop_is_compiled_once_for_all_checkouts_of_one_text(tmp_path: Path) -> None:
+    assert run_loop(tmp_path, "first", TWICE) == 1  # told once, though two signatures are compiled
+    assert run_loop(tmp_path, "first", TWICE) == 0
+    assert run_loop(tmp_path, "second", TWICE) == 0
+    assert run_loop(tmp_path, "second", OTHERWISE) == 1
+    assert run_loop(tmp_path, "first", TWICE) == 0  # the other version's did not take its place
+    own = tmp_path / "own"
+    assert run_loop(tmp_path, "first", TWICE, NUMBA_CACHE_DIR=str(own)) == 1
+    assert list(own.rglob("*.nbi"))
+    folders = list((tmp_path / "cache" / "dejavu" / "numba").iterdir())
+    assert len(folders) == 2
+    assert not list(tmp_path.glob("first/dejavu/__pycache__/*.nb*"))
+
+
+def test_what_cannot_be_written_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert run_loop(tmp_path, "first", TWICE) == 1
+
+
+def test_functions_of_others_keep_their_place(tmp_path: Path) -> None:
+    def function() -> None: ...
+
+    assert UserCacheLocator.from_function(function, str(tmp_path / "elsewhere.py")) is None
+    assert issubclass(UserCacheLocator, _CacheLocator)
+    assert cache_folder().parts[-2:] == ("dejavu", "numba")
+
+
+def test_every_loop_of_the_package_is_compiled_this_way() -> None:
+    for path in sorted((ROOT / "dejavu").rglob("*.py")):
+        if path.name != "compiled.py":
+            assert "from numba import" not in path.read_text(), f"{path}: wanted `from dejavu.compiled import njit`"
