@@ -84,7 +84,7 @@ def run(
         with uncollected():
             from rich.console import Console
 
-            from dejavu.report import WIDTH_COLUMNS, summary_table
+            from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
             from flows.full import dejavu
 
         # That a task has ended well is what the next line says anyway.
@@ -104,7 +104,9 @@ def run(
             resume=resume,
             wait=wait,
         )
-        Console(width=WIDTH_COLUMNS).print(summary_table(found.report, found.artifacts, found.tracking_uri))
+        Console(width=WIDTH_COLUMNS).print(summary_table(found.report))
+        for line in where_to_look(found.artifacts, found.tracking_uri):
+            typer.echo(line)
 
 
 @app.command(epilog="Example:  dejavu up && prefect deployment run dejavu/full --watch")

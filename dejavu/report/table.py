@@ -58,20 +58,21 @@ def summary_rows(run: ReportData) -> Rows:
     return rows
 
 
-def summary_table(run: ReportData, artifacts: str | Path | None = None, tracking_uri: str | None = None) -> Table:
-    """The summary for a terminal, and where to look further."""
-    rows = summary_rows(run)
-    if artifacts is not None:
-        rows.append(("look at", f"{artifacts}/report.html"))
-    if tracking_uri is not None:
-        rows.append(("MLflow", f"{tracking_uri} (`dejavu up` shows it)"))
+def summary_table(run: ReportData) -> Table:
+    """The summary for a terminal."""
     table = Table(show_header=False, title=_title(run), title_justify="left")
     table.width = WIDTH_COLUMNS
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
+    for name, text in summary_rows(run):
         table.add_row(name, Text(text))
     return table
+
+
+def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
+    """Lines to print below the summary; a path is whole, however long, so that it can be copied."""
+    page = [f"report: {artifacts / 'report.html'}"] if artifacts is not None else []
+    return [*page, f"MLflow: {tracking_uri} (`dejavu up` shows it)"]
 
 
 def summary_markdown(run: ReportData) -> str:
