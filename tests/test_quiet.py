@@ -70,6 +70,7 @@ def figures(
         "signatures": list(dict.fromkeys(layer.signature for layer in graph.layers)),
         "average": average,
         "least_look_seconds": math.inf,
+        "is_alone": True,
         "until_ended": False,
     }
     return [(row["signature"], row["direction"], row["repeats"]) for row in _figures(job, CPU) if "signature" in row]

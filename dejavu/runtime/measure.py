@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def measure_layers(
         "signatures": list(signatures),
         "average": average,
         "least_look_seconds": least_look_seconds,
+        "is_alone": num_busy <= len(os.sched_getaffinity(0)),
     }
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A pipe that nobody reads would stop a process that warns much.
@@ -196,7 +198,7 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
     while wanted:
         looks: dict[str, float] = {}
         for signature, work in layers.of(wanted):
-            passes, looks[signature] = _time_layer(work, workload, quiet)
+            passes, looks[signature] = _time_layer(work, workload, quiet, is_alone=job["is_alone"])
             for direction, timings in passes.items():
                 chosen = counted(timings, LEAST_REPEATS)
                 figures = figures_of([timings[k].seconds for k in chosen.places])
@@ -249,13 +251,16 @@ class _Layers:
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
 
-def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[dict[str, list[Timed]], float]:
+def _time_layer(
+    work: _Work, workload: Workload, quiet: Quiet | None, *, is_alone: bool = True
+) -> tuple[dict[str, list[Timed]], float]:
     """Every pass of every repeat after the first ones, and the median look beside the steady ones.
 
     Gradients accumulate, as they do over the microbatches of a step.
 
     Args:
         quiet: None: waiting is part of what is measured, or nobody can tell.
+        is_alone: no companion shares the core; waiting for one is no disturbance.
     """
     parameters = list(work.module.parameters())
     optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
@@ -271,12 +276,12 @@ def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[d
         repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
         looks.append(quiet.look() if quiet else 0.0)
         now = _Clocks.now()
-        stretches.append(now.since(before).stretch)
+        stretches.append(now.since(before).stretch if is_alone else 1.0)
         before = now
     slowdowns = _slowdowns(looks, quiet)
     passes = {
         direction: [
-            _timed(took, stretch, slowdown) if quiet else Timed(max(took.seconds, LEAST_SECONDS))
+            _timed(took, stretch * took.stretch if is_alone else 1.0, slowdown, quiet)
             for repeat, stretch, slowdown in zip(repeats, stretches, slowdowns, strict=True)
             for took in repeat.get(direction, ())
         ]
@@ -285,9 +290,11 @@ def _time_layer(work: _Work, workload: Workload, quiet: Quiet | None) -> tuple[d
     return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
 
 
-def _timed(took: _Clocks, repeat_stretch: float, slowdown: float) -> Timed:
+def _timed(took: _Clocks, stretch: float, slowdown: float, quiet: Quiet | None) -> Timed:
     """One pass. A wait anywhere in its repeat counts as well as one in itself: behind it caches are cold."""
-    return Timed(max(took.processor_seconds, LEAST_SECONDS), took.stretch * repeat_stretch, slowdown)
+    if quiet is None:
+        return Timed(max(took.seconds, LEAST_SECONDS))
+    return Timed(max(took.processor_seconds, LEAST_SECONDS), stretch, slowdown)
 
 
 def _are_enough(looks: Sequence[float], took: _Clocks, quiet: Quiet | None) -> bool:
