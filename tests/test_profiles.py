@@ -281,7 +281,7 @@ def test_a_damaged_file_is_named_and_set_aside_and_the_rest_is_used(three, damag
         victim.write_bytes({"truncated": content[:half], "empty": b"", "altered": altered}[damage])
     (finding,) = three.check()
     assert finding.path == victim
-    assert "dejavu profile --device V100" in finding.remedy
+    assert "on V100: `dejavu profile`" in finding.remedy
 
     with caplog.at_level(logging.WARNING, "dejavu.profiles"):
         expected = ["block.0", "block.2"]
@@ -291,7 +291,7 @@ def test_a_damaged_file_is_named_and_set_aside_and_the_rest_is_used(three, damag
         assert names(three) == expected
     (message,) = caplog.messages
     assert str(victim) in message
-    assert "dejavu profile --device V100" in message
+    assert "on V100: `dejavu profile`" in message
     assert not victim.exists()
     assert (three.path / "set_aside" / victim.name).exists() == (damage != "missing")
     assert three.append([row(1, device_type="V100")]) == 1  # measured again

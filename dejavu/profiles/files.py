@@ -69,6 +69,6 @@ def _damage_seen(path: Path, sha256: str, num_bytes: int, size_bytes: int, mtime
 
 
 def measure_again(file: DataFile) -> str:
-    return "measure again: " + (
-        ", ".join(f"`dejavu profile --device {d}`" for d in file.device_types) or "`dejavu profile`"
-    )
+    """The remedy for rows that are lost: only such devices can measure them."""
+    where = f" on {', '.join(file.device_types)}" if file.device_types else ""
+    return f"measure again{where}: `dejavu profile`"

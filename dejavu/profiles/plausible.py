@@ -40,6 +40,9 @@ MEASURED_MESSAGE_RATIO = 20.0
 # are 32 × its vector units; the nominal figures of a core leave them out.
 CORE_FLOPS_PER_SECOND = max(CORE_FLOPS_PER_CYCLE.values()) * CORE_CYCLES_PER_SECOND
 CORE_MATRIX_RATIO = 32.0
+# Against the widest core's peak and the nominal memory: a core without vectors has an eighth of that peak, and what
+# strides through memory a tenth of its bytes per second.
+CORE_SLOWEST_RATIO = 50.0
 CORE_STARTUP_SECONDS = 2.5e-6  # of an operator on a core that others want, too
 LAUNCHES_SECONDS = 3e-5  # of the kernels of a layer's pass
 LEAST_KERNEL_SECONDS = 2e-7  # each that a pass launches takes at least as long, one behind the other
@@ -187,9 +190,8 @@ def _of_work(flops: float, size_bytes: float, dtype: str, device: DeviceType | N
     if device is None:
         peak = CORE_FLOPS_PER_SECOND * (1.0 if dtype == "float32" else CORE_MATRIX_RATIO)
         least = max(flops / peak / MOST_OF_PEAK_FLOPS, size_bytes / CORE_CACHE_BYTES_PER_SECOND)
-        # A core without vectors has an eighth of the widest one's peak: the ratio holds that, too.
         usual = flops / CORE_FLOPS_PER_SECOND + size_bytes / CORE_MEMORY_BYTES_PER_SECOND
-        return least, SLOWEST_RATIO * (CORE_STARTUP_SECONDS + usual)
+        return least, CORE_SLOWEST_RATIO * (CORE_STARTUP_SECONDS + usual)
     peaks = device.peak_flops_per_second
     compute = flops / peaks.get(dtype, max(peaks.values()))
     memory = size_bytes / device.memory_bytes_per_second
