@@ -33,7 +33,7 @@ def draw(answers: Mapping[str, tuple[Answer, float]], best: int, greedy_value: i
     at.axhline(100 * greedy_value / best, color="0.6", linewidth=1, linestyle="--", label="greedy, at once")
     at.set_ylim(80, 101)
     at.set_xscale("log")
-    at.set_xlabel("seconds")
+    at.set_xlabel("CPU seconds")
     at.set_ylabel("value, % of the optimum")
     at.legend(frameon=False, fontsize=8)
     figure.tight_layout()
