@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +86,8 @@ class _Planning:
             self._ask(named, posed, 1.0)
         else:
             self._ask([PROVER], posed, 1.0)
-            self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
+            if self.left_seconds > 0:
+                self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
         if not any(row.best for row in self.rows):
             self._ask([PROVER], list(map(under_gpipe_memory, posed)), 1.0)
         tell("moving cuts", 0, 1)
@@ -103,15 +103,14 @@ class _Planning:
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
         """Ask each search about each problem, side by side, within a share of what is left of the budget."""
         pairs = [(name, one) for one in posed for name in searches]
-        if not pairs or (self.left_seconds <= 0 and self.rows):
+        if not pairs:
             return
         workers = min(self.planner.num_workers, len(pairs))
         seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
         questions = [Question(name, one, seconds, self.request.seed, self._start(one)) for name, one in pairs]
         self.planner.tell(f"asking {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
-        began = time.perf_counter()
         answers = self.planner.ask(questions)
-        self.left_seconds -= time.perf_counter() - began
+        self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
             self.planner.tell(f"simulating {question}", done, len(questions))
             self._consider(question.search, question.posed, answer)
