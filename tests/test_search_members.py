@@ -306,7 +306,8 @@ def test_the_hybrid_without_a_proof_has_the_other_parents_plan_and_no_bound() ->
     result = solved(Hybrid(proving=_Refuses()).run(problem))
     assert result.step_seconds <= solved(MCMC().run(problem)).step_seconds
     assert result.lower_bound_seconds == 0.0
-    none = Hybrid(quick=_Refuses(), searching=(_Refuses(),), proving=_Refuses()).run(problem)
+    refusing = Hybrid(quick=_Refuses(), fitting=_Refuses(), searching=(_Refuses(),), proving=_Refuses())
+    none = refusing.run(problem)
     assert isinstance(none, NotFound) and none.obstacle is Obstacle.TOO_LARGE and "refuses: too large" in none.reason
     alone = solved(Hybrid(quick=_Refuses(), searching=(_Refuses(),)).run(problem))
     assert alone.lower_bound_seconds == alone.step_seconds
