@@ -18,6 +18,7 @@ from dejavu.simulated_bound import Proof, SimulatedBound, simulated_lower_bound
 from dejavu.simulated_bound._dual import times_of
 from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_lines
 from dejavu.simulated_bound._prices import priced
+from dejavu.stage_costs import AdditiveCosts
 
 EVERY = tuple(SCHEDULES)
 MOST_PLANS = 700  # for every plan to be simulated in tenths of a second
@@ -27,9 +28,13 @@ def small(seeds: range, most: int = MOST_PLANS) -> list[Posed]:
     return [posed for posed in map(small_posed, seeds) if count(posed, most + 1) <= most]
 
 
-def bound(posed: Posed, best_seconds: float, **settings: float) -> SimulatedBound:
-    settings = {"budget_seconds": 10.0, **settings}
-    return simulated_lower_bound(posed, schedules=EVERY, best_seconds=best_seconds, **settings)
+def additive(posed: Posed) -> AdditiveCosts:
+    assert isinstance(posed.problem.costs, AdditiveCosts)
+    return posed.problem.costs
+
+
+def bound(posed: Posed, best_seconds: float, budget_seconds: float = 10.0) -> SimulatedBound:
+    return simulated_lower_bound(posed, schedules=EVERY, best_seconds=best_seconds, budget_seconds=budget_seconds)
 
 
 def some_plans(posed: Posed, rng: np.random.Generator, most: int = 6) -> list[Plan]:
@@ -135,10 +140,10 @@ def test_scales_with_the_unit_of_time() -> None:
             dataclasses.replace(
                 problem,
                 costs=dataclasses.replace(
-                    problem.costs,
-                    seconds_CL=problem.costs.seconds_CL * unit,
-                    once_seconds_CL=problem.costs.once_seconds_CL * unit,
-                    once_latency_seconds_C=problem.costs.once_latency_seconds_C * unit,
+                    additive(posed),
+                    seconds_CL=additive(posed).seconds_CL * unit,
+                    once_seconds_CL=additive(posed).once_seconds_CL * unit,
+                    once_latency_seconds_C=additive(posed).once_latency_seconds_C * unit,
                 ),
                 link_latency_seconds_CC=problem.link_latency_seconds_CC * unit,
                 link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC * unit,
@@ -156,7 +161,7 @@ def test_scales_with_the_unit_of_time() -> None:
 
 def test_no_plan_where_nothing_fits() -> None:
     posed = small_posed(0)
-    costs = dataclasses.replace(posed.problem.costs, capacity_bytes_C=posed.problem.costs.capacity_bytes_C * 0)
+    costs = dataclasses.replace(additive(posed), capacity_bytes_C=additive(posed).capacity_bytes_C * 0)
     nothing = dataclasses.replace(posed, problem=dataclasses.replace(posed.problem, costs=costs))
     found = bound(nothing, np.inf)
     assert found.seconds == np.inf

@@ -86,7 +86,7 @@ def small_posed(seed: int) -> Posed:
     costs = AdditiveCosts(
         seconds_CL=forward_CL + backward_CL,
         once_seconds_CL=once * weights_L * (n_C > 1) * rng.uniform(0.5, 1.5, (C, 1)) + 0.1 * once * weights_L,
-        once_latency_seconds_C=0.1 * once * (n_C[:, 0] > 1),
+        once_latency_seconds_C=np.where(n_C[:, 0] > 1, 0.1 * once, 0.0),
         fixed_bytes_CL=np.broadcast_to(3.0 * weights_L, (C, L)),
         activation_bytes_CL=0.2 * rng.uniform(0.5, 1.5, L) / n_C,
         temporary_bytes_CL=np.broadcast_to(rng.uniform(0.0, 0.5, L), (C, L)),
