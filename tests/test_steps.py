@@ -26,13 +26,12 @@ def test_all_undisturbed_timings_count_or_the_least_disturbed(timings: list[Time
         assert (list(found.places), found.disturbed_share) == (clean, 0.0)
         return
     assert list(found.places) == sorted(set(found.places)) and set(clean) <= set(found.places)
-    assert len(found.places) == min(len(timings), max(least, len(timings) // 4))
+    assert len(found.places) == min(len(timings), max(least, len(timings) // 2))
     assert found.disturbed_share == pytest.approx(1 - len(clean) / len(found.places))
     left_out = [one for k, one in enumerate(timings) if k not in found.places]
-    for one in (timings[k] for k in found.places):  # none that waited more than one that was left out, at equal pace
-        same_pace = [other for other in left_out if other.slowdown <= DISTURBED]
-        if one.is_disturbed:
-            assert all((one.slowdown <= DISTURBED) and one.stretch <= other.stretch for other in same_pace)
+    for one in (timings[k] for k in found.places):  # none beside a slow core before one that only waited, none slower
+        steady = [other for other in left_out if other.slowdown <= DISTURBED]
+        assert not one.is_disturbed or all(one.slowdown <= DISTURBED and one.seconds <= o.seconds for o in steady)
 
 
 @given(st.floats(0, 10), st.floats(0, 10))

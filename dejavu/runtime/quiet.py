@@ -102,25 +102,25 @@ class Counted(NamedTuple):
 
 
 def counted(timings: Sequence[Timed], least: int = 1) -> Counted:
-    """The undisturbed timings, or, where these are fewer than `least`, the quarter that was disturbed least.
+    """The undisturbed timings, or, where these are fewer than `least`, the better half of all.
 
-    A timing beside a slow loop is wrong by an unknown factor, one that waited only by what the wait did to caches: the
-    first comes last, and among others the less stretched comes first.
+    Other work only adds time, so of what was disturbed the fastest are nearest to what the work takes alone; a timing
+    beside a slow loop is wrong by more than one that waited, which is wrong by what the wait did to caches, and comes
+    after it.
 
     Args:
         least: so many count at least, if there are so many.
     """
     order = sorted(range(len(timings)), key=lambda k: _badness(timings[k]))
     clean = sum(not one.is_disturbed for one in timings)
-    number = clean if clean >= least else max(least, len(timings) // 4)
+    number = clean if clean >= least else max(least, len(timings) // 2)
     places = tuple(sorted(order[:number]))
     disturbed = sum(timings[k].is_disturbed for k in places)
     return Counted(places, disturbed / len(places) if places else 0.0)
 
 
 def _badness(one: Timed) -> tuple[bool, bool, float]:
-    beside_slow = one.slowdown > DISTURBED
-    return one.is_disturbed, beside_slow, one.slowdown if beside_slow else one.stretch
+    return one.is_disturbed, one.slowdown > DISTURBED, one.seconds
 
 
 def waited_seconds(*, all_threads: bool = True) -> float:
