@@ -6,6 +6,7 @@ Checks import what they need themselves: a package that is missing or broken mus
 from __future__ import annotations
 
 import contextlib
+import errno
 import platform
 import shutil
 import sqlite3
@@ -31,6 +32,7 @@ PACKAGES = (
 GIB = 2**30
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
+SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 64 * 2**20
 RANK_MODULES = ("dejavu.runtime.worker", "dejavu.runtime.agent")
 START_SLACK_SECONDS = 2.0  # the boot time that the kernel states is whole seconds
 INSTALL = "pip install --constraint constraints.txt --editable ."
@@ -137,6 +139,15 @@ def _disk(project: Path) -> list[Check]:
         "" if ok else f"make room: checkpoints and trials are under {project / '.dejavu'} and {project / 'mlartifacts'}"
     )
     return [Check("disk", ok, f"{free_bytes / GIB:.1f} GiB free at {project}", remedy)]
+
+
+def _shared_memory(project: Path) -> list[Check]:
+    if not SHARED_MEMORY.is_dir():
+        return []
+    free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    ok = None if free_bytes < LEAST_SHARED_BYTES else True
+    remedy = "" if ok else f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
+    return [Check("shared memory", ok, f"{free_bytes / 2**20:.0f} MiB free at {SHARED_MEMORY}", remedy)]
 
 
 # What runs
@@ -258,12 +269,14 @@ def _prefect_home(project: Path) -> list[Check]:
         with tempfile.TemporaryFile(dir=exists):
             return [Check("Prefect home", True, f"{home} is writable")]
     except OSError as error:
-        return [Check("Prefect home", False, f"{exists}: {error.strerror}", f"chown -R $USER {exists}")]
+        read_only = error.errno == errno.EROFS
+        remedy = "copy the project to a disk that can be written" if read_only else f"chown -R $USER {exists}"
+        return [Check("Prefect home", False, f"{exists}: {error.strerror}", remedy)]
 
 
 LOOKS: tuple[Callable[[Path], list[Check]], ...] = (
     *(_python, _packages, _tools),
-    *(_devices, _memory, _disk),
+    *(_devices, _memory, _disk, _shared_memory),
     *(_services, _ports, _training, _leftover_ranks),
     *(_cost_database, _cluster, _mlflow, _prefect_home),
 )

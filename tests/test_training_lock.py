@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,3 +105,20 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / ".dejavu").write_text("a file where the folder should be")
     with pytest.raises(BusyError, match=r"\.dejavu cannot be written"), alone_in(tmp_path, "x"):
         pytest.fail("it was held")
+
+
+def test_a_folder_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
+    """Without root's right to write everywhere, where the tests run as root."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    folder.chmod(0o555)
+    words = [sys.executable, "-c", HOLD, str(folder)]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("there is no setpriv to give up root's rights with")
+        words = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *words]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert "held" not in done.stdout
+    said = done.stderr.strip().splitlines()[-1]
+    assert f"{folder}/.dejavu cannot be written (Permission denied)" in said
+    assert not list(folder.iterdir())
