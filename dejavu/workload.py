@@ -60,8 +60,8 @@ class TrialSettings(_Record):
         proposer: a name of `dejavu.init.PROPOSERS`.
         schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
         deadline_seconds: for all trials together.
-        default_draws: so many draws of the framework's default, each with another seed, are trained to the first rung,
-            for the winner to be compared with; those that a proposer tries anyway count. 0: no comparison.
+        default_draws: so many draws of the framework's default, each with another seed, are tried for the winner to be
+            compared with: those that a proposer tries anyway, and others beside the `count`. 0: no comparison.
     """
 
     count: int = Field(8, ge=0, le=100_000)

@@ -54,6 +54,7 @@ def test_gain_and_standing_agree_with_the_losses(winner_loss: float, default_los
             "after 10 steps the winner, a default draw itself, has loss 3.55, the median of 3 default draws 3.6 "
             "(3.55 to 3.66): the search found nothing better than the default",
         ),
+        (compared(3.66, 3.6, 3.55, 3.66, winner=Draw(seed=7)), "the search found nothing better than the default"),
         (compared(3.5, math.inf, math.inf, 3.66), "(3.66 to none, for it failed): most default draws fail"),
         (compared(3.0, 4.0), "the one default draw 4: 25.0 % below the default"),
     ],

@@ -93,10 +93,10 @@ class Bought:
         return f"{measured}{those} {_loss(self.median_default_loss)}{spread}: {self._verdict()}"
 
     def _verdict(self) -> str:
-        if self.standing is Standing.ABOVE:
-            return "what the search chose, by later steps, is behind the default here"
         if self.is_default:
             return "the search found nothing better than the default"
+        if self.standing is Standing.ABOVE:
+            return "what the search chose, by later steps, is behind the default here"
         if self.standing is Standing.AMONG:
             return "no more than the default's seeds differ"
         if math.isinf(self.gain):

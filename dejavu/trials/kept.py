@@ -30,7 +30,7 @@ class Kept(Source):
     def num_running(self) -> int:
         return len(self._ended)
 
-    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
         for spec in specs:
             key = self.keys.of(spec)
             # No call has the empty name, so what was kept as an accident of one call does not count here.

@@ -65,13 +65,8 @@ class Source(ABC):
         """Trials that were submitted and have not ended."""
 
     @abstractmethod
-    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
-        """Have these trials run, or their results read.
-
-        Args:
-            needs_state: a result without its state is not enough.
-            is_urgent: False: they run when no other trial waits for a worker.
-        """
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
+        """Have these trials run, or their results read; `needs_state`: a result without its state is not enough."""
 
     @abstractmethod
     def wait(self) -> list[Ended]:
@@ -135,7 +130,7 @@ class Pool(Source):
     def num_running(self) -> int:
         return len(self._asked)
 
-    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False, is_urgent: bool = True) -> None:
+    def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
         if not specs:
             return
         keys = [self.keys.of(spec) for spec in specs]
@@ -151,7 +146,6 @@ class Pool(Source):
             call=self._call,
             needs_state=needs_state,
             retries=MOST_ATTEMPTS - 1,
-            priority=0 if is_urgent else -1,
             resources=dict(self.resources) or None,
         )
         for name, spec, key, future in zip(names, specs, keys, futures, strict=True):

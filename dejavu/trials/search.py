@@ -47,7 +47,8 @@ class Trials:
     """What a search did.
 
     Attributes:
-        results: of each draw, as far as its rungs took it, in the order in which they were proposed.
+        results: of each draw, as far as its rungs took it, in the order in which they were proposed; draws of the
+            default that were added for the comparison are the last.
         winner: the best of the last rung.
         total_steps: that all trials trained together, at whatever time; a look at a first batch counts as one, parts of
             trials that were broken off are left out.
@@ -130,14 +131,14 @@ def remembered_search(
 
 def _search(source: Source, workload: Workload, on_result: OnResult, on_rung: OnRung, began: float) -> Trials:
     race = _Race(source, workload, on_result)
-    draws = race.first_rung()
-    wanted = workload.trials.default_draws if len(draws) > 1 else 0
-    compared = default_draws(draws, wanted, seed=workload.seed) if wanted else []
-    race.also(compared)
+    proposed = race.first_rung()
+    wanted = workload.trials.default_draws if len(proposed) > 1 else 0
+    compared = default_draws(proposed, wanted, seed=workload.seed) if wanted else []
+    draws = list(dict.fromkeys([*proposed, *compared]))  # those that are compared with may win, too
     final, done = _halve(race, draws, on_rung)
     winner = race.with_state(best([final[draw] for draw in done[-1].draws]))
     defaults = race.run(compared, 0)
-    race.end([draw for draw in (*draws, *compared) if draw != winner.draw])
+    race.end([draw for draw in draws if draw != winner.draw])
     return Trials(
         results=tuple(winner if draw == winner.draw else final[draw] for draw in draws),
         winner=winner,
@@ -193,7 +194,6 @@ class _Race:
         self._asked: dict[tuple[Draw, int], None] = {}  # as a set that keeps its order
         self._results: dict[tuple[Draw, int], TrialResult] = {}
         self._ahead: set[tuple[Draw, int]] = set()
-        self._beside: set[Draw] = set()
 
     @property
     def total_steps(self) -> int:
@@ -220,14 +220,6 @@ class _Race:
         if not known:
             raise TrialError(f"no initialization is to be tried; wanted a count of at least 1, found {settings.count}")
         return [draw for draw, _ in known]
-
-    def also(self, draws: Sequence[Draw]) -> None:
-        """Bring these to the first rung beside the race, where no worker has anything better to do; none goes further.
-
-        Those that take part in it are left as they are.
-        """
-        self._beside = {draw for draw in draws if (draw, 0) not in self._asked}
-        self._submit([draw for draw in draws if draw in self._beside], 0, is_urgent=False)
 
     def run(self, draws: Sequence[Draw], rung: int) -> list[TrialResult]:
         """These draws' results at a rung; meanwhile idle workers take the best so far ahead."""
@@ -272,19 +264,15 @@ class _Race:
                 key = self.pool.keys.of(TrialSpec(self.workload, draw, steps))
                 (self.pool.folder / f"{key}{STATE}").unlink(missing_ok=True)
 
-    def _submit(self, draws: Sequence[Draw], rung: int, *, is_urgent: bool = True) -> None:
+    def _submit(self, draws: Sequence[Draw], rung: int) -> None:
         self._asked.update(((draw, rung), None) for draw in draws)
-        self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws], is_urgent=is_urgent)
+        self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws])
 
     def _go_ahead(self, rung: int) -> None:
         """Workers that would idle take the best third or so of those that are done to their next rung, as ASHA does."""
         for at in reversed(range(rung, len(self.rungs) - 1)):
             idle = self.pool.num_slots - self.pool.num_running
-            done = [
-                draw
-                for draw, where in self._asked
-                if where == at and (draw, at) in self._results and draw not in self._beside
-            ]
+            done = [draw for draw, where in self._asked if where == at and (draw, at) in self._results]
             order = ahead([self._results[draw, at].score for draw in done], self.reduction)
             going = [done[k] for k in order if (done[k], at + 1) not in self._asked][: max(0, idle)]
             self._ahead.update((draw, at + 1) for draw in going)
