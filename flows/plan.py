@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from prefect import flow
@@ -51,6 +52,7 @@ class Planned(NamedTuple):
         )
 
 
+MOST_MEASURED = 2  # further sizes of microbatches, in one run
 SIDE_BY_SIDE: Any = ThreadPoolTaskRunner(max_workers=num_cores())
 
 
@@ -116,13 +118,17 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
 
 
 def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
-    """A choice that rests on measurements: what a plan was chosen by prediction for is measured, and chosen again."""
-    measured = set[int]()
-    while True:
+    """A choice that rests on measurements: what a plan was chosen by prediction for is measured, and chosen again.
+
+    After `MOST_MEASURED` sizes it is chosen among those that are measured, if predictions still promise more of others.
+    """
+    measured = {request.workload.num_microbatches}
+    for _ in range(MOST_MEASURED):
         choice = choose_plan(request, dask)
         wanted = choice.predicted_only(this_machine())
         if wanted is None or wanted.num_microbatches in measured:
             return choice
         measured.add(wanted.num_microbatches)
         graph = capture_model(wanted, here.cluster)
-        measure_what_is_missing(graph, wanted, here.cluster, here.database)
+        measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",))
+    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -27,10 +28,12 @@ def search(what: str, questions: Sequence[Question], client: Any) -> list[Answer
     answers = on_dask(client)(questions) if client is not None else [question.answer() for question in questions]
     log = get_run_logger()
     for question, answer in zip(questions, answers, strict=True):
+        level = logging.DEBUG if question.is_quick else logging.INFO
         if isinstance(answer, SearchResult):
-            log.info("%s: %s by formula, %.2f s", question, format_seconds(answer.step_seconds), answer.seconds)
+            said = f"{format_seconds(answer.step_seconds)} by formula, {answer.seconds:.2f} s of processor time"
+            log.log(level, "%s: %s", question, said)
         else:
-            log.info("%s: %s", question, answer)
+            log.log(level, "%s: %s", question, answer)
     return answers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from prefect import get_run_logger, task
@@ -14,6 +15,8 @@ from dejavu.runtime.campaign import Campaign, MeasureResult
 from dejavu.runtime.refusals import refuse_cluster
 from dejavu.trials import client_of
 from dejavu.workload import Workload
+
+KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 
 
 @task(name="read-cluster", cache_policy=NO_CACHE)
@@ -45,12 +48,14 @@ def capture_model(workload: Workload, cluster: Cluster) -> Graph:
 
 
 @task(name="measure", cache_policy=NO_CACHE, retries=1)
-def measure_what_is_missing(graph: Graph, workload: Workload, cluster: Cluster, database: Path) -> MeasureResult:
+def measure_what_is_missing(
+    graph: Graph, workload: Workload, cluster: Cluster, database: Path, kinds: Collection[str] = KINDS_OF_A_PLAN
+) -> MeasureResult:
     """Measure on this machine what the database does not know; what it knows is not measured again."""
     log = get_run_logger()
     campaign = Campaign(graph, workload, cluster, ProfileDatabase(database))
     measured = campaign.run(
-        progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
+        kinds, progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
     )
     log.info("%s", measured)
     return measured

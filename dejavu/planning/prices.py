@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dejavu.cluster import Cluster
-from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
+from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
 from dejavu.cost.passes import backward_parts, pass_cost
 from dejavu.cost.predicted import Predicted
+from dejavu.cost.scaled import scaled
 from dejavu.cost.stage_collectives import StageCollectives
 from dejavu.errors import InputError
 from dejavu.graph import CaptureError, Graph, capture
@@ -38,10 +39,11 @@ class Prices:
         self._graph_at = graph_at or self._capture
         self._graphs, self._posed = dict[int, Graph](), dict[int, Posed]()
         workload = request.workload
+        self._predicted = Predicted(self._rows, workload.optimizer)
         self._parallel = ParallelPrices(
             request.cluster,
             self._priced,
-            Predicted(self._rows, workload.optimizer),
+            self._predicted,
             StageCollectives(request.cluster, self._rows, workload.dtype),
         )
         self._sources = sources(self._rows, workload.optimizer)
@@ -102,6 +104,10 @@ class Prices:
     def _priced(self, microbatch_size: int) -> Priced:
         graph = self.graph(microbatch_size)
         table = cost_table(graph, self.request.cluster, self._sources)
+        own = self.request.workload.microbatch_size
+        if microbatch_size != own and any(is_prediction(str(source)) for source in table.sources):
+            measured = cost_table(self.graph(own), self.request.cluster, self._sources)
+            table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self._predicted)
         if self._remembers:
             table, found = remember_stages(table, graph, self._rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]
