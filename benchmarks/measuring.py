@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,27 +32,29 @@ import typer
 
 from benchmarks._report import report
 from benchmarks.competitors import an_unpredictable_one, one_for_each_core
+from dejavu import planning
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cost import CostTable, cost_table, remember_stages, sources
-from dejavu.cost.parts import Priced
+from dejavu.cost.remembered_steps import StepFactor, is_surely_faster, remembered_plans, step_factor
+from dejavu.errors import InputError
 from dejavu.graph import Graph, capture
 from dejavu.init import Draw
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.planning.prices import pose_workload
-from dejavu.planning.schedules import under_schedules
+from dejavu.planning import PlanRequest
+from dejavu.planning.schedules import under
 from dejavu.problem import Posed
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
 from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.feedback import StepFactor, is_surely_faster, remember, remembered_plans, step_factor
+from dejavu.runtime.feedback import remember
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.launcher import launch
 from dejavu.runtime.measure import measure_layers
 from dejavu.runtime.steps import StepTimes
+from dejavu.schedule import SCHEDULES
 from dejavu.simulate import play_posed
 from dejavu.strict_yaml import load
-from dejavu.workload import AUTO, TrialSettings, Workload
+from dejavu.workload import TrialSettings, Workload
 
 DIGITS = Path(__file__).parents[1] / "examples" / "workloads" / "digits.yaml"
 RUNS = 10
@@ -140,6 +142,13 @@ def _measured(workload: Workload, graph: Graph) -> list[Measurement]:
 # Steps
 
 
+def _under_every_schedule(posed: Posed, plan: Plan) -> Iterator[Plan]:
+    """The plan's devices under each schedule that can run them."""
+    for name in SCHEDULES:
+        with suppress(InputError):
+            yield under(posed, plan, name)
+
+
 @dataclass(frozen=True)
 class Prices:
     """What one database says of the workload: without what trainings taught, and with it."""
@@ -156,14 +165,9 @@ class Prices:
         """Measure what is missing, and price."""
         graph, database = capture(workload, cluster.kind), ProfileDatabase(folder)
         Campaign(graph, workload, cluster, database).run()
-        table = cost_table(graph, cluster, sources(database, workload.optimizer))
-        after, _ = remember_stages(table, graph, database, workload.optimizer)
-
-        def posed(prices: CostTable) -> Posed:
-            known = {workload.microbatch_size: Priced(graph, prices)}
-            return pose_workload(workload, cluster, folder, Parallelism.one_device(), known)
-
-        return cls(workload, cluster, graph, database, posed(table), posed(after))
+        prices = planning.Prices(PlanRequest(workload, cluster, folder, Parallelism.one_device()))
+        count = workload.num_microbatches
+        return cls(workload, cluster, graph, database, prices.fresh.posed(count), prices.posed(count))
 
     def predicted(self, plan: Plan) -> tuple[float, StepFactor]:
         """Seconds of a step with what trainings taught."""
@@ -179,7 +183,7 @@ class Prices:
             for cut in range(1, L)
         ]
         first = min(by_hand, key=partial(_simulated, self.corrected))
-        best = min(under_schedules(self.corrected, first, AUTO), key=lambda plan: self.predicted(plan)[0])
+        best = min(_under_every_schedule(self.corrected, first), key=lambda plan: self.predicted(plan)[0])
         trained = remembered_plans(self.graph, self.database)
         if not trained:
             return best

@@ -21,7 +21,7 @@ from benchmarks.search.generated import operators
 from benchmarks.search.pareto import optimum
 from benchmarks.search.runs import Run
 from dejavu.importers.alpa_cases import load_case
-from dejavu.plan import SearchResult, check, solved
+from dejavu.plan import Infeasible, NotFound, Obstacle, SearchResult, check, solved
 from dejavu.search import Exact, Uniform
 
 SHAPES = [
@@ -136,7 +136,8 @@ def test_the_table_of_mixed_clusters() -> None:
 
 def test_what_is_not_proved_counts_as_open() -> None:
     case = heterogeneous.cases(1, seed=0)[0]
-    nothing, infeasible = Run(None, "out of time", 1.0, 1.0), Run(None, "no plan fits", 1.0, 1.0, infeasible=True)
+    nothing = Run(NotFound("exact", Obstacle.OUT_OF_TIME, "out of time", 1.0), 1.0, 1.0)
+    infeasible = Run(Infeasible("exact", "no plan fits", 1.0), 1.0, 1.0)
     for one, problems_left in ((nothing, 1), (infeasible, 0)):
         rows = [heterogeneous.row(case, "exact", one, np.inf, 0.0, None)]
         summary = heterogeneous.summary(rows, ["exact"])
@@ -146,13 +147,13 @@ def test_what_is_not_proved_counts_as_open() -> None:
 
 def result(plan: object, history: list[tuple[float, float]], bound: float) -> Run:
     price = history[-1][1]
-    return Run(SearchResult(plan, price, bound, "any", 1.0, tuple(history)), "", 1.0, 1.0)  # type: ignore[arg-type]
+    return Run(SearchResult(plan, price, bound, "any", 1.0, tuple(history)), 1.0, 1.0)  # type: ignore[arg-type]
 
 
 def test_prices_over_time() -> None:
     late, early = result(None, [(0.5, 10.0), (2.0, 8.0)], 8.0), result(None, [(0.1, 12.0), (1.0, 9.0)], 0.0)
     assert [anytime.price_at(late, at) for at in (0.4, 0.5, 1.9, 5.0)] == [np.inf, 10.0, 10.0, 8.0]
-    assert anytime.price_at(Run(None, "", 0.0, 0.0), 9.0) == np.inf
+    assert anytime.price_at(Run(NotFound("any", Obstacle.OUT_OF_TIME, "", 0.0), 0.0, 0.0), 9.0) == np.inf
     runs = {"hybrid": late, "parent": early}
     excesses = anytime.excesses(runs, "hybrid", ["parent"])  # at 0.1, 0.5, 1 and 2 s
     assert excesses == [np.inf, 10 / 12 - 1, 10 / 9 - 1, 8 / 9 - 1]

@@ -233,7 +233,7 @@ def test_text_is_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
         inputs, targets = dataset_of(Workload(text=path, sequence_length=8, batch_size=8)).batch(0, 4, seed=0)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         assert set(inputs.unique().tolist()) <= set(b"abcdefgh")
-    with pytest.raises(InputError, match="64 bytes; wanted more than 128"):
+    with pytest.raises(InputError, match="64 bytes; wanted more than the sequence_length of 128"):
         dataset_of(Workload(text=tmp_path / "a.txt", sequence_length=128)).batch(0, 4, seed=0)
 
 

@@ -83,11 +83,11 @@ def test_a_layer_is_the_sum_of_its_kernels(graph: Graph, database: ProfileDataba
 
 def test_a_measured_kernel_is_taken_as_it_is(graph: Graph, database: ProfileDatabase) -> None:
     device = catalogue()["T4"]
-    database.append([row(kernel, device, 0.5, "import:somebody") for kernel in set(kernels(graph))])
+    database.append([row(kernel, device, 1e-4, "import:somebody") for kernel in set(kernels(graph))])
     found = Predicted(database, ADAM).estimate(graph.layers[0], "forward", graph, device)
     count = sum(kernel_of(op) is not None for op in graph.layers[0].operators if op.direction == "forward")
     assert found is not None and found.source == "measured kernels"
-    assert found.seconds == pytest.approx(0.5 * count)
+    assert found.seconds == pytest.approx(1e-4 * count)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

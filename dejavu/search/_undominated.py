@@ -23,12 +23,13 @@ class Undominated:
         kept: which of the original's configurations these are.
         instead_C: for each of the original's configurations one that is as good, itself where it is kept; −1 where the
             cluster has too few devices for it.
+        original: the problem with all of them.
     """
 
     problem: Problem
     kept: Ints
     instead_C: Ints
-    _original: Problem
+    original: Problem
 
     @classmethod
     def of(cls, problem: Problem) -> Undominated:
@@ -65,7 +66,7 @@ class Undominated:
 
     def plan(self, plan: Plan) -> Plan:
         """A plan of the original with kept configurations only: it fits where that one fits, and is as cheap."""
-        of = self._original
+        of = self.original
         stages = (
             replace(stage, configuration=of.configurations[self.instead_C[of.index(stage.configuration)]])
             for stage in plan.stages

@@ -118,8 +118,8 @@ class Coarse(Search):
         found = inner.run(few, budget_seconds=share, seed=seed)
         if isinstance(found, SearchResult):
             best.offer(unclustered(found.plan, cuts))
-        if best.plan is not None:
-            _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / len(cuts))
+        if best.plan is not None:  # maybe of configurations that are not kept: from the start, or handed over
+            _move_cuts(kept.original, best, _FIRST_REACH * problem.num_layers / len(cuts))
 
     def _affordable(self, problem: Problem) -> int:
         """So many clusters that the exact search over them can list its stages."""

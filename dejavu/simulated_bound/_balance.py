@@ -9,8 +9,8 @@ Letters: C = configurations, L = layers, T = device types, D = directions of pri
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, ONCE
 from dejavu.simulated_bound._prices import Priced
 from dejavu.stage_costs import Floats

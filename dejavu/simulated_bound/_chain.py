@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, ONCE, Integers
 from dejavu.simulated_bound._prices import Prices
 from dejavu.stage_costs import Floats

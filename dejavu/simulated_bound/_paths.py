@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import (
     BACKWARD,
     BACKWARD_INPUT,

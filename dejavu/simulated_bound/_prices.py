@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.cost.passes import USUAL_PARTS, PassCost
 from dejavu.problem import Posed
 from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, ONCE, Integers

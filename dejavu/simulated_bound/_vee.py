@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import Integers
 from dejavu.simulated_bound._chain import Mask, Weights, enter_table, message, weighted
 from dejavu.simulated_bound._prices import Prices

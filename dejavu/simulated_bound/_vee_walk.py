@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import Listing
 from dejavu.simulated_bound._chain import Mask, Weights, weighted
 from dejavu.simulated_bound._paths import longest

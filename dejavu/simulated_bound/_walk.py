@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dejavu.compiled import njit
 from dejavu.simulate._listing import NOTHING, Integers, Listing
 from dejavu.simulated_bound._chain import Mask, Weights, table, weighted
 from dejavu.simulated_bound._paths import longest
