@@ -85,7 +85,8 @@ class _QuickPrice:
             once = np.array([problem.costs.once_seconds(*map(int, span)) for span in spans])
         links = problem.link_latency_seconds_CC[c[:-1], c[1:]]
         links = 2.0 * (links + problem.link_seconds_per_byte_CC[c[:-1], c[1:]] * problem.cut_bytes_L1[at[1:-1]])
-        busiest = max(float((repeats * seconds + once).max()), repeats * float(links.max(initial=0.0)))
+        once = once + repeats * seconds if repeats else once  # 0 · inf is no number
+        busiest = max(float(once.max()), repeats * float(links.max(initial=0.0)))
         return float(seconds.sum() + links.sum()) + busiest
 
 
