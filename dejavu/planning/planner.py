@@ -24,7 +24,7 @@ REMEMBERED = "remembered"
 MET = "bound"  # met while the simulated step was bounded
 QUICK_SHARE = 0.15  # of the budget, at most
 EXPLAIN_SECONDS = 10.0  # to find the least memory that would do where nothing fits
-BOUND_SHARE = 0.25  # of the budget, at most, goes to the bound on the simulated step
+BOUND_SHARE = 0.5  # of the budget, at most, goes to the bound on the simulated step
 
 Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
 
