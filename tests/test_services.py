@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_with_its_worker_becomes_crashed(running: Project)
     assert eventually((running.folder / "long.txt").exists)
     for process in family([worker]):
         process.kill()
-    assert services.status(running.folder) is None
+    assert eventually(lambda: services.status(running.folder) is None)
     api = services.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
     wanted = {"flow_runs": {"state": {"type": {"any_": ["CRASHED"]}}}}
 
