@@ -390,7 +390,7 @@ def test_the_table_at_the_end(run):
         f"1f1b, {len(run.plan.stages)} stages, {run.plan.num_microbatches} microbatches",
         format_seconds(run.bound.step_seconds),
         f"{format_seconds(run.training.step_seconds)} (the prediction is off by -20.0%)",
-        f"predicted for the {run.baseline_name}",
+        f"the {run.baseline_name}, predicted {format_seconds(run.baseline.step_seconds)}",
         f"a gap of {run.gap:.1%}",
         "30 measured, 6 predicted",
         str(run.winner.draw),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dejavu.planning.choice import CLOSE, Choice
 from dejavu.units import format_seconds
 
+SMALL_GAIN = 1.05  # below, a gain is said in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
@@ -21,6 +22,11 @@ def what_was_chosen(choice: Choice) -> str:
         f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {plural(len(plan.stages), 'stage')} on "
         f"{devices}: predicted step {format_seconds(choice.step_seconds)}{corrected(choice)}."
     )
+
+
+def faster(speedup: float) -> str:
+    """`1.14 × as fast as`, or of little `0.5% faster than`."""
+    return f"{speedup:.2f} × as fast as" if speedup >= SMALL_GAIN else f"{speedup - 1.0:.1%} faster than"
 
 
 def corrected(choice: Choice) -> str:
@@ -54,7 +60,7 @@ def what_was_gained(choice: Choice) -> str:
     )
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
-    return f"Predicted to be {choice.speedup:.2f} × as fast as {best}."
+    return f"Predicted to be {faster(choice.speedup)} {best}."
 
 
 def what_the_formula_says(choice: Choice) -> str:

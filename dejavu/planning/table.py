@@ -37,15 +37,14 @@ def considered_table(choice: Choice) -> Table:
     title = f"{choice.request.workload.model} on {choice.request.cluster.name}: plans considered, steps simulated"
     table = Table(title=title, title_justify="left")
     table.add_column("found by", no_wrap=True)
-    for name in ("micro- batches", "schedule", "step", "none below", "bubble", "stages", "devices", "least free"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    for name in ("microbatches", "schedule", "step", "none below", "stages", "devices", "free"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(choice):
         bound = choice.simulated_bound_seconds(row.num_microbatches)
         proved = format_seconds(bound) if 0 < bound < float("inf") else "–"
         shown, count, name = row.shown, str(row.num_microbatches), NAMES.get(row.search, row.search)
         if row is choice.origin:
-            shown = choice.chosen
+            shown, name = choice.chosen, f"✔ {name}"
         if shown is None:
             table.add_row(name, count, "", "does not fit" if row.is_proved_infeasible else "none found", proved)
             continue
@@ -55,11 +54,9 @@ def considered_table(choice: Choice) -> Table:
             shown.plan.schedule,
             format_seconds(shown.simulated_seconds),
             proved,
-            f"{shown.simulation.bubble_fraction:.0%}",
             str(len(shown.plan.stages)),
             str(shown.num_devices),
             format_bytes(min(headroom_bytes(choice, row))) if shown.fits else "does not fit",
-            "✔" if row is choice.origin else "",
         )
     return table
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.planning.choice import CLOSE
-from dejavu.planning.sentences import plural
+from dejavu.planning.sentences import faster, plural
 from dejavu.report.data import ReportData
 from dejavu.units import format_bytes, format_seconds
 
@@ -33,9 +33,9 @@ def summary_rows(run: ReportData) -> Rows:
         if run.training.step_times is not None:
             rows.append(("", str(run.training.step_times)))
     if run.baseline_step_seconds is not None and run.speedup is not None:
-        other = f"{format_seconds(run.baseline_step_seconds)} predicted for the {run.baseline_name}"
-        gained = f"the plan is {run.speedup:.2f} × as fast" if run.speedup > 1 + CLOSE else "the plan is not faster"
-        rows.append(("best baseline", f"{other}: {gained}"))
+        other = f"the {run.baseline_name}, predicted {format_seconds(run.baseline_step_seconds)}"
+        gained = f"the plan is {faster(run.speedup)}" if run.speedup > 1 + CLOSE else "the plan is no faster than"
+        rows.append(("best baseline", f"{gained} {other}"))
     if run.comparison is not None:
         rows.append(("gain, measured", str(run.comparison)))
     simulated = format_seconds(run.simulation.step_seconds)
