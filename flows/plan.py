@@ -118,14 +118,14 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
 
 
 def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
-    """A choice that rests on measurements: what a plan was chosen by prediction for is measured, and chosen again.
+    """A choice that rests on measurements: layers not measured at the chosen size are, and it is chosen again.
 
     After `MOST_MEASURED` sizes it is chosen among those that are measured, if predictions still promise more of others.
     """
     measured = {request.workload.num_microbatches}
     for _ in range(MOST_MEASURED):
         choice = choose_plan(request, dask)
-        wanted = choice.predicted_only(this_machine())
+        wanted = choice.unmeasured(this_machine())
         if wanted is None or wanted.num_microbatches in measured:
             return choice
         measured.add(wanted.num_microbatches)

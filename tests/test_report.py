@@ -254,7 +254,7 @@ def test_a_plan_without_a_training(html):
     assert format_seconds(run.bound.step_seconds) in text
     assert "Initializations" not in text and "Predicted against measured" not in text and "torchrun" not in text
     rows = printed(run)
-    assert "measured, 6 predicted" in rows and "loss" not in rows
+    assert "measured, 6 roofline" in rows and "loss" not in rows
 
 
 def test_what_is_unknown_is_not_made_up():
@@ -392,7 +392,7 @@ def test_the_table_at_the_end(run):
         f"{format_seconds(run.training.step_seconds)} (the prediction is off by -20.0%)",
         f"the {run.baseline_name}, predicted {format_seconds(run.baseline.step_seconds)}",
         f"a gap of {run.gap:.1%}",
-        "30 measured, 6 predicted",
+        "30 measured, 6 roofline",
         str(run.winner.draw),
         f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {NUM_STEPS} steps",
     ):

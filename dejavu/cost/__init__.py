@@ -10,7 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from dejavu.cluster import Cluster, DeviceType
-from dejavu.cost._base import INTERPOLATED, CostError, CostSource, CostTable, Estimate, EstimateGrid, is_prediction
+from dejavu.cost._base import (
+    INTERPOLATED,
+    MEASURED,
+    TRAINED,
+    CostError,
+    CostSource,
+    CostTable,
+    Estimate,
+    EstimateGrid,
+    is_prediction,
+)
 from dejavu.cost.communication import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.measured import Interpolated, Measured
 from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
@@ -22,6 +32,8 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.workload import OptimizerSettings
 
 __all__ = [
+    "MEASURED",
+    "TRAINED",
     "CostError",
     "CostSource",
     "CostTable",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dejavu.cluster import Cluster
-from dejavu.cost import is_prediction
+from dejavu.cost import MEASURED, TRAINED
 from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
@@ -103,13 +103,16 @@ class Choice:
     def posed(self) -> Posed:
         return self.chosen.posed
 
-    def predicted_only(self, here: Cluster) -> Workload | None:
-        """The workload at the plan's microbatches, if its layers were only predicted on devices that are here."""
+    def unmeasured(self, here: Cluster) -> Workload | None:
+        """The workload at the plan's microbatches, if its layers were not measured at that size on devices here.
+
+        What lies between two measured sizes was not either.
+        """
         count, types = self.plan.num_microbatches, {stage.configuration.device_type for stage in self.plan.stages}
         table = self.prices.table_of(count)
         columns = [k for k, name in enumerate(table.device_types) if name in types and name in here.device_types]
-        sources = {str(one) for grid in table.grids.values() for one in grid.source_LD[:, columns].ravel()}
-        return split_into(self.request.workload, count) if any(map(is_prediction, sources)) else None
+        sources = {str(one) for grid in (table.forward, table.backward) for one in grid.source_LD[:, columns].ravel()}
+        return None if sources <= {MEASURED, TRAINED} else split_into(self.request.workload, count)
 
     def candidate(self, plan: Plan) -> Candidate:
         """Another plan of the request, as it would run.

@@ -44,7 +44,7 @@ def summary_rows(run: ReportData) -> Rows:
     else:
         bound = format_seconds(run.lower_bound_seconds)
         rows.append(("proved", f"no plan is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}"))
-    rows.append(("prices", f"{run.table.num_known} measured, {run.num_predicted} predicted"))
+    rows.append(("prices", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))
     if run.trials and run.winner is not None:
         rows.append(
             ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
