@@ -124,7 +124,7 @@ def check_records(project: Path) -> Run:
     assert all(child.info.status == "FINISHED" for child in children.values())
     found = run.data.metrics
     assert 0 < found["simulated_lower_bound_seconds"] <= found["simulated_step_seconds"]
-    assert 0 < found["predicted_step_seconds"] <= found["baseline_step_seconds"] * (1 + 1e-9)
+    assert found["predicted_step_seconds"] > 0
     assert found["measured_step_seconds"] > 0
     assert found["reference_difference"] < 1e-5
     assert found["prices_measured"] == found["prices"]
@@ -173,6 +173,9 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
     assert "step, predicted" in first.stdout and "step, measured" in first.stdout
     run = check_records(project)
     assert run.data.metrics["figures_measured_now"] > 0
+    # Nothing was trained before, so nothing keeps a slower plan.
+    assert run.data.metrics["predicted_step_seconds"] <= run.data.metrics["baseline_step_seconds"] * (1 + 1e-9)
+    measured = run.data.metrics["figures_measured_now"]
     trained = plan_of(project, run)
     second = command(project, "dejavu", "run", "--workload", workload)
     assert second.returncode == 0, second.stdout + second.stderr
@@ -181,7 +184,7 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
         assert "the median of 3 default draws" in done.stderr
     assert "déjà vu: " in second.stderr  # what the training measured corrects the prices
     run = check_records(project)
-    assert run.data.metrics["figures_measured_now"] == 0
+    assert run.data.metrics["figures_measured_now"] <= measured  # those that other work had disturbed
     # By corrected prices another plan may be the better one.
     if "déjà vu: this plan was trained before" in second.stderr:  # not of a training that other work disturbed
         assert plan_of(project, run) == trained
