@@ -84,7 +84,7 @@ def dejavu(
             comparison=comparison,
         )
         if train:
-            tried = None if resume else initialize(planned.workload, cluster, dask)
+            tried = None if resume else initialize(workload, cluster, dask)  # whatever the plan, so that they are kept
             if resume:
                 job = resume_training(planned.workload, planned.binding, here.project / resume)
             else:
