@@ -58,6 +58,10 @@ class Considered:
     def is_proved_infeasible(self) -> bool:
         return isinstance(self.answer, Infeasible)
 
+    def proves_infeasible(self, posed: Posed) -> bool:
+        """Whether this proves that this very problem has no plan; of one with less room it proves nothing."""
+        return self.is_proved_infeasible and self.posed is posed
+
     @property
     def failure(self) -> str:
         """Why nothing of this can be chosen; empty where something can."""
@@ -138,9 +142,14 @@ class Choice:
         return min(self.simulated_seconds, *map(self.simulated_bound_seconds, self.counts))
 
     def simulated_bound_seconds(self, num_microbatches: int) -> float:
-        """No plan of so many microbatches is simulated below; inf where it is proved that there is none."""
-        rows = [row for row in self.considered if row.num_microbatches == num_microbatches]
-        if any(row.is_proved_infeasible and row.posed is self.prices.posed(num_microbatches) for row in rows):
+        """No plan of so many microbatches is simulated below; inf where it is proved that there is none.
+
+        What a search proves is of plans with one stage on each pipeline rank. Under a schedule that gives a rank two,
+        layers that are not neighbours share its memory, and a plan may fit where no such plan does.
+        """
+        if self.request.one_stage_a_rank and any(
+            row.proves_infeasible(self.prices.posed(num_microbatches)) for row in self.considered
+        ):
             return float("inf")
         return self.simulated_bounds[num_microbatches].seconds
 

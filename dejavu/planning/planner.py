@@ -170,23 +170,43 @@ class _Planning:
         return row, kept
 
     def _why_none(self) -> tuple[Infeasible | NotFound, str]:
-        """The answer of the most microbatches, and a sentence about all."""
-        counts = self.request.counts
+        """The answer of the most microbatches, and a sentence about all.
+
+        Infeasible only where it is proved of every problem, under every schedule: the searches' proofs are of one stage
+        on each rank; for the other schedules the bound's own places have to be empty.
+        """
+        request = self.request
+        counts, names = request.counts, ", ".join(request.allowed_schedules)
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
-        rows = [row for row in self.rows if row.num_microbatches == counts[-1]]
-        if all(any(r.is_proved_infeasible for r in self.rows if r.num_microbatches == count) for count in counts):
-            answer = Question(PROVER, rows[-1].posed, EXPLAIN_SECONDS).answer()  # with time for a good sentence
-            proof = (
-                answer
-                if isinstance(answer, Infeasible)
-                else next(row.answer for row in rows if isinstance(row.answer, Infeasible))
-            )
-            return proof, f"in {counts[-1]} microbatches{others}: {proof}"
-        missed = [row.answer for row in self.rows if isinstance(row.answer, NotFound) and row.search not in QUICK]
-        names = ", ".join(self.request.allowed_schedules)
-        unfit = f"the plans that were found do not fit their memory under {names}"
-        last = missed[-1] if missed else NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, unfit, 0.0)
-        return last, f"no plan was found in {counts[-1]} microbatches{others}, which proves nothing: {last}"
+        problems = [self.prices.posed(count) for count in counts]
+        proved = all(any(row.proves_infeasible(posed) for row in self.rows) for posed in problems)
+        if proved and (request.one_stage_a_rank or all(map(self._has_no_place, problems))):
+            answer = Question(PROVER, problems[-1], EXPLAIN_SECONDS).answer()  # with time for a good sentence
+            if isinstance(answer, Infeasible):
+                return answer, f"in {counts[-1]} microbatches{others}: {answer}"
+        own = [row for row in self.rows if row.posed is problems[-1] and row.search not in QUICK]
+        said = next((str(row.answer) for row in reversed(own) if not isinstance(row.answer, SearchResult)), "")
+        reason = said or "the plans that were found do not fit their memory"
+        if proved:
+            reason = f"with one stage on each rank {reason}; with two a plan may fit, and none was found"
+        found = NotFound(PROVER, Obstacle.NONE_CONSIDERED_FITS, reason, 0.0)
+        return (
+            found,
+            f"no plan was found under {names} in {counts[-1]} microbatches{others}, which proves nothing: {reason}",
+        )
+
+    def _has_no_place(self, posed: Posed) -> bool:
+        """Whether it is proved that no plan of the problem fits under any allowed schedule.
+
+        A bound above what a plan takes that does everything in turn is above every plan.
+        """
+        bound = simulated_lower_bound(
+            posed,
+            schedules=self.request.allowed_schedules,
+            best_seconds=float("inf"),
+            budget_seconds=self.request.budget_seconds / len(self.request.counts),
+        )
+        return bound.seconds > serial_seconds(posed)
 
     def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
         """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates.
@@ -228,3 +248,23 @@ def _devices(plan: Plan) -> Counter[str]:
     for how in map(plan.rank_configuration, range(len(plan.ranks))):
         used[how.device_type] += how.num_devices
     return used
+
+
+def serial_seconds(posed: Posed) -> float:
+    """More than any plan's simulated step: each layer a stage on its slowest device, one action after the other."""
+    problem, costs = posed.problem, posed.problem.costs
+    C, L, B = len(problem.configurations), problem.num_layers, problem.num_microbatches
+    layers = [[costs.stage_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
+    once = [[costs.once_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
+    beside = max((cost.pass_seconds for cost in posed.pass_costs.values()), default=0.0)
+    parts = max((float(shares.max()) for shares in posed.backward_parts_L2.values()), default=1.0)  # of a split pass
+    link = problem.link_latency_seconds_CC.max() + problem.link_seconds_per_byte_CC.max() * problem.cut_bytes_L1
+    ends = [cost.of_message(size) for cost in posed.pass_costs.values() for size in problem.cut_bytes_L1]
+    work = 2.0 * (1.0 + parts) * sum(map(_finite_max, layers)) + 3.0 * L * beside
+    messages = 2.0 * float(link.sum()) + 4.0 * L * max(ends, default=0.0)
+    return B * (work + messages) + sum(map(_finite_max, once))
+
+
+def _finite_max(seconds: Sequence[float]) -> float:
+    """The slowest of the devices on which it is possible at all."""
+    return max((one for one in seconds if one < float("inf")), default=0.0)

@@ -71,6 +71,11 @@ class PlanRequest:
         return "1f1b" if "1f1b" in rules else rules.pop()
 
     @property
+    def one_stage_a_rank(self) -> bool:
+        """Whether every allowed schedule runs one stage on each pipeline rank, as the searches' problems have it."""
+        return all(schedule_named(name).stages_per_rank == 1 for name in self.allowed_schedules)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of microbatches, in rising order."""
         return tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)

@@ -58,6 +58,9 @@ def what_was_gained(choice: Choice) -> str:
     best = (
         f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
     )
+    if choice.speedup < 1.0 - CLOSE:
+        slower = f"{1.0 / choice.speedup - 1.0:.1%} slower than {best}"
+        return f"Predicted to be {slower}; it was trained before, and stays while no other's gain is sure."
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
     return f"Predicted to be {faster(choice.speedup)} {best}."
