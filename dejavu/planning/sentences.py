@@ -41,12 +41,23 @@ def what_is_proved(choice: Choice) -> str:
     counts, names = choice.counts, choice.request.allowed_schedules
     among = f"under {plural(len(names), 'schedule')}" if len(names) > 1 else f"under {names[0]}"
     among += f" and with {plural(len(counts), 'number')} of microbatches" if len(counts) > 1 else ""
+    among += within(choice)
     if choice.gap is None:
         return "Proved: nothing about other plans."
     bound = format_seconds(choice.simulated_lower_bound_seconds)
     if choice.gap < CLOSE:
         return f"Proved: no plan {among} is simulated faster."
     return f"Proved: no plan {among} is simulated below {bound}, {choice.gap:.1%} less."
+
+
+def within(choice: Choice) -> str:
+    """Which ways to spread a stage the proof is about, where not all of them were allowed."""
+    spread = choice.request.spread
+    if spread.max_data_parallel == 1 and spread.max_tensor_parallel == 1:
+        return ", of one device for each stage,"
+    limits = {"replicas": spread.max_data_parallel, "tensor-parallel devices": spread.max_tensor_parallel}
+    said = [f"{most} {name}" for name, most in limits.items() if most is not None]
+    return f", of at most {' and '.join(said)} for each stage," if said else ""
 
 
 def what_was_gained(choice: Choice) -> str:

@@ -13,7 +13,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate, Choice
-from dejavu.planning.sentences import NAMES, what_the_formula_says
+from dejavu.planning.sentences import NAMES, what_the_formula_says, within
 from dejavu.runtime.comparison import Comparison
 from dejavu.runtime.job import StageTimes, TrainingResult
 from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
@@ -198,6 +198,11 @@ class ReportData:
         if self.lower_bound_seconds <= 0:
             return None
         return max(0.0, 1.0 - self.lower_bound_seconds / self.simulation.step_seconds)
+
+    @property
+    def within(self) -> str:
+        """Which ways to spread a stage the bound is about, where not all of them were allowed."""
+        return within(self.choice)
 
     @property
     def formula(self) -> str:

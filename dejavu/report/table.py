@@ -35,6 +35,8 @@ def summary_rows(run: ReportData) -> Rows:
     if run.baseline_step_seconds is not None and run.speedup is not None:
         other = f"the {run.baseline_name}, predicted {format_seconds(run.baseline_step_seconds)}"
         gained = f"the plan is {faster(run.speedup)}" if run.speedup > 1 + CLOSE else "the plan is no faster than"
+        if run.speedup < 1 - CLOSE:
+            gained = f"the plan, which was trained before, is predicted {1 / run.speedup - 1:.1%} slower than"
         rows.append(("best baseline", f"{gained} {other}"))
     if run.comparison is not None:
         rows.append(("gain, measured", str(run.comparison)))
@@ -43,7 +45,12 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("proved", f"nothing of other plans; this one is simulated at {simulated}"))
     else:
         bound = format_seconds(run.lower_bound_seconds)
-        rows.append(("proved", f"no plan is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}"))
+        rows.append(
+            (
+                "proved",
+                f"no plan{run.within} is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}",
+            )
+        )
     rows.append(("prices", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))
     if run.trials and run.winner is not None:
         rows.append(
