@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import distributed
 import psutil
 import pytest
 
+from dejavu.dask_workers import workers_of
 from dejavu.errors import InputError
 from dejavu.runtime.hosts import HOST, Pulse, own_rank, ranks_on
 from dejavu.runtime.job import TrainingJob, TrainingResult
@@ -141,6 +143,26 @@ def test_hosts_that_cannot_be_reached_are_refused(
     with pytest.raises(InputError, match="on alpha, beta, gamma; without a Dask client"):
         launch(job)
     assert not (tmp_path / "run" / "job.json").exists()
+
+
+def test_no_worker_is_missed_while_the_client_s_own_copy_is_written_anew(
+    client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    """As Dask's timer does every few seconds; here as often as it can."""
+    end, names = threading.Event(), set(two_workers)
+
+    def overwrite() -> None:
+        while not end.is_set():
+            client.sync(client._update_scheduler_info)
+
+    other = threading.Thread(target=overwrite)
+    other.start()
+    try:
+        for _ in range(300):
+            assert {about["name"] for about in workers_of(client).values()} == names
+    finally:
+        end.set()
+        other.join()
 
 
 def test_two_hosts_train_as_one_process_and_survive_a_killed_rank(

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from dejavu.binding import Binding
+from dejavu.dask_workers import workers_of
 from dejavu.errors import InputError
 from dejavu.runtime.failures import LaunchError
 from dejavu.runtime.process import GRACE_SECONDS, end_agent, named_parent, rank_environment
@@ -97,7 +98,7 @@ def find_workers(client: Any, names: Sequence[str]) -> dict[str, tuple[str, str]
     Raises:
         InputError: a host has no worker.
     """
-    workers: Mapping[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     machines = client.run(socket.gethostname) if workers else {}
     found = {}
     for name in names:
@@ -236,12 +237,18 @@ class HostAgents:
         if None not in codes:
             return 0
         if time.monotonic() - self._asked > WORKERS_SECONDS:
-            workers = self.client.scheduler_info(n_workers=-1)["workers"]
             for host, code in zip(self.futures, codes, strict=True):
-                if code is None and host.worker not in workers:
+                if code is None and self._has_gone(host):
                     raise LaunchError(f"the Dask worker on {host.name} ({host.worker}) has gone, and its ranks with it")
             self._asked = time.monotonic()
         return None
+
+    def _has_gone(self, host: Host) -> bool:
+        """Whether the scheduler says that it has lost the host's worker; one that does not answer says nothing."""
+        try:
+            return host.worker not in workers_of(self.client)
+        except OSError:
+            return False
 
     def end(self) -> None:
         """End all agents; waits for those that can still be reached."""
@@ -253,9 +260,7 @@ class HostAgents:
 
     def _ends(self, host: Host, future: Any) -> bool:
         """Whether the agent has yet to end, on a worker that lives."""
-        if future.status != "pending":
-            return False
-        return host.worker in self.client.scheduler_info(n_workers=-1)["workers"]
+        return future.status == "pending" and not self._has_gone(host)
 
 
 def _why(future: Any) -> str:

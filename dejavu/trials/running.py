@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import distributed
 
+from dejavu.dask_workers import workers_of
 from dejavu.init import Draw, Probe
 from dejavu.trials.clients import CONNECT_SECONDS, GPU
 from dejavu.trials.halving import running_loss
@@ -278,7 +279,7 @@ def _offered(client: distributed.Client, resources: Resources | None) -> tuple[R
         raise TrialError(
             f"the Dask cluster has had no workers for {CONNECT_SECONDS:g} s; wanted at least one"
         ) from None
-    workers = list(client.scheduler_info(n_workers=-1)["workers"].values())
+    workers = list(workers_of(client).values())
     if resources is None:
         resources = {GPU: 1} if any(worker["resources"].get(GPU, 0) >= 1 for worker in workers) else {}
     room = sum(all(worker["resources"].get(name, 0) >= much for name, much in resources.items()) for worker in workers)
