@@ -150,3 +150,8 @@ def _three_digits(value: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def plural(count: int, word: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{count} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"

@@ -16,10 +16,9 @@ from dejavu.cluster import Cluster
 from dejavu.plan import Answer, Plan, Problem, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
-from dejavu.planning.sentences import plural
 from dejavu.simulate import play_posed
 from dejavu.trials import client_of
-from dejavu.units import format_seconds
+from dejavu.units import format_seconds, plural
 
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.bound.every_plan import count, least_by_schedule, small_posed
 from dejavu.cluster import load_cluster
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Infeasible, NoPlanError, price
+from dejavu.plan import Infeasible, NoPlanError, Problem, StageConfiguration, price
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import moved_cut
 from dejavu.planning.planner import PROVER
-from dejavu.schedule import SCHEDULES
+from dejavu.planning.prices import Prices
+from dejavu.problem import Posed
+from dejavu.schedule import SCHEDULES, schedule_named
+from dejavu.search import search_named
 from dejavu.simulate import play_posed
+from dejavu.stage_costs import AdditiveCosts
 from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
 from flows.inputs import read_what_if, whole_numbers
@@ -40,6 +47,7 @@ nodes:
   - {name: b, count: 1, devices: {type: T4, count: 3}, link: {bandwidth: 12 GB/s, latency: 8 us}}
 links: {default: {bandwidth: 25 Gbit/s, latency: 25 us}}
 """
+MOST_PLANS = 700  # for every plan of a problem to be simulated in tenths of a second
 KEYS = {
     *("step_seconds", "lower_bound_seconds", "gap_percent", "uniform_step_seconds", "stages", "schedule"),
     *("microbatches", "search", "considered"),
@@ -168,8 +176,7 @@ def test_more_may_be_done_and_is_never_slower(folder: Path, choice: Choice) -> N
 
 def test_searches_that_are_named_are_asked_and_no_other(folder: Path) -> None:
     found = Planner().plan(request(folder, searches=("mcmc", "exact"), microbatches=(8,)))
-    assert {row.search for row in found.considered} <= {"mcmc", "exact", "pipedream", "bound", *BASELINES}
-    assert {row.search for row in found.considered} >= {"mcmc", "exact"}
+    assert {row.search for row in found.considered} - {"bound"} == {"mcmc", "exact", *BASELINES}
 
 
 def test_equal_requests_get_equal_answers(folder: Path, choice: Choice) -> None:
@@ -189,6 +196,87 @@ def test_too_little_memory_is_proved_and_said_with_what_would_do(folder: Path) -
     with pytest.raises(NoPlanError, match=r"in 2 microbatches: no plan fits.*bytes") as refused:
         Planner().plan(asked)
     assert isinstance(refused.value.answer, Infeasible)
+
+
+class Given(Prices):
+    """A problem that is posed already."""
+
+    def __init__(self, request: PlanRequest, given: Posed) -> None:
+        super().__init__(request)
+        self._posed[given.problem.num_microbatches] = given
+
+
+def as_request(folder: Path, given: Posed, **changes: Any) -> PlanRequest:
+    """The request as if it had led to this problem: its graph only names what was trained before."""
+    batch = workload().model_copy(update={"batch_size": 24})
+    counts = (given.problem.num_microbatches,)
+    return request(folder, workload=batch, microbatches=counts, budget_seconds=2.0, **changes)
+
+
+def answer(asked: PlanRequest, given: Posed) -> Choice:
+    """The planner's, to a problem under the memory rule that the searches would take."""
+    problem = replace(given.problem, schedule=asked.searched_schedule)
+    return Planner().plan(asked, Given(asked, replace(given, problem=problem)))
+
+
+def tight_by_hand(capacity: float) -> Posed:
+    """Layers of 4, 3, 2 and 1 bytes on two devices: of 5 bytes only the outer and the inner two fit together."""
+    ones, zeros = np.ones((1, 4)), np.zeros((1, 4))
+    costs = AdditiveCosts(
+        ones, zeros, np.zeros(1), np.array([[4.0, 3.0, 2.0, 1.0]]), zeros, zeros, np.full(1, capacity)
+    )
+    nothing = np.zeros((1, 1))
+    problem = Problem(
+        tuple("abcd"), (StageConfiguration("T4"),), {"T4": 2}, costs, np.zeros(5), nothing, nothing, "1f1b", 4
+    )
+    return Posed(problem, ones / 3, 2 * ones / 3)
+
+
+def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> None:
+    given = tight_by_hand(5.0)
+    asked = as_request(folder, given)
+    assert isinstance(search_named(PROVER)().run(given.problem, budget_seconds=2.0), Infeasible)
+    found = answer(asked, given)
+    assert schedule_named(found.plan.schedule).placement == "v" and found.plan.cuts == (1, 2, 3)
+    assert found.gap == pytest.approx(0.0, abs=1e-3)
+    assert found.simulated_bound_seconds(4) == pytest.approx(found.simulated_seconds)
+    json.dumps(choice_to_dict(found), allow_nan=False)
+    print_choice(found)
+    for schedules in (("1f1b",), ("1f1b", "gpipe")):
+        one_stage = as_request(folder, given, schedules=schedules)
+        with pytest.raises(NoPlanError) as refused:
+            answer(one_stage, given)
+        assert isinstance(refused.value.answer, Infeasible)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(5000, 5003), pytest.param(range(5003, 5060), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_what_is_said_of_tight_problems_is_so_under_every_schedule(folder: Path, seeds: range) -> None:
+    """Held against every plan under every schedule: one is found where there is one; else that is proved."""
+    names = [*(tuple(SCHEDULES) for _ in range(2)), ("zbv", "1f1b"), ("interleaved_1f1b",), ("gpipe",)]
+    for seed in seeds:
+        loose = small_posed(seed)
+        if count(loose, MOST_PLANS + 1) > MOST_PLANS:
+            continue
+        for share, schedules in zip((0.5, 0.25, 0.3, 0.3, 0.4), names, strict=True):
+            given = with_memory(loose, share)
+            least = min(least_by_schedule(given)[name] for name in schedules)
+            asked = as_request(folder, given, schedules=schedules)
+            try:
+                found = answer(asked, given)
+                assert found.simulated_lower_bound_seconds <= least <= found.simulated_seconds * (1 + 1e-9)
+            except NoPlanError as refused:
+                assert isinstance(refused.answer, Infeasible) and least == float("inf"), (seed, schedules)
+
+
+def with_memory(posed: Posed, share: float) -> Posed:
+    """The same problem with a share of what one device would need for everything."""
+    costs = posed.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    needed = costs.fixed_bytes_CL.max(axis=0).sum() + costs.activation_bytes_CL.max(axis=0).sum()
+    costs = replace(costs, capacity_bytes_C=np.full_like(costs.capacity_bytes_C, share * needed))
+    return replace(posed, problem=replace(posed.problem, costs=costs))
 
 
 def test_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

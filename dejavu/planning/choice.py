@@ -17,8 +17,6 @@ from dejavu.problem import Posed, split_into
 from dejavu.simulated_bound import SimulatedBound
 from dejavu.workload import Workload
 
-CLOSE = 1e-3  # a gap below which a plan counts as the best, as a fraction
-
 
 @dataclass(frozen=True, eq=False)
 class Considered:
@@ -73,7 +71,7 @@ class Considered:
 
     @property
     def lower_bound_seconds(self) -> float:
-        """No plan of this problem is cheaper by the searches' formula; inf where it is proved that there is none."""
+        """No plan of this problem, of one stage a rank, is cheaper by the searches' formula; inf: there is none."""
         if isinstance(self.answer, Infeasible):
             return float("inf")
         return self.answer.lower_bound_seconds if self.answer is not None else 0.0

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from dejavu.cost.remembered_steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.planning.candidates import Candidate, Simulator
-from dejavu.planning.choice import CLOSE, Choice, Considered
+from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import QUICK, Ask, Question, in_this_process, num_cores
+from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_process, num_cores
 from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulated_bound import SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound import CLOSE, SimulatedBound, simulated_lower_bound
 from dejavu.stage_costs import PlanError
 
 PROVER = "auto"
@@ -72,6 +72,7 @@ class _Planning:
         self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
+        self.places: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be looked at
 
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self.planner.tell
@@ -79,17 +80,17 @@ class _Planning:
             tell(f"pricing {count} microbatches", done, len(counts))
             self.prices.posed(count)
         posed = [self.prices.posed(count) for count in counts]
-        self._ask(QUICK, posed, QUICK_SHARE)
+        named = [name for name in self.request.searches if name not in BASELINES]
+        self._ask(BASELINES if self.request.searches else QUICK, posed, QUICK_SHARE)
         self._consider_remembered()
-        if self.request.searches:
-            named = [name for name in self.request.searches if name not in QUICK]
-            self._ask(named, posed, 1.0)
-        else:
-            self._ask([PROVER], posed, 1.0)
-            if self.left_seconds > 0:
-                self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
-        if not any(row.best for row in self.rows):
-            self._ask([PROVER], list(map(under_gpipe_memory, posed)), 1.0)
+        self._ask(named if self.request.searches else [PROVER], posed, 1.0)
+        if not self.request.searches and self.left_seconds > 0:
+            self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
+        if not self._has_plan:
+            left = [under_gpipe_memory(one) for one in posed if not self._is_proved_empty(one)]
+            self._ask(named or [PROVER], left, 1.0)
+        if not self._has_plan:
+            self._meet()
         tell("moving cuts", 0, 1)
         origin, best = self._fastest()
         chosen = self.simulator.polished(best)
@@ -99,6 +100,10 @@ class _Planning:
             origin, chosen = other, self.simulator.polished(best)
         origin, chosen = self._unless_kept(origin, chosen)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
+
+    @property
+    def _has_plan(self) -> bool:
+        return any(row.best for row in self.rows)
 
     def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
         """Ask each search about each problem, side by side, within a share of what is left of the budget."""
@@ -179,7 +184,7 @@ class _Planning:
         counts, names = request.counts, ", ".join(request.allowed_schedules)
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
         problems = [self.prices.posed(count) for count in counts]
-        proved = all(any(row.proves_infeasible(posed) for row in self.rows) for posed in problems)
+        proved = all(map(self._is_proved_empty, problems))
         if proved and (request.one_stage_a_rank or all(map(self._has_no_place, problems))):
             answer = Question(PROVER, problems[-1], EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
@@ -195,18 +200,27 @@ class _Planning:
             f"no plan was found under {names} in {counts[-1]} microbatches{others}, which proves nothing: {reason}",
         )
 
+    def _is_proved_empty(self, posed: Posed) -> bool:
+        """Whether a search proved that no plan of one stage on each rank fits."""
+        return any(row.proves_infeasible(posed) for row in self.rows)
+
     def _has_no_place(self, posed: Posed) -> bool:
         """Whether it is proved that no plan of the problem fits under any allowed schedule.
 
         A bound above what a plan takes that does everything in turn is above every plan.
         """
-        bound = simulated_lower_bound(
-            posed,
-            schedules=self.request.allowed_schedules,
-            best_seconds=float("inf"),
-            budget_seconds=self.request.budget_seconds / len(self.request.counts),
-        )
-        return bound.seconds > serial_seconds(posed)
+        found = self.places.get(posed.problem.num_microbatches)
+        return found is not None and found.seconds > serial_seconds(posed)
+
+    def _meet(self) -> None:
+        """Where no search found a plan that fits: look for one under every allowed schedule, as the bound does.
+
+        The searches' plans have one stage on each rank; with two, layers that are not neighbours share a rank's memory.
+        """
+        counts = self.request.counts
+        for done, count in enumerate(counts):
+            self.planner.tell(f"looking at every schedule, {count} microbatches", done, len(counts))
+            self.places[count] = self._bound(count, float("inf"), self.request.budget_seconds / len(counts))
 
     def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
         """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates.
@@ -222,20 +236,21 @@ class _Planning:
         while True:
             for count in counts if least is None else (least,):
                 self.planner.tell(f"bounding {count} microbatches", len(found), len(counts))
-                found[count] = self._bound(count, chosen, spent[count])
+                found[count] = self._bound(count, chosen.simulated_seconds, spent[count])
                 left -= found[count].spent_seconds
             least = min(counts, key=lambda count: found[count].seconds)
             spent[least] *= 2.0
             if found[least].seconds >= (1 - CLOSE) * chosen.simulated_seconds or spent[least] > left:
                 return found
 
-    def _bound(self, count: int, chosen: Candidate, seconds: float) -> SimulatedBound:
+    def _bound(self, count: int, best_seconds: float, budget_seconds: float) -> SimulatedBound:
+        """What no plan is below; one that is met below the best is a candidate."""
         posed = self.prices.posed(count)
         found = simulated_lower_bound(
             posed,
             schedules=self.request.allowed_schedules,
-            best_seconds=chosen.simulated_seconds,
-            budget_seconds=seconds,
+            best_seconds=best_seconds,
+            budget_seconds=budget_seconds,
         )
         if found.plan is not None and (met := self.simulator.candidate(posed, found.plan)).fits:
             self.rows.append(Considered(MET, posed, None, (met,)))

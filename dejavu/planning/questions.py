@@ -11,6 +11,7 @@ from dejavu.plan import Answer, Plan
 from dejavu.problem import Posed
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
+from dejavu.units import plural
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
 QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; their plans are the others' starts
@@ -51,8 +52,7 @@ class Question:
         return self.asked.run(self.posed.problem, budget_seconds=self.budget_seconds, seed=self.seed)
 
     def __str__(self) -> str:
-        count = self.num_microbatches
-        return f"{self.search}, {count} microbatch{'es' if count != 1 else ''}"
+        return f"{self.search}, {plural(self.num_microbatches, 'microbatch')}"
 
 
 Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each question, in their order

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dejavu.planning.choice import CLOSE, Choice
-from dejavu.units import format_seconds
+from dejavu.planning.choice import Choice
+from dejavu.simulated_bound import CLOSE
+from dejavu.units import format_seconds, plural
 
 SMALL_GAIN = 1.05  # below, a gain is said in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
-
-
-def plural(count: int, word: str) -> str:
-    """`1 stage`, `2 stages`."""
-    return f"{count} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
 
 
 def what_was_chosen(choice: Choice) -> str:

@@ -8,13 +8,12 @@ from rich.table import Table
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
-    plural,
     what_is_proved,
     what_the_formula_says,
     what_was_chosen,
     what_was_gained,
 )
-from dejavu.units import format_bytes, format_seconds
+from dejavu.units import format_bytes, format_seconds, plural
 
 WIDTH_COLUMNS = 100
 

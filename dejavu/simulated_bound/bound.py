@@ -18,7 +18,7 @@ from dejavu.simulated_bound._prices import Priced, priced
 from dejavu.simulated_bound.proof import Proof
 from dejavu.stage_costs import AdditiveCosts
 
-CLOSE = 1e-3  # of the best step: a bound so near it is near enough
+CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
 _ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
 _FEW_STAGES = 16
 _FIRST_STEPS = 1_000_000  # of the first walk of each schedule and number of ranks
