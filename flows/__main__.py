@@ -68,6 +68,7 @@ def run(
     Hosts of one cluster share the project's folder.
     """
     from flows.inputs import TypedQuestion, read_inputs, read_resume
+    from flows.room import check_room
     from flows.temporary_server import use_temporary_server
 
     machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end before anything starts
@@ -77,6 +78,7 @@ def run(
         return
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
+    check_room(Path.cwd())
     typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
     with use_temporary_server(Path.cwd()) as server:
         from dejavu.imports import uncollected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
@@ -11,12 +12,14 @@ from pathlib import Path
 from dejavu.errors import DejavuError, InputError
 
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # the user's to mend, not a defect
 
 
 def ending(command: Callable[[], None], project: Path) -> None:
     """Run a command; a mistake in what was typed or written is one sentence and exit code 2, a failure code 1.
 
-    Interrupted, it says what is kept, and how a training that was begun goes on.
+    A disk that is full or cannot be written is one, too. Interrupted, it says what is kept, and how a training that
+    was begun goes on.
     """
     began = time.time()
     try:
@@ -26,6 +29,11 @@ def ending(command: Callable[[], None], project: Path) -> None:
         sys.exit(INPUT_ERROR)
     except DejavuError as error:
         print(error, file=sys.stderr)
+        sys.exit(FAILURE)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"{error.filename or project}: {error.strerror}; what was written before is kept", file=sys.stderr)
         sys.exit(FAILURE)
     except KeyboardInterrupt:
         _say_interrupted(project, began)

@@ -29,6 +29,7 @@ from flows.prefect_api import (
     worker_is_online,
 )
 from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, start
+from flows.room import check_room
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
@@ -86,12 +87,13 @@ def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | Non
         prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
 
     Raises:
-        InputError: there is no prefect.yaml, or a port that was asked for is taken.
+        InputError: there is no prefect.yaml, no room, or a port that was asked for is taken.
         DejavuError: a service did not start; the message has the end of its log, and nothing is left running.
     """
     project = project.resolve()
     if not (project / "prefect.yaml").is_file():
         raise InputError(f"{project} has no prefect.yaml; run `dejavu up` in the project's folder")
+    check_room(project)
     with _locked(project):
         found = recorded(project)
         if found and not found.dead and all(map(_answers, found.health_urls)):

@@ -1,0 +1,33 @@
+"""Whether a project's folder has room for what a run writes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from dejavu.errors import InputError
+from dejavu.units import format_bytes
+
+LEAST_FREE_BYTES = 100 * 2**20  # two servers' databases, logs, and checkpoints of a model of a million parameters
+
+
+def check_room(project: Path) -> None:
+    """Refuse a folder that a run could not keep anything in, before it starts servers there.
+
+    Raises:
+        InputError: it cannot be written, or has less free than any run takes.
+    """
+    state = project.resolve() / ".dejavu"
+    try:
+        state.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=state):
+            pass
+    except OSError as error:
+        raise InputError(f"{state} cannot be written: {error.strerror}; wanted a project folder that can") from error
+    free_bytes = shutil.disk_usage(state).free
+    if free_bytes < LEAST_FREE_BYTES:
+        raise InputError(
+            f"{state} is on a disk with {format_bytes(free_bytes)} free; wanted {format_bytes(LEAST_FREE_BYTES)} "
+            "or more for logs, databases and checkpoints"
+        )
