@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -26,6 +25,8 @@ from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.liveness import Footprint, footprint
 from dejavu.models import LayerBuilder, TensorParallel, layers_of, model_of
+from dejavu.tracing import fake_tensors
+from dejavu.units import plural
 from dejavu.workload import Workload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -143,7 +144,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Gr
     dtype = DTYPES[workload.dtype]
     layers: list[Layer] = []
     traced: dict[Any, tuple[Layer, torch.Tensor]] = {}
-    with FakeTensorMode(allow_non_fake_inputs=False):
+    with fake_tensors():
         inputs = torch.empty(
             workload.microbatch_size,
             *shape.input_shape,
@@ -159,6 +160,12 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Gr
                 traced[key] = found
             layer, inputs = traced[key]
             layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    if layers[-1].output_shape[-1] < shape.num_classes:
+        raise CaptureError(
+            f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
+            f"{plural(layers[-1].output_shape[-1], 'class')}, and data {workload.data} has {shape.num_classes}; wanted "
+            f"as many or more in the last dimension"
+        )
     return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape), kind)
 
 

@@ -153,5 +153,5 @@ def _three_digits(value: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """`1 stage`, `2 stages`."""
-    return f"{count} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+    """`1 stage`, `2 stages`, `2 batches`, `2 classes`."""
+    return f"{count} {word}{'' if count == 1 else 'es' if word.endswith(('ch', 's')) else 's'}"

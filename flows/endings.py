@@ -58,17 +58,30 @@ def begun_training(project: Path, since: float) -> Path | None:
 
 
 class Sentences(logging.Filter):
-    """Takes the traceback from a log record where the exception's own sentence says all: of errors that users can act
-    on, and of interrupts."""
+    """Of errors that users can act on, and of interrupts: one sentence where they arose first, and no traceback.
+
+    Prefect logs each again for every flow around it, and once more as the state in which that ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: BaseException | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, DejavuError | KeyboardInterrupt):
+            if error is self._said:
+                return False
+            self._said = error
+            record.msg, record.args = "failed: %s" if str(error) else "interrupted", (error,) if str(error) else ()
             record.exc_info, record.exc_text = None, None
+        elif self._said is not None and isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
+            return "Failed" not in record.getMessage()
         return True
 
 
 def without_tracebacks(names: Sequence[str] = ("prefect.flow_runs", "prefect.task_runs")) -> None:
     """From here on Prefect's loggers say such errors in a sentence."""
+    sentences = Sentences()
     for name in names:
-        logging.getLogger(name).addFilter(Sentences())
+        logging.getLogger(name).addFilter(sentences)

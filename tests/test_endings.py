@@ -1,8 +1,9 @@
-"""How commands end where the disk is at fault: one sentence that names it, nothing started, no traceback."""
+"""How commands end: in one sentence that names what is at fault, with nothing started and no traceback."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from dejavu.errors import InputError
-from flows.endings import FAILURE, INPUT_ERROR, ending
+from dejavu.runtime.failures import what_failed
+from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending
+from flows.inputs import read_inputs
 from flows.room import check_room
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,3 +75,63 @@ def test_other_errors_are_not_hidden(tmp_path: Path) -> None:
 
     with pytest.raises(ConnectionRefusedError):
         ending(command, tmp_path)
+
+
+MODELS = """
+from torch import nn
+def between(): return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), nn.Linear(16, 10))
+def first(): return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+def last(): return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), nn.Linear(32, 5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("between", r"mine\.yaml:1:8: layer '1' cannot be traced on \(16, 32\): .*\[16, 32\] X \[16, 10\]"),
+        ("first", r"mine\.yaml:1:8: layer '0' cannot be traced on \(16, 1, 8, 8\): .*\[64, 32\]"),
+        ("last", r"mine\.yaml:1:8: the last layer, '1', gives \(16, 5\): scores of 5 classes, and data digits has 10"),
+    ],
+)
+def test_shapes_that_do_not_match_are_a_sentence_and_nothing_else(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shapes_of_mine.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"model: shapes_of_mine:{name}\ndata: digits\nbatch_size: 64\nnum_microbatches: 4\n")
+    with pytest.raises(InputError, match=said):
+        read_inputs(ROOT / "cluster.yaml", file, train=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def record(error: BaseException | None, message: str = "Encountered exception during execution") -> logging.LogRecord:
+    return logging.LogRecord("prefect", 40, "", 0, message, (), (type(error), error, None) if error else None)
+
+
+def test_an_error_is_logged_once_and_in_a_sentence() -> None:
+    sentences, error = Sentences(), InputError("digits has 10 classes")
+    first = record(error)
+    assert sentences.filter(first) and first.getMessage() == "failed: digits has 10 classes" and not first.exc_info
+    assert not sentences.filter(record(error)), "a flow around the task that failed says it again"
+    assert not sentences.filter(record(None, "Finished in state Failed('digits has 10 classes')"))
+    assert sentences.filter(record(None, "Finished in state Completed()"))
+    defect = record(ValueError("not ours"))
+    assert sentences.filter(defect) and defect.exc_info, "a defect keeps its traceback"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("Traceback (most recent call last):\n  File ...\nIndexError: Target 5 is out of bounds.\n", "IndexError: Tar"),
+        ("a warning\nRuntimeError: no\ntorch.x.ChildFailedError: rank 1\n=====\n", "RuntimeError: no"),
+        ("Killed\n", "Killed"),
+        ("", "it said nothing"),
+    ],
+)
+def test_what_a_failed_process_said_is_kept_and_its_error_named(said: str, sentence: str) -> None:
+    found = what_failed("measuring", said)
+    assert found.startswith(f"measuring failed: {sentence}") and "\n" not in found
+    kept = Path(found.rpartition("all it said: ")[2].removesuffix(")"))
+    assert kept.read_text() == said
+    kept.unlink()

@@ -14,7 +14,7 @@ from dejavu.imports import uncollected
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("imports", "compiled", "dask_workers", "errors", "strict_yaml", "units"),
+    *("imports", "compiled", "dask_workers", "errors", "strict_yaml", "units", "tracing"),
     *("cluster", "schedule", "workload", "data", "models"),
     *("attention", "liveness", "graph", "kernel", "collective", "stage_costs"),
     *("plan", "binding", "parallelism", "profiles", "importers"),

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dejavu.data import ExampleShape
 from dejavu.errors import InputError
 from dejavu.models._base import LayerBuilder, Model, source_hash
+from dejavu.tracing import fake_tensors
 
 WHOLE = "model"  # the name of the one layer of a model that cannot be cut
 _BATCH_SIZE = 2  # of the examples on which a model's boundaries are looked for; nothing is computed
@@ -47,7 +47,7 @@ class UserModel(Model):
 
     def _cut(self, shape: ExampleShape) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
         """The submodules of each layer in order, none where the whole model is one; and what is to be said of it."""
-        with FakeTensorMode():  # only boundaries are wanted: no memory, no random numbers
+        with fake_tensors():  # only boundaries are wanted: no memory, no random numbers
             module = self.factory(**self.options)
             names = [name for name, part in _parts(module) if not isinstance(part, nn.Identity)]
             example = torch.empty((_BATCH_SIZE, *shape.input_shape), dtype=shape.input_dtype)

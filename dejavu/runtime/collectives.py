@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from dejavu.collective import COLLECTIVES, Collective
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
-from dejavu.runtime.launcher import LaunchError, rank_environment
-from dejavu.runtime.process import PARENT, claim_device, die_with_parent, named_parent
+from dejavu.runtime.failures import LaunchError, what_failed
+from dejavu.runtime.process import PARENT, claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
@@ -80,7 +80,7 @@ def measure_collectives(
                 yield row
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
         if process.returncode:
-            raise LaunchError(f"measuring collectives among {num_ranks} ranks failed:\n{errors[-2000:]}")
+            raise LaunchError(what_failed(f"measuring collectives among {num_ranks} ranks", errors))
     finally:
         process.terminate()
         process.communicate()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -13,11 +15,29 @@ from dejavu.errors import DejavuError
 
 
 class LaunchError(DejavuError):
-    """The ranks did not finish; the message has the end of their log."""
+    """The ranks did not finish; the message says why, or has the end of their log."""
 
 
 class RankError(LaunchError):
     """A rank failed by itself, not by a signal: trying again would fail again."""
+
+
+_ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")  # that a rank failed is known
+
+
+def what_failed(what: str, said: str) -> str:
+    """A sentence for a process that failed: the last error it wrote, and the file in which all that it said is kept.
+
+    Args:
+        what: what failed, such as `measuring layers`.
+        said: its standard error.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.fullmatch(line)]
+    last = (errors or lines or ["it said nothing"])[-1]
+    with tempfile.NamedTemporaryFile("w", prefix="dejavu-failed-", suffix=".log", delete=False) as file:
+        file.write(said)
+    return f"{what} failed: {last} (all it said: {file.name})"
 
 
 @dataclass(frozen=True)

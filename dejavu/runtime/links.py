@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from dejavu.cost.communication import EXCHANGE
 from dejavu.profiles import Measurement, host_fingerprint
-from dejavu.runtime.launcher import LaunchError, rank_environment
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.failures import LaunchError, what_failed
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
@@ -44,7 +44,7 @@ def measure_link(device_type: str) -> Iterator[Measurement]:
         timeout=TIMEOUT_SECONDS,
     )
     if done.returncode:
-        raise LaunchError(f"measuring transfers between two ranks failed:\n{done.stderr[-2000:]}")
+        raise LaunchError(what_failed("measuring transfers between two ranks", done.stderr))
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             yield Measurement(

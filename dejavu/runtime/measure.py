@@ -34,6 +34,7 @@ from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
 from dejavu.models import layers_of, model_of
 from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.runtime.failures import what_failed
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.quiet import DISTURBED, TURNS, Quiet, Timed, counted, undisturbed
@@ -141,7 +142,7 @@ def measure_layers(
             )
         if child.wait():
             errors.seek(0)
-            raise MeasureError(f"measuring layers on {device_type} failed:\n{errors.read()[-2000:]}")
+            raise MeasureError(what_failed(f"measuring layers on {device_type}", errors.read()))
     finally:
         for process in (child, *companions):
             process.kill()

@@ -22,6 +22,7 @@ import torch
 from dejavu.errors import DejavuError
 from dejavu.kernel import Kernel
 from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.runtime.failures import what_failed
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
 from dejavu.runtime.timing import spread
 
@@ -100,7 +101,7 @@ def measure_kernels(
                 yield _row(kernel, device_type, json.loads(line))
             if child.wait():
                 errors.seek(0)
-                raise OperatorError(f"measuring kernels on {device_type} failed:\n{errors.read()[-2000:]}")
+                raise OperatorError(what_failed(f"measuring kernels on {device_type}", errors.read()))
         finally:
             child.kill()
             child.communicate()

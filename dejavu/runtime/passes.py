@@ -29,10 +29,10 @@ from dejavu.init import Draw
 from dejavu.models import model_of
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.profiles import Measurement, host_fingerprint
-from dejavu.runtime.launcher import LaunchError, rank_environment
+from dejavu.runtime.failures import LaunchError, what_failed
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.quiet import Quiet, Timed, counted, waited_seconds
 from dejavu.runtime.repeats import stretch_of
 from dejavu.runtime.timing import spread
@@ -78,7 +78,7 @@ def measure_passes(device_type: str) -> Iterator[Measurement]:
             timeout=TIMEOUT_SECONDS,
         )
         if done.returncode:
-            raise LaunchError(f"measuring what a pass costs failed:\n{done.stderr[-2000:]}")
+            raise LaunchError(what_failed("measuring what a pass costs", done.stderr))
         for line in done.stdout.splitlines():
             if line.startswith("{"):
                 yield Measurement(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dejavu.data import dataset_of
 from dejavu.errors import InputError
 from dejavu.graph import DTYPES
 from dejavu.models import layers_of
+from dejavu.tracing import fake_tensors
 from dejavu.workload import Workload
 
 
@@ -23,7 +23,7 @@ def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
     shape, dtype, size = dataset_of(workload).shape, DTYPES[workload.dtype], workload.microbatch_size
     found = []
     before = torch.get_default_dtype()
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors(allow_non_fake_inputs=True):
         x = torch.empty(size, *shape.input_shape, dtype=dtype if shape.input_dtype.is_floating_point else torch.int64)
         found.append(_meta(x))
         for builder in layers_of(workload):
