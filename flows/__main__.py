@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flows.endings import FAILURE, ending, without_tracebacks
+from flows.endings import FAILURE, ending
 
 STDOUT = "-"  # in the place of a file
 COMPILING = "compiling the searches' loops, once on this machine: some seconds"
@@ -87,11 +87,10 @@ def run(
             from rich.console import Console
 
             from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
-            from flows.full import dejavu
+            from flows.full import Outcome, dejavu
 
         # That a task has ended well is what the next line says anyway.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
-        without_tracebacks()
         server.wait()
         found = dejavu(
             workload=wanted,
@@ -106,6 +105,7 @@ def run(
             resume=resume,
             wait=wait,
         )
+        assert isinstance(found, Outcome)  # a training that is complete was told above
         Console(width=WIDTH_COLUMNS).print(summary_table(found.report))
         for line in where_to_look(found.artifacts, found.tracking_uri):
             typer.echo(line)

@@ -6,7 +6,7 @@ import errno
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from dejavu.errors import DejavuError, InputError
@@ -80,8 +80,10 @@ class Sentences(logging.Filter):
         return True
 
 
-def without_tracebacks(names: Sequence[str] = ("prefect.flow_runs", "prefect.task_runs")) -> None:
-    """From here on Prefect's loggers say such errors in a sentence."""
-    sentences = Sentences()
-    for name in names:
-        logging.getLogger(name).addFilter(sentences)
+_SENTENCES = Sentences()
+
+
+def without_tracebacks() -> None:
+    """From here on the loggers of Prefect's runs say such errors in a sentence."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_SENTENCES)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.states import Completed, State
 
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BUDGET_SECONDS
@@ -15,6 +16,7 @@ from dejavu.report import ReportData
 from dejavu.runtime.launcher import torchrun_line
 from dejavu.workload import Workload
 from flows.initialize import initialize
+from flows.inputs import read_resume
 from flows.plan import plan
 from flows.profiling import profile
 from flows.session import session
@@ -44,7 +46,7 @@ def dejavu(
     dask: str = "",
     resume: str = "",
     wait: bool = False,
-) -> Outcome:
+) -> Outcome | State[Any]:
     """Profile, plan, try initializations, train; each is a flow of its own.
 
     Args:
@@ -60,7 +62,16 @@ def dejavu(
         resume: the folder of an earlier training (.dejavu/runs/…), which goes on from its last checkpoint, under
             today's plan.
         wait: for another run that measures or trains in this folder, instead of refusing.
+
+    Returns:
+        What was found; or at once the state that says that the training to resume is complete.
+
+    Raises:
+        InputError: the folder to resume has no training, or one of another model, data, batch or optimizer.
     """
+    earlier = read_resume(resume, workload)
+    if earlier is not None and earlier.is_complete:
+        return Completed(message=str(earlier))
     with session(workload, cluster, measures=True, trains=train, dask=dask, wait=wait) as here:
         profile(workload, cluster)
         planned = plan(

@@ -15,6 +15,7 @@ from dejavu.cluster import Cluster
 from dejavu.runtime.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.workload import Workload
+from flows.endings import without_tracebacks
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
@@ -65,6 +66,7 @@ def session(
     if outer is not None:
         yield outer
         return
+    without_tracebacks()
     project = Path.cwd()
     machines = read_cluster(project / cluster, trains, dask)
     title = f"{workload.model} on {machines.name}"

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prefect.states import State
 
 from dejavu.errors import InputError
 from dejavu.runtime.failures import what_failed
 from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending
 from flows.inputs import read_inputs
 from flows.room import check_room
+from tests.launching import TINY, job_of
 
 ROOT = Path(__file__).resolve().parents[1]
 Remount = Callable[[str], object]
@@ -135,3 +138,19 @@ def test_what_a_failed_process_said_is_kept_and_its_error_named(said: str, sente
     kept = Path(found.rpartition("all it said: ")[2].removesuffix(")"))
     assert kept.read_text() == said
     kept.unlink()
+
+
+def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow itself, as a deployment runs it; without a server, which only a run of it needs."""
+    from flows.full import dejavu
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no training to resume"):
+        dejavu.fn(TINY, resume="absent")
+    replace(job_of(TINY, tmp_path / "run"), first_step=TINY.num_steps).write()
+    ended = dejavu.fn(TINY, resume="run")
+    assert isinstance(ended, State) and ended.is_completed()
+    assert "run is complete: 8 steps are trained" in ended.message
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
