@@ -20,8 +20,9 @@ from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostTable, cost_table, remember_stages, sources
 from dejavu.cost.believed import LEAST_DEVIATION, NORMAL_90, believed
 from dejavu.cost.measured import subject_of
-from dejavu.cost.remembered import RememberedError, StageRecord
+from dejavu.cost.remembered import StageRecord
 from dejavu.cost.remembered_steps import (
+    NO_FACTOR,
     Basis,
     StepFactor,
     factor_from,
@@ -180,10 +181,22 @@ def test_other_models_devices_dtypes_and_optimizers_change_nothing(
         assert (grid.seconds_LD == before.grids[direction].seconds_LD).all()
 
 
-def test_an_absurd_stage_is_refused_and_named(graph: Graph, cluster: Cluster, database: ProfileDatabase) -> None:
-    database.append(stage_rows(graph, Stage(0, 2, T4), 1e3))
-    with pytest.raises(RememberedError, match=r"stage 'gpt layers 0–1 on 1 × T4' \(forward\) .* measured at 1e\+03 s"):
-        remember_stages(priced(graph, cluster, database), graph, database, ADAM)
+def test_an_absurd_stage_is_left_out_and_named(
+    graph: Graph, cluster: Cluster, database: ProfileDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where an honest one of the same stage is beside it, older or newer."""
+    before = priced(graph, cluster, database)
+    honest = stage_rows(graph, Stage(0, 2, T4), 3e-3)
+    database.append(honest)
+    alone, _ = remember_stages(before, graph, database, ADAM)
+    for days in (-1, 1):
+        absurd = stage_rows(graph, Stage(0, 2, T4), 1e3)
+        database.append([replace(row, measured_at=row.measured_at + timedelta(days=days)) for row in absurd])
+    after, corrections = remember_stages(before, graph, database, ADAM)
+    assert corrections
+    for direction, grid in after.grids.items():
+        assert (grid.seconds_LD == alone.grids[direction].seconds_LD).all()
+    assert "stage 'gpt layers 0–1 on 1 × T4' (forward) on T4 was measured at 16.7 min" in caplog.text
 
 
 @pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
@@ -247,6 +260,22 @@ def remember_steps(graph: Graph, database: ProfileDatabase, plan: Plan, *logs: f
 
 def factor_of(graph: Graph, database: ProfileDatabase, plan: Plan) -> StepFactor:
     return step_factor(graph, plan, database, lambda _: SIMULATED)
+
+
+@pytest.mark.parametrize("absurd", [math.log(1000), -math.log(1000)])
+def test_an_absurd_step_is_left_out_and_named(
+    absurd: float, graph: Graph, database: ProfileDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alone, and between honest ones of the same plan."""
+    plan = plan_of((2,), len(graph.layers))
+    name = f"absurd {absurd:.1f}"  # each is told once in a process
+    remember_steps(graph, database, plan, absurd, name=name)
+    assert factor_of(graph, database, plan) == NO_FACTOR
+    assert f"step {name!r}" in caplog.text and "wanted a time within a factor of 100" in caplog.text
+    honest = ProfileDatabase(database.path.with_name("honest"))
+    remember_steps(graph, honest, plan, 0.3, 0.32)
+    remember_steps(graph, database, plan, 0.3, 0.32)
+    assert factor_of(graph, database, plan) == factor_of(graph, honest, plan) != NO_FACTOR
 
 
 LOGS = st.floats(-1.0, 1.0)

@@ -267,12 +267,12 @@ def test_a_training_beside_other_work_is_remembered_as_one(tiny: Workload, tmp_p
     assert str(slow).startswith("measured beside other work: 2 of") and TrainingResult.from_dict(busy.to_dict()) == busy
     assert remember(job, busy, graph, database) in PLAIN_ROWS
     assert remembered_step_seconds(graph, plan, database) is None and remembered_plans(graph, database) == []
-    assert step_factor(graph, plan, database, lambda _: 1.0).basis == Basis.NOTHING
+    assert step_factor(graph, plan, database, lambda _: result.step_seconds).basis == Basis.NOTHING
     calm = replace(result, step_times=replace(result.step_times, disturbed_share=0.0))
     remember(job, calm, graph, database)
     remember(job, busy, graph, database)
     assert remembered_step_seconds(graph, plan, database) == result.step_seconds
-    assert step_factor(graph, plan, database, lambda _: 1.0).num_trainings == 1
+    assert step_factor(graph, plan, database, lambda _: result.step_seconds).num_trainings == 1
 
 
 def test_ranks_import_neither_prefect_nor_mlflow() -> None:

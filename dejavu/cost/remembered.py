@@ -18,19 +18,13 @@ from statistics import fmean
 from typing import NamedTuple
 
 from dejavu.cost._base import TRAINED, CostTable, Estimate, EstimateGrid, is_prediction
+from dejavu.cost.absurd import believable
 from dejavu.cost.believed import LEAST_DEVIATION, NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.cost.passes import pass_cost
-from dejavu.errors import DejavuError
 from dejavu.graph import Graph
 from dejavu.plan import Stage
 from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
 from dejavu.workload import OptimizerSettings
-
-ABSURD_FACTOR = 100.0  # a stage that far from the sum of its layers was measured on another machine, or not at all
-
-
-class RememberedError(DejavuError):
-    """A remembered stage that cannot be true; the message names the row."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,7 @@ def remember_stages(
 ) -> tuple[CostTable, tuple[Correction, ...]]:
     """The table as trainings of these layers, on these devices and at this microbatch size, correct it.
 
-    Raises:
-        RememberedError: a stage's row is absurd; it says which.
+    A stage whose row is absurd is left out with a warning.
     """
     corrections: list[Correction] = []
     grids: dict[str, EstimateGrid] = {}
@@ -92,8 +85,7 @@ def remember_stages(
         for column, device_type in enumerate(table.device_types):
             before = {layer.signature: grid.at(row, column) for row, layer in enumerate(graph.layers)}
             after, beside = before, pass_cost(database, device_type).pass_seconds if direction != "optimizer" else 0.0
-            found = _stages(database, graph, device_type, direction)
-            for stage in [one for one in found if one.record.signatures.keys() <= before.keys()]:
+            for stage in _stages(database, graph, before, device_type, direction):
                 if direction == "optimizer" and stage.record.optimizer != optimizer.kind:
                     continue
                 if stage.newest.is_disturbed and not all(
@@ -125,8 +117,13 @@ class _Trained(NamedTuple):
     deviation: float
 
 
-def _stages(database: ProfileDatabase, graph: Graph, device_type: str, direction: str) -> list[_Trained]:
-    """Every stage that was trained, the newest last; of one that was ever trained in quiet, only those times."""
+def _stages(
+    database: ProfileDatabase, graph: Graph, prices: Mapping[str, Estimate], device_type: str, direction: str
+) -> list[_Trained]:
+    """Every stage of these layers that was trained, the newest last.
+
+    Of one that was ever trained in quiet only those times, and none that cannot be true at these prices.
+    """
     rows = database.history(
         kind="stage",
         device_type=device_type,
@@ -135,13 +132,19 @@ def _stages(database: ProfileDatabase, graph: Graph, device_type: str, direction
         direction=direction,
         tensor_parallel=1,
     )
-    logs = [[math.log(row.seconds) for row in same] for same in rows]
-    expected = [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for same in rows for row in same]
+    stages: list[tuple[StageRecord, list[Measurement]]] = []
+    for same in rows:
+        record = StageRecord.from_json(same[-1].extra)
+        if record is not None and record.signatures.keys() <= prices.keys():
+            expected_seconds = sum(count * prices[one].seconds for one, count in record.signatures.items())
+            if expected_seconds > 0 and (left := believable(same, expected_seconds)):
+                stages.append((record, left))
+    logs = [[math.log(row.seconds) for row in same] for _, same in stages]
+    expected = [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for _, same in stages for row in same]
     deviation = pooled_deviation(logs, fmean(expected)) if expected else LEAST_DEVIATION
     found = [
         _Trained(same[-1], record, math.exp(fmean(of_same)), deviation / math.sqrt(len(same)))
-        for same, of_same in zip(rows, logs, strict=True)
-        if (record := StageRecord.from_json(same[-1].extra)) is not None
+        for (record, same), of_same in zip(stages, logs, strict=True)
     ]
     return sorted(found, key=lambda stage: stage.newest.measured_at)
 
@@ -152,18 +155,9 @@ def _follow(stage: _Trained, prices: Mapping[str, Estimate], beside_seconds: flo
     Args:
         beside_seconds: what the runtime itself takes of a pass: how much of it is in the stage's time nobody knows.
     """
-    row = stage.newest
     held = {signature: count * prices[signature].seconds for signature, count in stage.record.signatures.items()}
     predicted_seconds = sum(held.values())
-    if predicted_seconds <= 0:
-        return {}
     factor = stage.seconds / predicted_seconds
-    if not 1 / ABSURD_FACTOR <= factor <= ABSURD_FACTOR:
-        raise RememberedError(
-            f"stage {row.name!r} ({row.direction}) on {row.device_type!r} was measured at {stage.seconds:.3g} s on "
-            f"{row.measured_at:%Y-%m-%d %H:%M}, but its layers cost {predicted_seconds:.3g} s; wanted a time within a "
-            f"factor of {ABSURD_FACTOR:g}: measure its layers again with `dejavu profile --again`"
-        )
     factor /= min(max(factor, 1.0), 1 + beside_seconds / predicted_seconds)
     factor = math.exp(believed(math.log(factor), stage.deviation))
     return {

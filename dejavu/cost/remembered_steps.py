@@ -10,6 +10,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
+from dejavu.cost.absurd import believable
 from dejavu.cost.believed import NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.graph import Graph
 from dejavu.plan import Plan
@@ -113,8 +114,10 @@ def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Calla
             simulated_seconds = play(trained.plan)
         except PlanError:
             continue
-        logs[trained.plan] = [math.log(row.seconds / simulated_seconds) for row in trained.rows]
-        expected += [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for row in trained.rows]
+        rows = believable(trained.rows, simulated_seconds)
+        if rows:
+            logs[trained.plan] = [math.log(row.seconds / simulated_seconds) for row in rows]
+            expected += [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for row in rows]
     return factor_from(logs, fmean(expected or [0.0]), plan)
 
 

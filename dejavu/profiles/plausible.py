@@ -52,6 +52,8 @@ MOST_BYTES_PER_SECOND = 1e14
 # What the runtime takes for a pass is the difference of two noisy times: below the first all are alike, and what is
 # below the second was lost in the noise.
 PASS_NOISE_SECONDS, LEAST_PASS_SECONDS = 1e-5, 1e-6
+# The slowest network that anybody trains a pipeline on, and how long a message may wait on a busy host.
+LEAST_LINK_BYTES_PER_SECOND, MOST_MESSAGE_SECONDS = 1e6, 0.02
 
 SERIES = ("kind", "subject", "device_type", "peer_device_type", "dtype", "num_ranks", "tensor_parallel")
 PASS_SERIES = ("kind", "device_type", "dtype")
@@ -74,7 +76,7 @@ def impossible_rows(table: pa.Table) -> dict[int, str]:
     sent = np.isin(kinds, ("transfer", "collective"))
     sizes = pc.fill_null(table["size_bytes"], 0).to_numpy().astype(float)
     at_least(np.where(sent, sizes / MOST_BYTES_PER_SECOND, 0.0), "no link is as fast")
-    computed = np.isin(kinds, ("layer", "operator"))
+    computed = np.isin(kinds, ("layer", "operator", "stage"))
     if computed.any():
         flops = pc.fill_null(table["flops"], 0.0).to_numpy()
         at_least(
@@ -106,7 +108,8 @@ def implausible_rows(table: pa.Table) -> dict[int, str]:
     _flag(found, seconds, low, high, "of its neighbours, the other sizes")
     because = "of its arithmetic and traffic on this device"
     _flag(found, seconds, *_kernel_bounds(table, kinds == "operator"), because)
-    _flag(found, seconds, *_layer_bounds(table, kinds == "layer"), because)
+    for kind in ("layer", "stage", "step"):
+        _flag(found, seconds, *_pass_bounds(table, kinds == kind), because)
     return found
 
 
@@ -162,22 +165,27 @@ def _kernel_bounds(table: pa.Table, operators: NDArray[np.bool_]) -> tuple[Float
     return low, high
 
 
-def _layer_bounds(table: pa.Table, layers: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """The least and the most for passes of layers whose traffic is kept with them; 0 and infinity for all other rows.
+def _pass_bounds(table: pa.Table, passes: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """The least and the most for passes of layers, stages and whole steps whose traffic is kept with them.
 
-    Looser than where the layer itself is known, whose kernels are priced one by one.
+    0 and infinity for all other rows. Looser than where the layers themselves are known, whose kernels are priced one
+    by one. A step's work may be spread over all its ranks, or done by one of them with all messages in between.
     """
     low, high = np.zeros(table.num_rows), np.full(table.num_rows, np.inf)
-    layers = layers & pc.equal(table["source"], "measured").to_numpy()
+    passes = passes & pc.is_in(table["source"], pa.array(("measured", "training"))).to_numpy()
     known = catalogue()
-    for row in np.flatnonzero(layers):
-        name, dtype, extra = (table[column][int(row)].as_py() for column in ("device_type", "dtype", "extra"))
+    columns = ("device_type", "dtype", "kind", "num_ranks", "extra")
+    for row in np.flatnonzero(passes):
+        name, dtype, kind, num_ranks, extra = (table[column][int(row)].as_py() for column in columns)
         work = json.loads(extra or "{}")
         if {"moved_bytes", "num_kernels"} <= work.keys() and (is_core(name) or name in known):
             flops = table["flops"][int(row)].as_py() or 0.0
             least, most = _of_work(flops, float(work["moved_bytes"]), dtype, known.get(name))
-            low[row] = max(least, work["num_kernels"] * LEAST_KERNEL_SECONDS)
+            ranks = num_ranks or 1 if kind == "step" else 1
+            low[row] = max(least, work["num_kernels"] * LEAST_KERNEL_SECONDS) / ranks
             high[row] = most + SLOWEST_RATIO * LAUNCHES_SECONDS
+            high[row] += work.get("num_messages", 0) * MOST_MESSAGE_SECONDS
+            high[row] += work.get("sent_bytes", 0) / LEAST_LINK_BYTES_PER_SECOND
     return low, high
 
 

@@ -11,6 +11,7 @@ import torch
 
 from dejavu.cost.remembered import StageRecord
 from dejavu.cost.remembered_steps import step_subject
+from dejavu.cost.work import Work
 from dejavu.graph import Graph
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.runtime.job import TrainingJob, TrainingResult
@@ -36,6 +37,9 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
     times = result.step_times
     steps = times.num_counted if times else len(result.losses)
     shared["disturbed_share"] = times.disturbed_share if times else None
+    dtype, optimizer = job.workload.dtype, job.workload.optimizer
+    passes = [Work.of(graph.layers, direction, dtype, optimizer) for direction in ("forward", "backward")]
+    whole = (passes[0] + passes[1]).times(plan.num_microbatches) + Work.of(graph.layers, "optimizer", dtype, optimizer)
     rows = [
         Measurement(
             kind="step",
@@ -47,12 +51,15 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
             seconds_low=times.low_seconds if times else None,
             seconds_high=times.high_seconds if times else None,
             repeats=steps,
+            flops=whole.flops,
             how="median step of a pipeline training, of the undisturbed ones where there are any",
             extra=json.dumps(
                 {
                     "graph": graph.fingerprint,
                     "plan": plan.to_dict(),
                     "bubble_fraction": bubble_fraction(job.binding, result.last_step_passes),
+                    **whole.to_dict(),
+                    **_messages_of_a_step(job, graph),
                 }
             ),
             **shared,
@@ -72,6 +79,7 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
         ):
             if seconds <= 0:  # such a stage has nothing to do in this pass
                 continue
+            work = Work.of(graph.layers[stage.start : stage.stop], direction, dtype, optimizer)
             rows.append(
                 Measurement(
                     kind="stage",
@@ -82,13 +90,22 @@ def remember(job: TrainingJob, result: TrainingResult, graph: Graph, database: P
                     seconds=seconds,
                     repeats=repeats,
                     peak_bytes=stage_times.peak_bytes,
+                    flops=work.flops,
                     how=f"median {what} of a pipeline training",
-                    extra=record.to_json(),
+                    extra=json.dumps({**json.loads(record.to_json()), **work.to_dict()}),
                     **shared,
                 )
             )
     rows += _message_rows(job, result, graph, shared)
     return database.append(rows)
+
+
+def _messages_of_a_step(job: TrainingJob, graph: Graph) -> dict[str, int]:
+    """How many messages a step sends between stages, and their bytes together."""
+    plan = job.binding.plan
+    sent = [graph.layers[cut - 1].output_bytes for cut in plan.cuts]
+    each_way = 2 * plan.num_microbatches
+    return {"num_messages": each_way * len(sent), "sent_bytes": each_way * sum(sent)}
 
 
 def _message_rows(job: TrainingJob, result: TrainingResult, graph: Graph, shared: dict[str, Any]) -> list[Measurement]:

@@ -28,7 +28,7 @@ import torch
 
 from dejavu.cost.measured import subject_of
 from dejavu.cost.passes import PARTS
-from dejavu.cost.predicted import layer_kernels
+from dejavu.cost.work import Work
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
@@ -98,17 +98,7 @@ def measure_layers(
     # A pipe that nobody reads would stop a process that warns much.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
     child = _start({**job, "core": 0, "until_ended": False}, errors)
-    names = {layer.signature: layer.name for layer in graph.layers}
-    flops = {(layer.signature, way): layer.flops(way) for layer in graph.layers for way in ("forward", "backward")}
     layers = {layer.signature: layer for layer in graph.layers}
-
-    def work(signature: str, direction: str) -> dict[str, float]:
-        """What the pass launches, reads and writes, as if nothing were cached: its row is held against it."""
-        kernels = layer_kernels(layers[signature], direction, workload.dtype, workload.optimizer)
-        moved_bytes = sum(kernel.read_bytes + kernel.written_bytes for kernel in kernels)
-        return {"moved_bytes": moved_bytes, "num_kernels": len(kernels)}
-
-    families = {layer.signature: layer.family for layer in graph.layers}
     begun: set[str] = set()
     try:
         for number, process in enumerate((child, *companions)):
@@ -120,18 +110,20 @@ def measure_layers(
                 yield probe_row(device_type, row["look_seconds"])
                 continue
             signature, direction = row.pop("signature"), row["direction"]
+            layer = layers[signature]
             if direction == DIRECTIONS[0] and signature not in begun:
-                progress(names[signature])
+                progress(layer.name)
                 begun.add(signature)
+            work = Work.of([layer], direction, workload.dtype, workload.optimizer)
             yield Measurement(
                 kind="layer",
                 subject=subject_of(signature, direction, workload.optimizer),
-                name=names[signature],
+                name=layer.name,
                 device_type=device_type,
                 dtype=workload.dtype,
                 microbatch_size=workload.microbatch_size,
-                flops=flops.get((signature, direction)),
-                extra=json.dumps({"family": families[signature], **work(signature, direction)}),
+                flops=work.flops or None,
+                extra=json.dumps({"family": layer.family, **work.to_dict()}),
                 host_fingerprint=host_fingerprint(),
                 torch_version=torch.__version__,
                 source="measured",

@@ -1,0 +1,44 @@
+"""What a pass computes, moves and starts: kept beside measured rows, so that they can be held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dejavu.cost.predicted import layer_kernels
+from dejavu.graph import Layer
+from dejavu.workload import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of some layers, one pass or several; as if nothing were cached.
+
+    Attributes:
+        moved_bytes: read and written.
+        num_kernels: that are launched.
+    """
+
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    num_kernels: int = 0
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], direction: str, dtype: str, optimizer: OptimizerSettings) -> Work:
+        """One pass over these layers."""
+        kernels = [kernel for layer in layers for kernel in layer_kernels(layer, direction, dtype, optimizer)]
+        moved_bytes = sum(kernel.read_bytes + kernel.written_bytes for kernel in kernels)
+        return cls(sum(layer.flops(direction) for layer in layers), moved_bytes, len(kernels))
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops, self.moved_bytes + other.moved_bytes, self.num_kernels + other.num_kernels
+        )
+
+    def times(self, count: int) -> Work:
+        """The same so many times."""
+        return Work(self.flops * count, self.moved_bytes * count, self.num_kernels * count)
+
+    def to_dict(self) -> dict[str, float]:
+        """What `profiles.plausible` reads of a row's `extra`; FLOP have a column of their own."""
+        return {"moved_bytes": self.moved_bytes, "num_kernels": self.num_kernels}
