@@ -87,7 +87,8 @@ def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask) -> Table:
 @njit(cache=True, nogil=True)
 def _table(prices, weigh, alive_SCLL1):
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     left_SL1G = np.full((S + 1, L + 1, G), np.inf)
     stop_SL1G = np.full((S, L + 1, G), -1, np.int32)
     how_SL1G = np.full((S, L + 1, G), -1, np.int32)
@@ -98,7 +99,7 @@ def _table(prices, weigh, alive_SCLL1):
     for s in range(S - 1, -1, -1):
         here_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):  # each stage before and after has a layer
                 least, where = here_L1G[start, g], -1
@@ -118,7 +119,7 @@ def _table(prices, weigh, alive_SCLL1):
             for h in range(G):
                 if here_L1G[start, h] < np.inf:
                     for g in range(G):
-                        total = here_L1G[start, h] + message(prices, weigh, s - 1, start, g, h)
+                        total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
                         if total < left_SL1G[s, start, g]:
                             left_SL1G[s, start, g] = total
                             next_SL1G[s, start, g] = h
@@ -138,11 +139,11 @@ def weighted(prices, weigh, s, c, sum_L1):
 
 
 @njit(cache=True, nogil=True)
-def message(prices, weigh, s, cut, g, h):
+def message(message_L1GG3, cut_S3, s, cut, g, h):
     """What the messages behind stage s take in the sum."""
     total = 0.0
     for part in range(3):
-        total += weigh.cut_S3[s, part] * prices.message_L1GG3[cut, g, h, part]
+        total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]
     return total
 
 
@@ -150,14 +151,15 @@ def message(prices, weigh, s, cut, g, h):
 def enter_table(prices, weigh, alive_SCLL1, place):
     """The least for all stages before a place and the messages between them, by where it begins and its class."""
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     before_L1G, enter_L1G = np.empty((L + 1, G)), np.full((L + 1, G), np.inf)
     enter_L1G[0, :] = 0.0
     sum_L1 = np.zeros(L + 1)
     for s in range(place):
         before_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):
                 base = enter_L1G[start, g] + fixed - sum_L1[start]
@@ -169,7 +171,7 @@ def enter_table(prices, weigh, alive_SCLL1, place):
             for g in range(G):
                 if before_L1G[start, g] < np.inf:
                     for h in range(G):
-                        total = before_L1G[start, g] + message(prices, weigh, s, start, g, h)
+                        total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s, start, g, h)
                         enter_L1G[start, h] = min(enter_L1G[start, h], total)
     return enter_L1G
 
@@ -182,7 +184,8 @@ def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
     weighted sum is not above what a plan takes.
     """
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     before_L1G = np.full((L + 1, G), np.inf)
     enter_L1G = np.full((L + 1, G), np.inf)
     enter_L1G[0, :] = 0.0
@@ -195,11 +198,11 @@ def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
                 for g in range(G):
                     if before_L1G[start, g] < np.inf:
                         for h in range(G):
-                            total = before_L1G[start, g] + message(prices, weigh, s - 1, start, g, h)
+                            total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
                             enter_L1G[start, h] = min(enter_L1G[start, h], total)
         before_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):
                 base = enter_L1G[start, g] + fixed - sum_L1[start]
