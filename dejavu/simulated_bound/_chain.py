@@ -79,13 +79,36 @@ class Table(NamedTuple):
         return stop_S, how_S
 
 
-def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask) -> Table:
+class Spans(NamedTuple):
+    """Between which stops the stages lie that are still considered; most are dropped soon, and need not be looked at.
+
+    Attributes:
+        any_SC: whether there is one.
+        span_SCL2: [s, c, start] the first stop, and one more than the last.
+    """
+
+    any_SC: Mask
+    span_SCL2: NDArray[np.int16]
+
+
+def spans_of(alive_SCLL1: Mask) -> Spans:
+    """What `drop` keeps up to date afterwards; wider spans than need be change no result."""
+    L1 = alive_SCLL1.shape[3]
+    any_SCL = np.asarray(alive_SCLL1.any(axis=3))
+    first_SCL = alive_SCLL1.argmax(axis=3)
+    stop_SCL = L1 - alive_SCLL1[..., ::-1].argmax(axis=3)
+    span_SCL2 = np.stack([first_SCL, stop_SCL * any_SCL], axis=3).astype(np.int16)
+    return Spans(np.asarray(any_SCL.any(axis=2)), np.ascontiguousarray(span_SCL2))
+
+
+def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
     """The cheapest ways behind each cut, among the stages that are still considered."""
-    return Table(*_table(prices, weigh, alive_SCLL1))
+    return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
 
 
 @njit(cache=True, nogil=True)
-def _table(prices, weigh, alive_SCLL1):
+def _table(prices, weigh, alive_SCLL1, spans):
+    any_SC, span_SCL2 = spans
     S, C, L, _ = alive_SCLL1.shape
     message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
     G = message_L1GG3.shape[1]
@@ -99,12 +122,15 @@ def _table(prices, weigh, alive_SCLL1):
     for s in range(S - 1, -1, -1):
         here_L1G[:] = np.inf
         for c in range(C):
+            if not any_SC[s, c]:
+                continue
             g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):  # each stage before and after has a layer
                 least, where = here_L1G[start, g], -1
                 base = fixed - sum_L1[start]
-                for stop in range(start + 1 if s < S - 1 else L, L - (S - s - 1) + 1):
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
                     if alive_SCLL1[s, c, start, stop]:
                         total = base + sum_L1[stop] + left_SL1G[s + 1, stop, g]
                         if total < least:
@@ -177,12 +203,13 @@ def enter_table(prices, weigh, alive_SCLL1, place):
 
 
 @njit(cache=True, nogil=True)
-def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
+def drop(prices, weigh, left_SL1G, alive_SCLL1, spans, limit):
     """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
 
     The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way behind it; and the
     weighted sum is not above what a plan takes.
     """
+    any_SC, span_SCL2 = spans
     S, C, L, _ = alive_SCLL1.shape
     message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
     G = message_L1GG3.shape[1]
@@ -202,16 +229,24 @@ def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
                             enter_L1G[start, h] = min(enter_L1G[start, h], total)
         before_L1G[:] = np.inf
         for c in range(C):
-            g = class_C[c]
+            if not any_SC[s, c]:
+                continue
+            g, before = class_C[c], count
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):
                 base = enter_L1G[start, g] + fixed - sum_L1[start]
-                for stop in range(start + 1 if s < S - 1 else L, L - (S - s - 1) + 1):
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                span_SCL2[s, c, start, 0] = span_SCL2[s, c, start, 1] = 0
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
                     if alive_SCLL1[s, c, start, stop]:
                         total = base + sum_L1[stop]
                         if total + left_SL1G[s + 1, stop, g] >= limit:
                             alive_SCLL1[s, c, start, stop] = False
                         else:
                             count += 1
+                            if span_SCL2[s, c, start, 1] == 0:
+                                span_SCL2[s, c, start, 0] = stop
+                            span_SCL2[s, c, start, 1] = stop + 1
                             before_L1G[stop, g] = min(before_L1G[stop, g], total)
+            any_SC[s, c] = count > before
     return count

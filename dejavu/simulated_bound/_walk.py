@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dejavu.compiled import njit
 from dejavu.simulate._listing import NOTHING, Integers, Listing
-from dejavu.simulated_bound._chain import Mask, Weights, table, weighted
+from dejavu.simulated_bound._chain import Mask, Weights, spans_of, table, weighted
 from dejavu.simulated_bound._paths import longest
 from dejavu.simulated_bound._prices import Prices
 from dejavu.stage_costs import Floats
@@ -72,6 +72,7 @@ class Walked(NamedTuple):
 def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
     S, C, L, _ = alive_SCLL1.shape
+    spans = spans_of(alive_SCLL1)
     sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
     for n, (weigh, _) in enumerate(weighs):
         for s in range(S):
@@ -81,7 +82,7 @@ def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: M
         sum_NSCL1,
         fixed_NSC,
         np.array([weigh.cut_S3 for weigh, _ in weighs]),
-        np.array([table(prices, weigh, alive_SCLL1).left_SL1G for weigh, _ in weighs]),
+        np.array([table(prices, weigh, alive_SCLL1, spans).left_SL1G for weigh, _ in weighs]),
         np.array([constant for _, constant in weighs]),
     )
 
