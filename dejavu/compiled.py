@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit
 from numba.core import event
 from numba.core.caching import _CacheLocator
 
@@ -33,6 +32,12 @@ _NUMBAS_OWN = (
     "IPythonCacheLocator",
     "ZipCacheLocator",
 )
+
+
+def njit(**options: Any) -> Callable[[Callable], Any]:
+    """Numba's `njit`, without the wrapper by which C would call the function: a twentieth of the time to compile."""
+    compiled: Any = numba.njit  # a type checker does not see all of its options
+    return compiled(no_cfunc_wrapper=True, **options)
 
 
 def cache_folder() -> Path:

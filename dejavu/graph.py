@@ -12,9 +12,12 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -24,7 +27,7 @@ from dejavu.cluster.records import Kind
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.liveness import Footprint, footprint
-from dejavu.models import LayerBuilder, TensorParallel, layers_of, model_of
+from dejavu.models import LayerBuilder, Model, TensorParallel, layers_of, model_of
 from dejavu.tracing import fake_tensors
 from dejavu.units import plural
 from dejavu.workload import Workload
@@ -128,60 +131,155 @@ class Graph:
         return _hash([layer.signature for layer in self.layers])
 
 
-def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True) -> Graph:
+def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept: KeptLayers | None = None) -> Graph:
     """The workload's model as layers, without weights.
 
     Args:
         kind: of the devices that will run it: attention has other kernels on GPUs, which keep and compute other things.
         reuse: trace layers that are built alike and take alike inputs only once; the answer is the same without.
+        kept: layers that were traced before, for later processes; the answer is the same without.
 
     Raises:
         CaptureError: a layer cannot be traced.
         InputError: the workload names a model or data that do not exist or do not fit.
     """
     shape, model = dataset_of(workload).shape, model_of(workload)
+    dtype, size = DTYPES[workload.dtype], workload.microbatch_size
+    inputs: Form | torch.Tensor = Form.contiguous(
+        (size, *shape.input_shape), dtype if shape.input_dtype.is_floating_point else shape.input_dtype
+    )
+    end = End(model, Form.contiguous((size, *shape.target_shape), torch.int64))
+    tracing = _Tracing(dtype, kind, kept)
     builders = layers_of(workload)
-    dtype = DTYPES[workload.dtype]
     layers: list[Layer] = []
-    traced: dict[Any, tuple[Layer, torch.Tensor]] = {}
-    with fake_tensors():
-        inputs = torch.empty(
-            workload.microbatch_size,
-            *shape.input_shape,
-            dtype=dtype if shape.input_dtype.is_floating_point else shape.input_dtype,
-        )
-        target = torch.empty(workload.microbatch_size, *shape.target_shape, dtype=torch.int64)
-        for position, builder in enumerate(builders):
-            last = position == len(builders) - 1
-            key = _work_of(builder, inputs) if reuse and not last else None
-            if key is None or key not in traced:
-                built = builder if kind == "cpu" else LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
-                found = _capture_layer(built, inputs, dtype, _loss_of(model.loss, target) if last else None)
-                traced[key] = found
-            layer, inputs = traced[key]
-            layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
+    for position, builder in enumerate(builders):
+        last = position == len(builders) - 1
+        key = _work_of(builder, inputs) if reuse and not last else None
+        if key is None or key not in traced:
+            traced[key] = tracing.layer(builder, inputs, end if last else None)
+        layer, inputs = traced[key]
+        layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
     if layers[-1].output_shape[-1] < shape.num_classes:
         raise CaptureError(
             f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
             f"{plural(layers[-1].output_shape[-1], 'class')}, and data {workload.data} has {shape.num_classes}; wanted "
             f"as many or more in the last dimension"
         )
-    return Graph(tuple(layers), workload.microbatch_size, workload.dtype, model.notes(shape), kind)
+    return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
 
 
-def _work_of(builder: LayerBuilder, inputs: torch.Tensor) -> Any:
+class Form(NamedTuple):
+    """All that a layer's trace takes from the tensor that it is handed; the tensor owns its memory and fills it.
+
+    Attributes:
+        stride: in elements.
+        dtype: torch's name, such as `float32`.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Form:
+        """Of a new tensor."""
+        steps = [prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape))]
+        return cls(shape, tuple(steps), str(dtype).removeprefix("torch."), False)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form | None:
+        """None where the tensor is not all of its memory, so that its form does not say how much it holds."""
+        form = cls(
+            tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad
+        )
+        fills = not tensor.storage_offset() and tensor.untyped_storage().nbytes() == _bytes_of([tensor])
+        return form if fills and type(tensor) is FakeTensor else None
+
+    def tensor(self) -> torch.Tensor:
+        """Such a tensor."""
+        empty = torch.empty_strided(self.shape, self.stride, dtype=getattr(torch, self.dtype))
+        return empty.requires_grad_(self.requires_grad)
+
+
+class End(NamedTuple):
+    """What the last layer takes with it: the model's loss, and its targets."""
+
+    model: Model
+    target: Form
+
+
+class KeptLayers(Protocol):
+    """Layers that were traced before; `dejavu.kept_layers` keeps them on disk."""
+
+    def load(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None) -> Traced | None:
+        """The layer and its output's form, if it was traced before; None also for layers that are not kept."""
+
+    def save(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None, found: Traced) -> None:
+        """Keep what tracing gave."""
+
+
+Traced = tuple[Layer, Form]
+
+
+class _Tracing:
+    """How the layers of one model are traced, or taken from those that were traced before."""
+
+    def __init__(self, dtype: torch.dtype, kind: Kind, kept: KeptLayers | None) -> None:
+        self._dtype, self._kind, self._kept = dtype, kind, kept
+
+    @cached_property
+    def _mode(self) -> FakeTensorMode:
+        """One for all layers. Not made before a layer is traced: it imports torch's compiler, nearly a second."""
+        return FakeTensorMode(allow_non_fake_inputs=False)
+
+    def layer(
+        self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
+    ) -> tuple[Layer, Form | torch.Tensor]:
+        """One layer, and what it hands to the next: its form, where that says all."""
+        if self._kept is None or not isinstance(inputs, Form):
+            return self._trace(builder, inputs, end)
+        asked = (builder, inputs, str(self._dtype).removeprefix("torch."), self._kind, end)
+        known = self._kept.load(*asked)
+        if known is not None:
+            return known
+        layer, output = self._trace(builder, inputs, end)
+        if isinstance(output, Form):
+            self._kept.save(*asked, (layer, output))
+        return layer, output
+
+    def _trace(
+        self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
+    ) -> tuple[Layer, Form | torch.Tensor]:
+        built = builder
+        if self._kind != "cpu":
+            built = LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
+        with fake_tensors(self._mode):
+            received = inputs.tensor() if isinstance(inputs, Form) else inputs
+            loss = _loss_of(end.model.loss, end.target.tensor()) if end else None
+            layer, output = _capture_layer(built, received, self._dtype, loss)
+            return layer, Form.of(output) or output
+
+
+def _work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
     """Equal for layers that compute the same: one constructor, the same plain arguments, inputs of one form.
 
     None where that cannot be told.
     """
+    arguments = plain_arguments(builder)
+    return None if arguments is None or not isinstance(inputs, Form) else (*arguments, inputs)
+
+
+def plain_arguments(builder: LayerBuilder) -> tuple[type[nn.Module], tuple[Any, ...], tuple[Any, ...]] | None:
+    """The layer's class and what it is constructed with, where these are plain values; else None."""
     build = builder.build
     if not isinstance(build, partial) or not isinstance(build.func, type):
         return None
     arguments = (*build.args, *build.keywords.values())
     if not all(isinstance(argument, int | float | str | None) for argument in arguments):
         return None
-    form = (inputs.shape, inputs.stride(), inputs.storage_offset(), inputs.dtype, inputs.requires_grad)
-    return (build.func, build.args, tuple(sorted(build.keywords.items())), form)
+    return build.func, build.args, tuple(sorted(build.keywords.items()))
 
 
 def _loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

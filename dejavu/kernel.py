@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -118,12 +119,14 @@ _READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe
 _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
 
 
+@lru_cache(maxsize=1024)
 def base_name(kind: str) -> str:
     """`aten._softmax_backward_data` and `aten.add_` are `softmax` and `add`; another library's name stays whole."""
     name = kind.removeprefix("aten.").strip("_")
     return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
 
 
+@lru_cache(maxsize=1024)  # of operators' names, of which a model has dozens
 def family_of(kind: str) -> str | None:
     """The family of an ATen operator; None where no table here has it."""
     name = base_name(kind)

@@ -138,7 +138,7 @@ def _problem(
     configurations: Sequence[StageConfiguration],
     costs: AdditiveCosts,
 ) -> Problem:
-    links = np.array([[stage_transfer(cluster, transfers, a, b) for b in configurations] for a in configurations])
+    links = _links(cluster, transfers, configurations)
     return Problem(
         layers=table.layers,
         configurations=tuple(configurations),
@@ -151,3 +151,13 @@ def _problem(
         num_microbatches=workload.num_microbatches,
         max_stages=workload.num_microbatches,
     )
+
+
+def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
+    """(latency, seconds per byte) from each configuration to each; asked once for those that sit alike on nodes."""
+    sits = [(how.device_type, how.num_devices, how.num_nodes, how.data_parallel) for how in configurations]
+    alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
+    place = {key: k for k, key in enumerate(alike)}
+    between = np.array([[stage_transfer(cluster, transfers, a, b) for b in alike.values()] for a in alike.values()])
+    index = [place[key] for key in sits]
+    return between[np.ix_(index, index)]

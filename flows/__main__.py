@@ -190,13 +190,16 @@ def plan(
     """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
     from contextlib import ExitStack
 
-    from rich.console import Console
+    from dejavu.imports import uncollected
 
-    from dejavu.compiled import told_of_compiling
-    from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
-    from dejavu.planning.questions import Ask
-    from flows.inputs import TypedQuestion, read_what_if
-    from flows.progress import rows_bar
+    with uncollected():
+        from rich.console import Console
+
+        from dejavu.compiled import told_of_compiling
+        from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
+        from dejavu.planning.questions import Ask
+        from flows.inputs import TypedQuestion, read_what_if
+        from flows.progress import rows_bar
 
     machines, wanted = read_what_if(cluster, model, workload)
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)

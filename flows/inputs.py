@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu import strict_yaml
 from dejavu.cluster import Cluster, load_cluster
@@ -15,8 +16,10 @@ from dejavu.models import layers_of
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.runtime.refusals import refuse_cluster
-from dejavu.runtime.resume import EarlierTraining, earlier_training
 from dejavu.workload import Workload
+
+if TYPE_CHECKING:
+    from dejavu.runtime.resume import EarlierTraining
 
 EXAMPLES = Path("examples/workloads")
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
@@ -82,7 +85,11 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     Raises:
         InputError: the folder has none, or it was trained with another model, data, batch or optimizer.
     """
-    return earlier_training(Path(resume), workload) if resume else None
+    if not resume:
+        return None
+    from dejavu.runtime.resume import earlier_training  # with torch's checkpoints: half a second to import
+
+    return earlier_training(Path(resume), workload)
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from numba.core.caching import _CacheLocator
 
+from benchmarks.bound.every_plan import small_posed
 from dejavu import compiled
 from dejavu.compiled import UserCacheLocator, cache_folder
+from dejavu.search import _line, _stage_table
+from dejavu.search.pipedream import PipeDream
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOP = """
@@ -73,3 +76,11 @@ def test_every_loop_of_the_package_is_compiled_this_way() -> None:
     for path in sorted((ROOT / "dejavu").rglob("*.py")):
         if path.name != "compiled.py":
             assert "from numba import" not in path.read_text(), f"{path}: wanted `from dejavu.compiled import njit`"
+
+
+def test_loops_of_pipedream_are_compiled_once_and_before_its_clock_starts() -> None:
+    """A second signature would be compiled while its budget runs, so that a first run would find worse plans."""
+    for seed in range(4):
+        PipeDream().run(small_posed(seed).problem, budget_seconds=10.0)
+    assert len(_line.list_stages.signatures) == len(_line.fewest_stages.signatures) == 1
+    assert len(_stage_table._between.signatures) <= 1

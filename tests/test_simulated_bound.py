@@ -15,6 +15,7 @@ from dejavu.schedule import SCHEDULES
 from dejavu.simulate import play_posed
 from dejavu.simulate._listing import listing
 from dejavu.simulated_bound import Proof, SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulated_bound._dual import times_of
 from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_lines
 from dejavu.simulated_bound._prices import priced
@@ -171,3 +172,24 @@ def test_no_plan_where_nothing_fits() -> None:
 def test_an_unknown_schedule_is_named() -> None:
     with pytest.raises(InputError, match="gpipes"):
         simulated_lower_bound(small_posed(0), schedules=("gpipes",), best_seconds=1.0, budget_seconds=1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_outside_of_their_span_are_none_that_are_considered(seed: int) -> None:
+    """Dropping with spans that are kept narrow leaves what dropping with the widest ones leaves, to the bit."""
+    posed = small_posed(seed)
+    prices, rng = priced(posed, np.inf).prices, np.random.default_rng(seed)
+    order = listing("gpipe", 2, 4)
+    C, L = len(prices.class_C), posed.problem.num_layers
+    narrow_SCLL1 = rng.random((2, C, L, L + 1)) < 0.8
+    wide_SCLL1 = narrow_SCLL1.copy()
+    spans = spans_of(narrow_SCLL1)
+    for line in rank_lines(order):
+        weigh = weights(line.stage_S5, line.cut_S3, np.zeros(C))
+        widest = Spans(np.ones((2, C), np.bool_), np.tile(np.array([0, L + 1], np.int16), (2, C, L, 1)))
+        found, wanted = table(prices, weigh, narrow_SCLL1, spans), table(prices, weigh, wide_SCLL1, widest)
+        assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+        limit = 1.3 * found.least if np.isfinite(found.least) else 1.0
+        left = drop(prices, weigh, found.left_SL1G, narrow_SCLL1, spans, limit)
+        assert left == drop(prices, weigh, wanted.left_SL1G, wide_SCLL1, widest, limit)
+        assert np.array_equal(narrow_SCLL1, wide_SCLL1)

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtrit
 
 from dejavu.cluster import DeviceType
 from dejavu.cost._base import CostError
@@ -319,7 +318,7 @@ def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> 
             for left_out in names
         ]
         # A device's mean error is one draw of few: Student's 90 % interval for the next draw, over the normal one.
-        scale, widen = 1.0, float(student.ppf(0.95, few - 1) / norm.ppf(0.95)) * math.sqrt(1 + 1 / few)
+        scale, widen = 1.0, float(stdtrit(few - 1, 0.95) / ndtri(0.95)) * math.sqrt(1 + 1 / few)
     else:
         held_out, scale, widen = [(list(tables), function)], 2.0, 1.0
     size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out, widen), strict=True))

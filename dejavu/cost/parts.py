@@ -65,6 +65,7 @@ class PartPrices:
         self._cluster, self._at, self._predicted = cluster, at, predicted
         self._predictions: dict[Part, Passes] = {}
         self._kernels: dict[Part, dict[Hashable, tuple[list[Kernel], ...]]] = {}
+        self._passes: dict[Hashable, tuple[list[Kernel], list[Kernel]]] = {}
         self._seconds: dict[str, dict[Kernel, float]] = {}
 
     def prediction(self, part: Part) -> Passes:
@@ -109,8 +110,7 @@ class PartPrices:
             optimizer = self._predicted.optimizer
             self._kernels[part] = {
                 work: (
-                    list(layer_kernels(layer, "forward", t)),
-                    list(layer_kernels(layer, "backward", t)),
+                    *self._passes_of(layer, part.microbatch_size, t),
                     optimizer_kernels(
                         layer.parameter_bytes / degree_of(layer, t) / part.shards, optimizer, graph.dtype
                     ),
@@ -118,6 +118,14 @@ class PartPrices:
                 for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
             }
         return self._kernels[part]
+
+    def _passes_of(self, layer: Layer, microbatch_size: int, tensor_parallel: int) -> tuple[list[Kernel], list[Kernel]]:
+        """Forward and backward of one layer: the same on every type of device, however the optimizer is sharded."""
+        key = (microbatch_size, tensor_parallel, work_of(layer))
+        if key not in self._passes:
+            forward, backward = (list(layer_kernels(layer, way, tensor_parallel)) for way in ("forward", "backward"))
+            self._passes[key] = (forward, backward)
+        return self._passes[key]
 
 
 def work_of(layer: Layer) -> tuple[str, int, int, object]:

@@ -16,6 +16,7 @@ from dejavu.cost.scaled import scaled
 from dejavu.cost.stage_collectives import StageCollectives
 from dejavu.errors import InputError
 from dejavu.graph import CaptureError, Graph, capture
+from dejavu.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed, pose_parallel
@@ -97,7 +98,7 @@ class Prices:
         workload = self.request.workload
         one = workload.model_copy(update={"num_microbatches": workload.batch_size // microbatch_size})
         try:
-            return capture(one, self.request.cluster.kind)
+            return capture(one, self.request.cluster.kind, kept=KeptInUserCache())
         except CaptureError as error:
             raise InputError(str(error), ("model",)) from error
 

@@ -27,8 +27,10 @@ def rows_of_one_type(problem: Problem) -> Iterator[list[StageConfiguration]]:
 
 def rows_of_several_types(problem: Problem) -> Iterator[list[StageConfiguration]]:
     """One shape of stage on several types, as many stages as each type has room for, the types in any order."""
-    for shape in dict.fromkeys(_shape(configuration) for configuration in problem.configurations):
-        present = [c for c in problem.configurations if _shape(c) == shape]
+    alike: dict[StageConfiguration, list[StageConfiguration]] = {}
+    for configuration in problem.configurations:
+        alike.setdefault(_shape(configuration), []).append(configuration)
+    for present in alike.values():
         for order in _orders(present):
             stages = [c for c in order for _ in range(problem.device_counts[c.device_type] // c.num_devices)]
             if 1 <= len(stages) <= problem.most_stages:

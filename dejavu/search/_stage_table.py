@@ -23,8 +23,9 @@ Ints = NDArray[np.int64]
 
 _BLOCK = 16  # layers; a maximum over a span costs at most this many reads, and 3.2 numbers for each layer
 _NEAR_WHOLE = 1e-9  # a quotient this near to a whole number, relative, is rounded down exactly, as Python does it
-# Columns of sums_CL1N: of each of SUMMED the part on a grid and, _REST columns further, the rest; see `Sums`.
-_SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP = range(5)
+# Columns of sums_CL1N: of each of SUMMED the part on a grid and, _REST columns further, the rest; see `Sums`. NumPy's
+# integers: for each of Python's, which numba takes as a type of its own, `_between` would be compiled again.
+_SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP = np.arange(5)
 _REST = 5
 _MESSAGE, _LATENCY, _ROOM, _BLOCKED = range(10, 14)
 _COLUMNS = 16  # two lines of cache

@@ -111,7 +111,8 @@ class _Line:
         groups = {key: g for g, key in enumerate(dict.fromkeys(keys))}
         self._problem, self._cut_K, self._member_C = problem, cut_K, member_C
         self._group_C = np.array([groups[key] for key in keys], dtype=np.int64)
-        self._type_G, self._devices_G, self._class_G = np.array(list(groups), dtype=np.int64).T
+        # Each in one piece: for columns of one array the loops would be compiled once more.
+        self._type_G, self._devices_G, self._class_G = (np.array(column) for column in zip(*groups, strict=True))
         need_J = table.rules[0][np.arange(1, table.most_stages + 1), 0]
         self._busy_CKK, self._behind_CKK = _line.list_stages(table.costs, cut_K, member_C, need_J, B - 1)
         among = np.ix_(head_A, head_A)

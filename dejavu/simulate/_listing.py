@@ -8,17 +8,23 @@ that exchange anything), M = messages (a route's microbatches, one route after t
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.schedule import Pass, actions, schedule_named
+from dejavu import user_cache
+from dejavu.schedule import Pass, Schedule, actions, schedule_named
 
 Integers = NDArray[np.int64]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDER, _STORED = "schedules", np.dtype("<i4")  # in the user's cache
 
 NOTHING = -1  # in place of a message or a microbatch that there is not
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, ONCE = range(5)  # ONCE: what a stage does at the end of a step
@@ -71,8 +77,18 @@ def listing(name: str, num_stages: int, num_microbatches: int) -> Listing:
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
     schedule = schedule_named(name)
+    key = [code_of_lists(), name, num_stages, num_microbatches]
+    kept = user_cache.load(_FOLDER, key)
+    if kept is not None:
+        return _read(kept)
+    made = _listing(schedule, num_stages, num_microbatches)
+    user_cache.save(_FOLDER, key, _written(made))
+    return made
+
+
+def _listing(schedule: Schedule, num_stages: int, num_microbatches: int) -> Listing:
     with _garbage_left():
-        orders = actions(name, num_stages, num_microbatches)
+        orders = actions(schedule.name, num_stages, num_microbatches)
     rows, lengths = [], []
     for rank, order in enumerate(orders):
         stages, passes, microbatches = zip(*order, strict=True)
@@ -114,6 +130,31 @@ def listing(name: str, num_stages: int, num_microbatches: int) -> Listing:
         first_C1=np.searchsorted(np.sort(channel), np.arange(len(pairs) + 1)),
         num_microbatches=num_microbatches,
     )
+
+
+@cache
+def code_of_lists() -> list[str]:
+    """The code that decides a listing: torch's lists, and what is made of them here."""
+    import torch
+
+    pipelining = Path(torch.__file__).parent / "distributed" / "pipelining"
+    texts = [user_cache.text_hash(folder.glob("*.py")) for folder in (pipelining, _PACKAGE, _PACKAGE / "simulate")]
+    return [*texts, str(torch.__version__), str(torch.version.git_version), sys.version]
+
+
+def _written(made: Listing) -> bytes:
+    """The arrays one after the other, behind their lengths."""
+    arrays = made[:-1]
+    lengths = [made.num_microbatches, *map(len, arrays)]
+    return np.concatenate([np.array(lengths), *arrays]).astype(_STORED).tobytes()
+
+
+def _read(payload: bytes) -> Listing:
+    num_microbatches, *lengths = map(int, np.frombuffer(payload, _STORED, count=len(Listing._fields)))
+    numbers = np.frombuffer(payload, _STORED)[1 + len(lengths) :].astype(np.int64)
+    ends = np.cumsum(lengths)
+    arrays = [numbers[end - length : end].copy() for end, length in zip(ends, lengths, strict=True)]
+    return Listing._make([*arrays, num_microbatches])
 
 
 @contextmanager

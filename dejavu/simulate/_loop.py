@@ -95,7 +95,8 @@ def _run(order, costs, shares, played):
     waits_P = np.full(P, NOTHING)  # the message that it waits for
     phase_J = np.full(P + 2 * C, IDLE)
     place_3C = np.empty((3, C), np.int64)  # in each channel's queue: posted, sent, received
-    place_3C[:] = first_C1[:-1]
+    for c in range(C):
+        place_3C[0, c] = place_3C[1, c] = place_3C[2, c] = first_C1[c]
     ready = np.arange(P)  # ranks that look at their next action
     num_ready, now = P, 0.0
     while True:

@@ -79,15 +79,39 @@ class Table(NamedTuple):
         return stop_S, how_S
 
 
-def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask) -> Table:
+class Spans(NamedTuple):
+    """Between which stops the stages lie that are still considered; most are dropped soon, and need not be looked at.
+
+    Attributes:
+        any_SC: whether there is one.
+        span_SCL2: [s, c, start] the first stop, and one more than the last.
+    """
+
+    any_SC: Mask
+    span_SCL2: NDArray[np.int16]
+
+
+def spans_of(alive_SCLL1: Mask) -> Spans:
+    """What `drop` keeps up to date afterwards; wider spans than need be change no result."""
+    L1 = alive_SCLL1.shape[3]
+    any_SCL = np.asarray(alive_SCLL1.any(axis=3))
+    first_SCL = alive_SCLL1.argmax(axis=3)
+    stop_SCL = L1 - alive_SCLL1[..., ::-1].argmax(axis=3)
+    span_SCL2 = np.stack([first_SCL, stop_SCL * any_SCL], axis=3).astype(np.int16)
+    return Spans(np.asarray(any_SCL.any(axis=2)), np.ascontiguousarray(span_SCL2))
+
+
+def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
     """The cheapest ways behind each cut, among the stages that are still considered."""
-    return Table(*_table(prices, weigh, alive_SCLL1))
+    return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
 
 
 @njit(cache=True, nogil=True)
-def _table(prices, weigh, alive_SCLL1):
+def _table(prices, weigh, alive_SCLL1, spans):
+    any_SC, span_SCL2 = spans
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     left_SL1G = np.full((S + 1, L + 1, G), np.inf)
     stop_SL1G = np.full((S, L + 1, G), -1, np.int32)
     how_SL1G = np.full((S, L + 1, G), -1, np.int32)
@@ -98,12 +122,15 @@ def _table(prices, weigh, alive_SCLL1):
     for s in range(S - 1, -1, -1):
         here_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            if not any_SC[s, c]:
+                continue
+            g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):  # each stage before and after has a layer
                 least, where = here_L1G[start, g], -1
                 base = fixed - sum_L1[start]
-                for stop in range(start + 1 if s < S - 1 else L, L - (S - s - 1) + 1):
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
                     if alive_SCLL1[s, c, start, stop]:
                         total = base + sum_L1[stop] + left_SL1G[s + 1, stop, g]
                         if total < least:
@@ -118,7 +145,7 @@ def _table(prices, weigh, alive_SCLL1):
             for h in range(G):
                 if here_L1G[start, h] < np.inf:
                     for g in range(G):
-                        total = here_L1G[start, h] + message(prices, weigh, s - 1, start, g, h)
+                        total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
                         if total < left_SL1G[s, start, g]:
                             left_SL1G[s, start, g] = total
                             next_SL1G[s, start, g] = h
@@ -138,11 +165,11 @@ def weighted(prices, weigh, s, c, sum_L1):
 
 
 @njit(cache=True, nogil=True)
-def message(prices, weigh, s, cut, g, h):
+def message(message_L1GG3, cut_S3, s, cut, g, h):
     """What the messages behind stage s take in the sum."""
     total = 0.0
     for part in range(3):
-        total += weigh.cut_S3[s, part] * prices.message_L1GG3[cut, g, h, part]
+        total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]
     return total
 
 
@@ -150,14 +177,15 @@ def message(prices, weigh, s, cut, g, h):
 def enter_table(prices, weigh, alive_SCLL1, place):
     """The least for all stages before a place and the messages between them, by where it begins and its class."""
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     before_L1G, enter_L1G = np.empty((L + 1, G)), np.full((L + 1, G), np.inf)
     enter_L1G[0, :] = 0.0
     sum_L1 = np.zeros(L + 1)
     for s in range(place):
         before_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            g = class_C[c]
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):
                 base = enter_L1G[start, g] + fixed - sum_L1[start]
@@ -169,20 +197,22 @@ def enter_table(prices, weigh, alive_SCLL1, place):
             for g in range(G):
                 if before_L1G[start, g] < np.inf:
                     for h in range(G):
-                        total = before_L1G[start, g] + message(prices, weigh, s, start, g, h)
+                        total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s, start, g, h)
                         enter_L1G[start, h] = min(enter_L1G[start, h], total)
     return enter_L1G
 
 
 @njit(cache=True, nogil=True)
-def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
+def drop(prices, weigh, left_SL1G, alive_SCLL1, spans, limit):
     """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
 
     The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way behind it; and the
     weighted sum is not above what a plan takes.
     """
+    any_SC, span_SCL2 = spans
     S, C, L, _ = alive_SCLL1.shape
-    G = prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
     before_L1G = np.full((L + 1, G), np.inf)
     enter_L1G = np.full((L + 1, G), np.inf)
     enter_L1G[0, :] = 0.0
@@ -195,20 +225,28 @@ def drop(prices, weigh, left_SL1G, alive_SCLL1, limit):
                 for g in range(G):
                     if before_L1G[start, g] < np.inf:
                         for h in range(G):
-                            total = before_L1G[start, g] + message(prices, weigh, s - 1, start, g, h)
+                            total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
                             enter_L1G[start, h] = min(enter_L1G[start, h], total)
         before_L1G[:] = np.inf
         for c in range(C):
-            g = prices.class_C[c]
+            if not any_SC[s, c]:
+                continue
+            g, before = class_C[c], count
             fixed = weighted(prices, weigh, s, c, sum_L1)
             for start in range(s, L - (S - s) + 1 if s else 1):
                 base = enter_L1G[start, g] + fixed - sum_L1[start]
-                for stop in range(start + 1 if s < S - 1 else L, L - (S - s - 1) + 1):
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                span_SCL2[s, c, start, 0] = span_SCL2[s, c, start, 1] = 0
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
                     if alive_SCLL1[s, c, start, stop]:
                         total = base + sum_L1[stop]
                         if total + left_SL1G[s + 1, stop, g] >= limit:
                             alive_SCLL1[s, c, start, stop] = False
                         else:
                             count += 1
+                            if span_SCL2[s, c, start, 1] == 0:
+                                span_SCL2[s, c, start, 0] = stop
+                            span_SCL2[s, c, start, 1] = stop + 1
                             before_L1G[stop, g] = min(before_L1G[stop, g], total)
+            any_SC[s, c] = count > before
     return count

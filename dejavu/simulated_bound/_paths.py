@@ -63,7 +63,7 @@ def longest(order, time_S5, time_S3, count_S5, count_S3):
 
     Messages of a channel are sent one after the other, and received so: their order is that of the sender's actions.
     """
-    stage_A, pass_A, _, first_P1, input_A, output_A, rank_S, channel_K, _, _, _, _, B = order
+    stage_A, pass_A, _, first_P1, input_A, output_A, rank_S, channel_K, from_C, _, _, _, B = order
     A, P = len(stage_A), len(first_P1) - 1
     stop_A = np.zeros(A)
     waited_A = np.zeros(A, np.bool_)  # for its message, rather than for its rank
@@ -71,7 +71,7 @@ def longest(order, time_S5, time_S3, count_S5, count_S3):
     left_M, arrived_M = np.zeros(M), np.full(M, -1.0)
     queued_M, held_M = np.zeros(M, np.bool_), np.zeros(M, np.bool_)  # behind the message before: sending, receiving
     sender_M, before_M = np.full(M, NOTHING), np.full(M, NOTHING)
-    last_C = np.full(channel_K.max() + 1 if len(channel_K) else 0, NOTHING)
+    last_C = np.full(len(from_C), NOTHING)
     next_P = first_P1[:-1].copy()
     done = 0
     while done < A:
@@ -113,10 +113,12 @@ def longest(order, time_S5, time_S3, count_S5, count_S3):
             while held_M[m]:
                 m = before_M[m]
                 count_S3[m // B // 2, 2] += 1.0
-            count_S3[m // B // 2, :2] += 1.0
+            count_S3[m // B // 2, 0] += 1.0
+            count_S3[m // B // 2, 1] += 1.0
             while queued_M[m]:
                 m = before_M[m]
-                count_S3[m // B // 2, :2] += 1.0
+                count_S3[m // B // 2, 0] += 1.0
+                count_S3[m // B // 2, 1] += 1.0
             i = sender_M[m]
         elif i > first_P1[rank_S[stage_A[i]]]:
             i -= 1

@@ -13,7 +13,7 @@ from dejavu.plan import Plan, Stage
 from dejavu.schedule import schedule_named
 from dejavu.simulate import play_posed
 from dejavu.simulate._listing import Integers, Listing, listing
-from dejavu.simulated_bound._chain import Mask, Table, Weights, drop, table, weights
+from dejavu.simulated_bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulated_bound._dual import Dual
 from dejavu.simulated_bound._paths import Line, busy_lines, held_microbatches, rank_lines
 from dejavu.simulated_bound._prices import Priced, memory_shares
@@ -58,6 +58,7 @@ class Place:
             np.inf
         )  # of the best plan known: what stages were dropped for, so that a faster plan has none of them
         self._stride = _STRIDE
+        self._spanned: tuple[Mask, Spans] | None = None
         self.is_weighed = False
 
     @property
@@ -134,7 +135,7 @@ class Place:
     def _cheapest(self, weigh: Weights, alive_SCLL1: Mask) -> Table | VeeTable:
         prices = self.problem.prices
         if not self._is_vee:
-            return table(prices, weigh, alive_SCLL1)
+            return table(prices, weigh, alive_SCLL1, self._spans_of(alive_SCLL1))
         allowed = pairs(prices, self._busy, alive_SCLL1, self._limit, self._share_SCLL1)
         return vee_table(prices, weigh, alive_SCLL1, allowed)
 
@@ -166,8 +167,15 @@ class Place:
         return left
 
     def _drop_by(self, weigh: Weights, alive_SCLL1: Mask, limit: float) -> int:
-        prices = self.problem.prices
-        return int(drop(prices, weigh, table(prices, weigh, alive_SCLL1).left_SL1G, alive_SCLL1, limit))
+        prices, spans = self.problem.prices, self._spans_of(alive_SCLL1)
+        left_SL1G = table(prices, weigh, alive_SCLL1, spans).left_SL1G
+        return int(drop(prices, weigh, left_SL1G, alive_SCLL1, spans, limit))
+
+    def _spans_of(self, alive_SCLL1: Mask) -> Spans:
+        """Of the mask that is looked at now; only `drop` changes it, and them with it."""
+        if self._spanned is None or self._spanned[0] is not alive_SCLL1:
+            self._spanned = (alive_SCLL1, spans_of(alive_SCLL1))
+        return self._spanned[1]
 
     def _met(self) -> Faster | None:
         """The fastest of the plans that weights led to, where it is faster than the best."""

@@ -99,7 +99,8 @@ def vee_table(prices: Prices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs)
 def _vee_table(prices, weigh, alive_SCLL1, allowed):
     busy_SCL1, busy_SC, enter_PL1G, limit, share_SCLL1 = allowed
     S, C, L, _ = alive_SCLL1.shape
-    P, G = S // 2, prices.message_L1GG3.shape[1]
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    P, G = S // 2, message_L1GG3.shape[1]
     left = np.full((P + 1, L + 1, L + 1, G), np.inf)
     first = np.full((P, L + 1, L + 1, G), -1, np.int16)
     last, how, following = first.copy(), first.copy(), first.copy()
@@ -113,7 +114,7 @@ def _vee_table(prices, weigh, alive_SCLL1, allowed):
         inner = 2 * (P - 1 - r)  # layers that the ranks after need at least
         z = S - 1 - r
         for c in range(C):
-            g = prices.class_C[c]
+            g = class_C[c]
             fixed = weighted(prices, weigh, r, c, near_L1) + weighted(prices, weigh, z, c, far_L1)
             busy_near, busy_far = busy_SCL1[r, c], busy_SCL1[z, c]
             for a in range(r, L - r - inner - 1 if r else 1):
@@ -149,8 +150,8 @@ def _vee_table(prices, weigh, alive_SCLL1, allowed):
                 for h in range(G):
                     if here[a, b, h] < np.inf:
                         for g in range(G):
-                            total = here[a, b, h] + message(prices, weigh, r - 1, a, g, h)
-                            total += message(prices, weigh, z, b, h, g)
+                            total = here[a, b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
+                            total += message(message_L1GG3, cut_S3, z, b, h, g)
                             if total < left[r, a, b, g]:
                                 left[r, a, b, g] = total
                                 following[r, a, b, g] = h

@@ -67,17 +67,20 @@ def vee_walk(
 @njit(cache=True, nogil=True)
 def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS):
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
+    _, _, _, message_L1GG3, class_C, type_C, devices_C, count_T = prices
     sum_NSCL1, fixed_NSC, cut_NS3, left_NPL1L1G, constant_N = lines
     limit, most_steps, lowers = limits
     S, C, L, _ = alive_SCLL1.shape
+    A = len(order.stage_A)
     P, N = S // 2, len(constant_N)
     # Rank r holds layers from_P[r] to near_P[r] and far_P[r] to until_P[r].
     from_P, until_P = np.zeros(P + 1, np.int64), np.zeros(P + 1, np.int64)
     near_P, far_P, how_P = np.zeros(P, np.int64), np.zeros(P, np.int64), np.full(P, -1)
     until_P[0] = L
     spent_P1N = np.zeros((P + 1, N))
-    spent_P1N[0] = constant_N
-    left_T = prices.count_T.copy()
+    for n in range(N):
+        spent_P1N[0, n] = constant_N[n]
+    left_T = count_T.copy()
     stop_S, how_S = np.zeros(S, np.int64), np.zeros(S, np.int64)
     time_S5, time_S3 = np.zeros((S, 5)), np.zeros((S, 3))
     none_S5, none_S3 = np.zeros((0, 5)), np.zeros((0, 3))
@@ -93,26 +96,26 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
             far_P[r] = until_P[r] - 1 if r < P - 1 else near_P[r]
         else:
             if c >= 0:
-                left_T[prices.type_C[c]] += prices.devices_C[c]
+                left_T[type_C[c]] += devices_C[c]
             c += 1
-            while c < C and prices.devices_C[c] > left_T[prices.type_C[c]]:
+            while c < C and devices_C[c] > left_T[type_C[c]]:
                 c += 1
             if c == C:
                 how_P[r] = -1
                 r -= 1
                 continue
-            left_T[prices.type_C[c]] -= prices.devices_C[c]
+            left_T[type_C[c]] -= devices_C[c]
             how_P[r], near_P[r] = c, from_P[r] + 1
             far_P[r] = until_P[r] - 1 if r < P - 1 else near_P[r]
         steps += 1
         if steps > most_steps:
             return False, limit, leaves
-        a, b, near, far, g = from_P[r], until_P[r], near_P[r], far_P[r], prices.class_C[c]
+        a, b, near, far, g = from_P[r], until_P[r], near_P[r], far_P[r], class_C[c]
         if not alive_SCLL1[r, c, a, near] or not alive_SCLL1[z, c, far, b]:
             continue
         if remembers and share_SCLL1[r, c, a, near] + share_SCLL1[z, c, far, b] > 1.0:
             continue
-        before = prices.class_C[how_P[r - 1]] if r else 0
+        before = class_C[how_P[r - 1]] if r else 0
         is_ruled_out = False
         for n in range(N):
             spent = spent_P1N[r, n] + fixed_NSC[n, r, c] + fixed_NSC[n, z, c]
@@ -120,8 +123,8 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
             spent += sum_NSCL1[n, z, c, b] - sum_NSCL1[n, z, c, far]
             if r:
                 for part in range(3):
-                    spent += cut_NS3[n, r - 1, part] * prices.message_L1GG3[a, before, g, part]
-                    spent += cut_NS3[n, z, part] * prices.message_L1GG3[b, g, before, part]
+                    spent += cut_NS3[n, r - 1, part] * message_L1GG3[a, before, g, part]
+                    spent += cut_NS3[n, z, part] * message_L1GG3[b, g, before, part]
             if spent + left_NPL1L1G[n, r + 1, near, far, g] >= limit:
                 is_ruled_out = True
                 break
@@ -136,11 +139,12 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
             stop_S[q], stop_S[S - 1 - q] = near_P[q], until_P[q]
             how_S[q] = how_S[S - 1 - q] = how_P[q]
         fill_times(prices, order, stop_S, how_S, time_S5, time_S3)
-        steps += len(order.stage_A)
+        steps += A
         seconds = longest(order, time_S5, time_S3, none_S5, none_S3)
         if seconds < limit:
             k = leaves % leaves_2KS.shape[1]
-            leaves_2KS[0, k], leaves_2KS[1, k] = stop_S, how_S
+            for q in range(S):
+                leaves_2KS[0, k, q], leaves_2KS[1, k, q] = stop_S[q], how_S[q]
             leaves += 1
             if lowers:
                 limit = seconds
@@ -152,14 +156,17 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
 @njit(cache=True, nogil=True)
 def fill_times(prices, order, stop_S, how_S, time_S5, time_S3):
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
-    S = len(stop_S)
+    sum_5CL1, pass_C, once_C, message_L1GG3, class_C, _, _, _ = prices
+    S, rank_S = len(stop_S), order.rank_S
     for s in range(S):
         c, start = how_S[s], stop_S[s - 1] if s else 0
         for k in range(5):
-            time_S5[s, k] = prices.sum_5CL1[k, c, stop_S[s]] - prices.sum_5CL1[k, c, start]
+            time_S5[s, k] = sum_5CL1[k, c, stop_S[s]] - sum_5CL1[k, c, start]
         if s == 0:
             time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
-        time_S5[s, :4] += prices.pass_C[c]
-        time_S5[s, 4] += prices.once_C[c]
-        if s and order.rank_S[s] != order.rank_S[s - 1]:
-            time_S3[s - 1] = prices.message_L1GG3[start, prices.class_C[how_S[s - 1]], prices.class_C[c]]
+        for k in range(4):
+            time_S5[s, k] += pass_C[c]
+        time_S5[s, 4] += once_C[c]
+        if s and rank_S[s] != rank_S[s - 1]:
+            for part in range(3):
+                time_S3[s - 1, part] = message_L1GG3[start, class_C[how_S[s - 1]], class_C[c], part]

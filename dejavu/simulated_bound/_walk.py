@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dejavu.compiled import njit
 from dejavu.simulate._listing import NOTHING, Integers, Listing
-from dejavu.simulated_bound._chain import Mask, Weights, table, weighted
+from dejavu.simulated_bound._chain import Mask, Weights, spans_of, table, weighted
 from dejavu.simulated_bound._paths import longest
 from dejavu.simulated_bound._prices import Prices
 from dejavu.stage_costs import Floats
@@ -72,6 +72,7 @@ class Walked(NamedTuple):
 def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
     S, C, L, _ = alive_SCLL1.shape
+    spans = spans_of(alive_SCLL1)
     sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
     for n, (weigh, _) in enumerate(weighs):
         for s in range(S):
@@ -81,7 +82,7 @@ def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: M
         sum_NSCL1,
         fixed_NSC,
         np.array([weigh.cut_S3 for weigh, _ in weighs]),
-        np.array([table(prices, weigh, alive_SCLL1).left_SL1G for weigh, _ in weighs]),
+        np.array([table(prices, weigh, alive_SCLL1, spans).left_SL1G for weigh, _ in weighs]),
         np.array([constant for _, constant in weighs]),
     )
 
@@ -122,17 +123,20 @@ def walk(
 @njit(cache=True, nogil=True)
 def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
+    sum_5CL1, pass_C, once_C, message_L1GG3, class_C, type_C, devices_C, count_T = prices
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
     limit, most_steps, lowers = limits
     partner_S, share_SCLL1 = ranks
+    rank_S, A = order.rank_S, len(order.stage_A)
     remembers = share_SCLL1.shape[0] > 0
     S, C, L, _ = alive_SCLL1.shape
     N = len(constant_N)
     start_S, stop_S, how_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
     spent_S1N = np.zeros((S + 1, N))  # of the stages before, with their messages
-    spent_S1N[0] = constant_N
+    for n in range(N):
+        spent_S1N[0, n] = constant_N[n]
     enter_N = np.zeros(N)
-    left_T = prices.count_T.copy()
+    left_T = count_T.copy()
     time_S5, time_S3 = np.zeros((S, 5)), np.zeros((S, 3))
     none_S5, none_S3 = np.zeros((0, 5)), np.zeros((0, 3))
     s, steps, leaves = 0, 0, 0
@@ -143,10 +147,10 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
             stop_S[s] += 1
         else:
             if c >= 0 and partner == NOTHING:
-                left_T[prices.type_C[c]] += prices.devices_C[c]
+                left_T[type_C[c]] += devices_C[c]
             if partner == NOTHING:
                 c += 1
-                while c < C and prices.devices_C[c] > left_T[prices.type_C[c]]:
+                while c < C and devices_C[c] > left_T[type_C[c]]:
                     c += 1
             else:
                 c = how_S[partner] if c < 0 else C
@@ -155,13 +159,13 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
                 s -= 1
                 continue
             if partner == NOTHING:
-                left_T[prices.type_C[c]] -= prices.devices_C[c]
+                left_T[type_C[c]] -= devices_C[c]
             how_S[s] = c
             stop_S[s] = start_S[s] + 1 if s < S - 1 else L
         steps += 1
         if steps > most_steps:
             return False, limit, leaves
-        start, stop, g = start_S[s], stop_S[s], prices.class_C[c]
+        start, stop, g = start_S[s], stop_S[s], class_C[c]
         if not alive_SCLL1[s, c, start, stop]:
             continue
         if remembers and partner != NOTHING:
@@ -172,9 +176,9 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
         for n in range(N):
             spent = spent_S1N[s, n]
             if s:
-                parts_3 = prices.message_L1GG3[start, prices.class_C[how_S[s - 1]], g]
+                before = class_C[how_S[s - 1]]
                 for part in range(3):
-                    spent += cut_NS3[n, s - 1, part] * parts_3[part]
+                    spent += cut_NS3[n, s - 1, part] * message_L1GG3[start, before, g, part]
             spent += fixed_NSC[n, s, c] + sum_NSCL1[n, s, c, stop] - sum_NSCL1[n, s, c, start]
             if spent + left_NSL1G[n, s + 1, stop, g] >= limit:
                 is_ruled_out = True
@@ -183,23 +187,27 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
         if is_ruled_out:
             continue
         for k in range(5):
-            time_S5[s, k] = prices.sum_5CL1[k, c, stop] - prices.sum_5CL1[k, c, start]
+            time_S5[s, k] = sum_5CL1[k, c, stop] - sum_5CL1[k, c, start]
         if s == 0:
             time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
-        time_S5[s, :4] += prices.pass_C[c]
-        time_S5[s, 4] += prices.once_C[c]
-        if s and order.rank_S[s] != order.rank_S[s - 1]:
-            time_S3[s - 1] = prices.message_L1GG3[start, prices.class_C[how_S[s - 1]], g]
+        for k in range(4):
+            time_S5[s, k] += pass_C[c]
+        time_S5[s, 4] += once_C[c]
+        if s and rank_S[s] != rank_S[s - 1]:
+            for part in range(3):
+                time_S3[s - 1, part] = message_L1GG3[start, class_C[how_S[s - 1]], g, part]
         if s < S - 1:
-            spent_S1N[s + 1] = enter_N
+            for n in range(N):
+                spent_S1N[s + 1, n] = enter_N[n]
             start_S[s + 1] = stop
             s += 1
             continue
-        steps += len(order.stage_A)
+        steps += A
         seconds = longest(order, time_S5, time_S3, none_S5, none_S3)
         if seconds < limit:
             k = leaves % leaves_2KS.shape[1]
-            leaves_2KS[0, k], leaves_2KS[1, k] = stop_S, how_S
+            for q in range(S):
+                leaves_2KS[0, k, q], leaves_2KS[1, k, q] = stop_S[q], how_S[q]
             leaves += 1
             if lowers:
                 limit = seconds
