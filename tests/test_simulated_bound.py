@@ -14,7 +14,7 @@ from dejavu.problem import Posed
 from dejavu.schedule import SCHEDULES
 from dejavu.simulate import play_posed
 from dejavu.simulate._listing import listing
-from dejavu.simulated_bound import Proof, SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound import Proof, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulated_bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulated_bound._dual import times_of
 from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_lines
@@ -78,6 +78,25 @@ def test_holds_whatever_the_time_allows(seed: int) -> None:
     for budget in (0.0, 0.01, 0.05):
         found = bound(posed, min(least.values()) * 1.05, budget_seconds=budget)
         assert all(found.by_schedule[name] <= least[name] for name in EVERY)
+
+
+@pytest.mark.parametrize("seed", range(250, 258))
+def test_time_may_be_given_bit_by_bit(seed: int) -> None:
+    posed = small_posed(seed)
+    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+        return
+    least = least_by_schedule(posed)
+    best = min(least.values())
+    on_its_way, seconds, spent = bounding(posed, schedules=EVERY, best_seconds=1.05 * best), 0.0, 0.0
+    for more in (0.0, 0.002, 0.01, 0.05, 10.0):
+        found = on_its_way.go_on(more)
+        assert all(found.by_schedule[name] <= least[name] for name in EVERY)
+        assert found.seconds <= best and found.spent_seconds >= spent
+        if found.plan is None:  # a faster plan lowers what is worth proving
+            assert found.seconds >= seconds
+        seconds, spent = found.seconds, found.spent_seconds
+    whole = bound(posed, 1.05 * best)
+    assert found.seconds >= (1 - 2e-3) * min(whole.seconds, best) or found.can_rise
 
 
 @pytest.mark.parametrize("seed", range(300, 306))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from dejavu.cost.remembered_steps import is_surely_faster, remembered_plans
@@ -15,7 +16,7 @@ from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_p
 from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulated_bound import CLOSE, SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound import CLOSE, Bounding, SimulatedBound, bounding
 from dejavu.stage_costs import PlanError
 
 PROVER = "auto"
@@ -220,41 +221,45 @@ class _Planning:
         counts = self.request.counts
         for done, count in enumerate(counts):
             self.planner.tell(f"looking at every schedule, {count} microbatches", done, len(counts))
-            self.places[count] = self._bound(count, float("inf"), self.request.budget_seconds / len(counts))
+            seconds = self.request.budget_seconds / len(counts)
+            self.places[count] = self._met(count, self._bounding(count, float("inf")).go_on(seconds))
 
     def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
         """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates.
 
-        The bound of all is the least of them, so each gets a little of the budget first, and then always the least one
-        twice what it had, until it is close or the budget ends.
+        The bound of all is the least of them, so each gets a little of the budget first, and then always the least
+        ones, side by side, as much again as they had, until all are close, the least cannot rise or the budget ends.
         """
-        counts = self.request.counts
-        left = BOUND_SHARE * self.request.budget_seconds
-        spent = dict.fromkeys(counts, left / (4 * len(counts)))
-        found: dict[int, SimulatedBound] = {}
-        least: int | None = None
-        while True:
-            for count in counts if least is None else (least,):
-                self.planner.tell(f"bounding {count} microbatches", len(found), len(counts))
-                found[count] = self._bound(count, chosen.simulated_seconds, spent[count])
-                left -= found[count].spent_seconds
-            least = min(counts, key=lambda count: found[count].seconds)
-            spent[least] *= 2.0
-            if found[least].seconds >= (1 - CLOSE) * chosen.simulated_seconds or spent[least] > left:
-                return found
-
-    def _bound(self, count: int, best_seconds: float, budget_seconds: float) -> SimulatedBound:
-        """What no plan is below; one that is met below the best is a candidate."""
-        posed = self.prices.posed(count)
-        found = simulated_lower_bound(
-            posed,
-            schedules=self.request.allowed_schedules,
-            best_seconds=best_seconds,
-            budget_seconds=budget_seconds,
-        )
-        if found.plan is not None and (met := self.simulator.candidate(posed, found.plan)).fits:
-            self.rows.append(Considered(MET, posed, None, (met,)))
+        counts, workers = self.request.counts, min(self.planner.num_workers, len(self.request.counts))
+        left = BOUND_SHARE * self.request.budget_seconds * workers
+        on_their_way = {count: self._bounding(count, chosen.simulated_seconds) for count in counts}
+        found = dict[int, SimulatedBound]()
+        more = dict.fromkeys(counts, left / (4 * len(counts)))
+        with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
+            while more:
+                self.planner.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
+                bounds = pool.map(lambda count, seconds: on_their_way[count].go_on(seconds), more, more.values())
+                found |= {count: self._met(count, bound) for count, bound in zip(more, bounds, strict=True)}
+                open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * chosen.simulated_seconds]
+                least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
+                more = {count: found[count].spent_seconds for count in least if found[count].can_rise}
+                if least and least[0] not in more:
+                    break
+                if sum(bound.spent_seconds for bound in found.values()) + sum(more.values()) > left:
+                    break
         return found
+
+    def _bounding(self, count: int, best_seconds: float) -> Bounding:
+        schedules = self.request.allowed_schedules
+        return bounding(self.prices.posed(count), schedules=schedules, best_seconds=best_seconds)
+
+    def _met(self, count: int, bound: SimulatedBound) -> SimulatedBound:
+        """The bound; the plan that was met while it was proved is a candidate."""
+        if bound.plan is not None:
+            met = self.simulator.candidate(self.prices.posed(count), bound.plan)
+            if met.fits and all(met not in row.candidates for row in self.rows):
+                self.rows.append(Considered(MET, met.posed, None, (met,)))
+        return bound
 
 
 def _devices(plan: Plan) -> Counter[str]:

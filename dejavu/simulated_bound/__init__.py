@@ -5,7 +5,7 @@ The searches' bounds are about the formula (`plan.price`); what will run is what
 
 from __future__ import annotations
 
-from dejavu.simulated_bound.bound import CLOSE, SimulatedBound, simulated_lower_bound
+from dejavu.simulated_bound.bound import CLOSE, Bounding, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulated_bound.proof import Proof
 
-__all__ = ["CLOSE", "Proof", "SimulatedBound", "simulated_lower_bound"]
+__all__ = ["CLOSE", "Bounding", "Proof", "SimulatedBound", "bounding", "simulated_lower_bound"]

@@ -119,7 +119,7 @@ class Place:
         if self.bound_seconds < limit and not is_late():
             walked = self._walked(alive_SCLL1, limit, most_steps)
             found = min((one for one in (found, walked) if one), key=lambda one: one.seconds, default=None)
-        if self.bound_seconds < limit and not found:
+        if self.bound_seconds < limit and not found and not is_late():
             self._stride /= 3.0  # nearer to the bound there is more to drop
             self.can_move = self._stride > _LEAST_STRIDE
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +36,7 @@ class SimulatedBound:
         proved_by: what gave the weakest part of it.
         plan, plan_seconds: a plan faster than the best one given, where one was met; else None, and the step given.
         spent_seconds: processor time of the calling thread.
+        can_rise: whether more time may raise it.
     """
 
     seconds: float
@@ -43,6 +45,7 @@ class SimulatedBound:
     plan: Plan | None
     plan_seconds: float
     spent_seconds: float
+    can_rise: bool
 
 
 def simulated_lower_bound(
@@ -67,9 +70,17 @@ def simulated_lower_bound(
     Raises:
         InputError: there is no such schedule.
     """
+    return bounding(posed, schedules=schedules, best_seconds=best_seconds, close=close).go_on(budget_seconds)
+
+
+def bounding(posed: Posed, *, schedules: Sequence[str], best_seconds: float, close: float = CLOSE) -> Bounding:
+    """The same bound before any time was given to it; see `simulated_lower_bound`.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
     _compile()
-    began = time.thread_time()
-    return _Bounding(posed, schedules, best_seconds, began, budget_seconds, close).run()
+    return Bounding(posed, schedules, best_seconds, close)
 
 
 @lru_cache(maxsize=1)
@@ -82,49 +93,53 @@ def _compile() -> None:
     how = StageConfiguration("")
     problem = Problem(("",) * L, (how,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2)
     for name in ("1f1b", "zbv"):
-        _Bounding(Posed(problem, ones, ones), (name,), 1e3, time.thread_time(), np.inf, 0.0).run()
+        Bounding(Posed(problem, ones, ones), (name,), 1e3, 0.0).go_on(np.inf)
 
 
-class _Bounding:
-    """One question on its way: a place for each schedule and number of ranks, and the best step so far."""
+class Bounding:
+    """A bound on its way, to which time may be given bit by bit; made by `bounding`.
 
-    def __init__(
-        self,
-        posed: Posed,
-        schedules: Sequence[str],
-        best_seconds: float,
-        began: float,
-        budget_seconds: float,
-        close: float,
-    ) -> None:
+    It has a place for each schedule and number of ranks, and the best step so far.
+    """
+
+    def __init__(self, posed: Posed, schedules: Sequence[str], best_seconds: float, close: float) -> None:
+        self._until, self.spent_seconds = 0.0, 0.0
+        began = time.thread_time()
         self.problem: Priced = priced(posed, best_seconds)
         self.schedules = tuple(dict.fromkeys(schedules))
-        self.best_seconds = best_seconds
+        self.best_seconds, self.close = best_seconds, close
         self.plan: Plan | None = None
-        self.began, self.budget_seconds, self.close = began, budget_seconds, close
-
-    def run(self) -> SimulatedBound:
-        places = self._places()
+        self.places = self._places()
         # Few ranks first: they are quickly walked through, and a fast plan among them spares the others most.
-        few = [place for place in places if place.num_stages <= _FEW_STAGES]
-        for place in sorted(few, key=lambda place: (place.num_stages, place.bound_seconds)):
-            for _ in range(2):
-                if place.can_move and self._is_wanted(place) and not self.is_late():
-                    self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
+        few = [place for place in self.places if place.num_stages <= _FEW_STAGES]
+        few.sort(key=lambda place: (place.num_stages, place.bound_seconds))
+        self._first = deque(place for place in few for _ in range(2))
+        self.spent_seconds = time.thread_time() - began
+
+    def go_on(self, budget_seconds: float) -> SimulatedBound:
+        """What is proved after so much more processor time of this thread."""
+        began = time.thread_time()
+        self._until = began + budget_seconds
+        while self._first and not self.is_late():
+            place = self._first.popleft()
+            if place.can_move and self._is_wanted(place):
+                self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
         # The least bound is what all others wait for.
-        while not self.is_late():
-            left = [place for place in places if place.can_move and self._is_wanted(place)]
-            if not left:
-                break
+        while not self.is_late() and (left := self._left()):
             place = min(left, key=lambda place: place.bound_seconds)
             self._take(place.refine(self.best_seconds, _STEPS, self.is_late))
-        return self._result(places)
+        self.spent_seconds += time.thread_time() - began
+        return self._result()
+
+    def _left(self) -> list[Place]:
+        """Where more work may raise the bound."""
+        return [place for place in self.places if place.can_move and self._is_wanted(place)]
 
     def _is_wanted(self, place: Place) -> bool:
         return place.bound_seconds < (1.0 - self.close) * self.best_seconds
 
     def is_late(self) -> bool:
-        return time.thread_time() - self.began > self.budget_seconds
+        return time.thread_time() > self._until
 
     def _places(self) -> list[Place]:
         L = self.problem.posed.problem.num_layers
@@ -142,7 +157,8 @@ class _Bounding:
         if found and found.seconds < self.best_seconds:
             self.best_seconds, self.plan = found.seconds, found.plan
 
-    def _result(self, places: list[Place]) -> SimulatedBound:
+    def _result(self) -> SimulatedBound:
+        places = self.places
         bounds = dict.fromkeys(self.schedules, np.inf)
         for place in places:  # a plan met later is below what was proved before it
             found = (
@@ -158,5 +174,6 @@ class _Bounding:
             proved_by=Proof.NO_PLAN if least is None or np.isinf(least.bound_seconds) else least.proved_by,
             plan=self.plan,
             plan_seconds=self.best_seconds,
-            spent_seconds=time.thread_time() - self.began,
+            spent_seconds=self.spent_seconds,
+            can_rise=bool(self._left()),
         )
