@@ -27,6 +27,7 @@ from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
 from flows import services
 from tasks.pricing import read_cluster
+from tests.launching import is_rank
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -265,7 +266,7 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -
         run.wait_for("loss")  # the first trial is done, others run
         run.children("spawn_main")[0].send_signal(signal.SIGKILL)
         run.wait_for("step 60 of")
-        ranks = [child for child in run.children("dejavu.runtime.worker") if "RANK" in child.environ()]
+        ranks = [child for child in run.children("dejavu.runtime.worker") if is_rank(child)]
         ranks[-1].send_signal(signal.SIGKILL)
         assert run.process.wait(timeout=240) == 0, run.log.read_text()
     parents, children = runs_of(project)

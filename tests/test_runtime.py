@@ -63,12 +63,6 @@ def ranks() -> list[psutil.Process]:
     return found
 
 
-def own_ranks() -> list[psutil.Process]:
-    """The ranks that this process launched."""
-    children = psutil.Process().children(recursive=True)
-    return sorted((p for p in children if "RANK" in p.environ()), key=lambda p: p.environ()["RANK"])
-
-
 def job_of(workload: Workload, folder: Path, cuts: tuple[int, ...], **fields: object) -> TrainingJob:
     binding = local_binding(workload, cuts, len(layers_of(workload)))
     values: dict = {
