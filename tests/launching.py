@@ -87,6 +87,12 @@ def is_rank(process: psutil.Process) -> bool:
     return process.name().startswith("rank ")
 
 
+def dask_workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that are workers of a local client: forks of Python's forkserver."""
+    servers = {p.pid for p in processes if "forkserver" in " ".join(p.cmdline())}
+    return [process for process in processes if process.pid in servers and process.ppid() in servers]
+
+
 def once(action: Callable[[], object], at_step: int) -> Callable[[int, float], None]:
     """An `on_step` that acts the first time the step is reached."""
     counter = itertools.count()

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from dejavu.cost.measured import subject_of
-from dejavu.cost.passes import PARTS
 from dejavu.cost.remembered_steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.errors import InputError
 from dejavu.graph import capture
@@ -34,6 +33,7 @@ from dejavu.runtime.process import PARENT
 from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import read_checkpoint, read_trial
+from dejavu.schedule import PARTS
 from dejavu.workload import TrialSettings, Workload
 from tests.conftest import local_binding
 from tests.launching import TINY

@@ -44,6 +44,7 @@ from dejavu.trials import (
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from tests.launching import dask_workers
 
 pytestmark = pytest.mark.integration
 
@@ -53,10 +54,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Cli
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with local_client(2, tmp_path_factory.mktemp("dask")) as client:
         yield client
-    left = [
-        p for p in psutil.Process().children(recursive=True) if p.pid not in before and "spawn_main" in str(p.cmdline())
-    ]
-    assert not left
+    left = dask_workers(psutil.Process().children(recursive=True))
+    assert not [process for process in left if process.pid not in before]
 
 
 def specs_of(workload: Workload, count: int, steps: int = 3) -> list[TrialSpec]:
