@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch import nn
 
 from dejavu.cost.measured import subject_of
 from dejavu.cost.remembered_steps import Basis, remembered_plans, remembered_step_seconds, step_factor
@@ -85,15 +84,8 @@ DIGITS = Workload(
 )
 
 
-def weights_here_and_there() -> nn.Sequential:
-    """Weights, buffers of a norm, and layers with nothing of their own."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16), nn.Linear(16, 10)
-    )
-
-
 def test_images_and_a_stage_without_weights_train_too_and_the_weights_end_equal(tmp_path: Path) -> None:
-    model = "tests.test_runtime:weights_here_and_there"
+    model = "tests.own_models:weights_here_and_there"
     workload = DIGITS.model_copy(update={"model": model, "model_options": {}})
     job = job_of(workload, tmp_path / "run", (2, 4))
     result = launch(job)
