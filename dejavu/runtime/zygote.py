@@ -136,11 +136,15 @@ class _Nest:
         os._exit(0)
 
     def _rank(self, arguments: list[str], environment: dict[str, str]) -> None:
+        between = os.getpid()
         if os.fork():
             os._exit(0)
         os.setsid()
-        while os.getppid() != self.agent:
+        while os.getppid() == between:
             time.sleep(POLL_SECONDS / 10)
+        if os.getppid() != self.agent:  # which has ended, or may take in no orphans
+            self.channel.sendall(b"0\n")
+            os._exit(1)
         os.environ.clear()
         os.environ.update(environment)
         for stream in (sys.stdout, sys.stderr):
