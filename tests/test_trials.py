@@ -164,6 +164,13 @@ def test_a_deadline_is_hit_and_never_a_hang(client: distributed.Client, tiny: Wo
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_what_workers_are_forked_from_has_one_thread() -> None:
+    """A lock that another one holds would stay shut in a worker."""
+    code = f"import os, {', '.join(clients.PRELOADED)}; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
 def test_workers_import_neither_prefect_nor_mlflow(client: distributed.Client) -> None:
     def loaded() -> list[str]:
         import sys

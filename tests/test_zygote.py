@@ -15,7 +15,7 @@ from dejavu.runtime.zygote import module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = """
-import json, os, subprocess, sys, threading, time
+import json, os, signal, subprocess, sys
 from dejavu.runtime.process import named_parent
 from dejavu.runtime.zygote import Zygote
 
@@ -27,7 +27,7 @@ def start(zygote, number, how, module="tests.forked"):
     environment.pop("INHERITED")
     return zygote.fork([sys.executable, "-u", "-m", module, how], environment)
 
-found = {"pid": os.getpid()}
+found = {"pid": os.getpid(), "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler}
 """
 
 
@@ -69,7 +69,7 @@ found["last"] = last.wait(60)
     assert [rank["number"] for rank in ranks][:4] == list("0123")
     for rank in ranks:
         assert (rank["parent"], rank["inherited"]) == (found["pid"], None)
-        assert rank["leads"] and rank["interrupts"]
+        assert rank["leads"] and rank["interrupts"] == found["interrupts"]
     assert errors.count("ValueError: as told") == 1
 
 
