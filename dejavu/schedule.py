@@ -24,6 +24,9 @@ class Pass(StrEnum):
     BACKWARD_WEIGHT = "backward_weight"  # the gradients of the weights, which nobody waits for
 
 
+PARTS = (Pass.BACKWARD_INPUT, Pass.BACKWARD_WEIGHT)  # of a backward pass
+
+
 class Action(NamedTuple):
     """One compute action of one pipeline rank: this pass of this microbatch through this stage."""
 

@@ -6,23 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prefect import flow
-from prefect.runtime import flow_run
-from prefect.states import Completed, State
+from dejavu.imports import uncollected
 
-from dejavu.parallelism import Parallelism
-from dejavu.planning import BUDGET_SECONDS
-from dejavu.report import ReportData
-from dejavu.runtime.launcher import torchrun_line
-from dejavu.workload import Workload
-from flows.initialize import initialize
-from flows.inputs import read_resume
-from flows.plan import plan
-from flows.profiling import profile
-from flows.session import session
-from flows.train import train as train_job
-from tasks.recording import record_report
-from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
+with uncollected():  # `prefect worker` starts a process with this file
+    from prefect import flow
+    from prefect.runtime import flow_run
+    from prefect.states import Completed, State
+
+    from dejavu.parallelism import Parallelism
+    from dejavu.planning import BUDGET_SECONDS
+    from dejavu.report import ReportData
+    from dejavu.runtime.launcher import torchrun_line
+    from dejavu.workload import Workload
+    from flows.initialize import initialize
+    from flows.inputs import read_resume
+    from flows.plan import plan
+    from flows.profiling import profile
+    from flows.session import session
+    from flows.train import train as train_job
+    from tasks.recording import record_report
+    from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
 
 class Outcome(NamedTuple):

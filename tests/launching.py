@@ -78,9 +78,19 @@ def runtime_processes() -> list[psutil.Process]:
 
 
 def ranks() -> list[psutil.Process]:
-    """The ranks of these tests, by the numbers that torchrun gave them."""
-    found = [p for p in runtime_processes() if "dejavu.runtime.worker" in p.cmdline()]
-    return sorted((p for p in found if "RANK" in p.environ()), key=lambda p: int(p.environ()["RANK"]))
+    """The ranks of these tests, by their numbers in the plan."""
+    return sorted((p for p in runtime_processes() if is_rank(p)), key=lambda p: int(p.name().split()[1]))
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether it is a rank, and no agent or zygote: ranks call themselves so."""
+    return process.name().startswith("rank ")
+
+
+def dask_workers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that are workers of a local client: forks of Python's forkserver."""
+    servers = {p.pid for p in processes if "forkserver" in " ".join(p.cmdline())}
+    return [process for process in processes if process.pid in servers and process.ppid() in servers]
 
 
 def once(action: Callable[[], object], at_step: int) -> Callable[[int, float], None]:

@@ -27,6 +27,7 @@ from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
 from flows import services
 from tasks.pricing import read_cluster
+from tests.launching import dask_workers, is_rank
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,7 @@ WORKLOAD: dict[str, Any] = {
     "checkpoint_every": 4,
     "trials": {"count": 4, "steps": 4},
 }
+ONE_SIZE = ("--microbatches", str(WORKLOAD["num_microbatches"]))  # no other is measured: the plan does not matter
 
 
 @pytest.fixture(scope="module")
@@ -221,10 +223,11 @@ def _hear_interrupts() -> None:
 class Watched:
     """A `dejavu run` in the background, whose output is read as it comes; it does not outlive its block."""
 
-    def __init__(self, project: Path, workload: Path) -> None:
+    def __init__(self, project: Path, **change: Any) -> None:
+        workload = write_workload(project, **change)
         self.project, self.log = project, project / f"run-{time.time_ns()}.log"
         with self.log.open("w") as output:
-            words = [str(BIN / "dejavu"), "run", "--workload", str(workload)]
+            words = [str(BIN / "dejavu"), "run", *ONE_SIZE, "--workload", str(workload)]
             self.process = psutil.Popen(
                 words, cwd=project, env=environment(), stdout=output, stderr=output, preexec_fn=_hear_interrupts
             )
@@ -259,15 +262,19 @@ class Watched:
 
 
 @needs_two_cores
-def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -> None:
-    change = {"num_steps": 200, "checkpoint_every": 20, "seed": 1, "trials": {"count": 6, "steps": 12}}
-    with Watched(project, write_workload(project, **change)) as run:
+def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_one_s_own(project: Path) -> None:
+    """The model's file is beside the cluster file."""
+    shutil.copy(ROOT / "examples" / "perceptron.py", project / "mine.py")
+    model = {"model": "mine:make", "model_options": {"depth": 3, "width": 256}, "data": "digits", "seed": 1}
+    trials = {"count": 6, "steps": 200, "default_draws": 0}
+    with Watched(project, **model, num_steps=1500, checkpoint_every=100, compare=False, trials=trials) as run:
         run.wait_for("loss")  # the first trial is done, others run
-        run.children("spawn_main")[0].send_signal(signal.SIGKILL)
-        run.wait_for("step 60 of")
-        ranks = [child for child in run.children("dejavu.runtime.worker") if "RANK" in child.environ()]
+        dask_workers(run.children("forkserver"))[0].send_signal(signal.SIGKILL)
+        run.wait_for("step 500 of")
+        ranks = [child for child in run.children("dejavu.runtime.worker") if is_rank(child)]
         ranks[-1].send_signal(signal.SIGKILL)
         assert run.process.wait(timeout=240) == 0, run.log.read_text()
+    assert "mine:make on this-machine" in run.log.read_text()
     parents, children = runs_of(project)
     assert parents[0].info.status == "FINISHED"
     assert children["training"].data.metrics["restarts"] == 1
@@ -277,7 +284,8 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow(project: Path) -
 @needs_two_cores
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
-    with Watched(project, write_workload(project, num_steps=4000, trials={"count": 2, "steps": 2})) as run:
+    trials = {"count": 2, "steps": 2, "default_draws": 0}
+    with Watched(project, num_steps=4000, compare=False, trials=trials) as run:
         run.wait_for("step 20 of")
         run.process.send_signal(number)
         assert run.process.wait(timeout=60) != 0
@@ -289,15 +297,6 @@ def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project
     parents, children = runs_of(project)
     assert parents[0].info.status == "KILLED"
     assert children["training"].info.status == "KILLED"
-
-
-@needs_two_cores
-def test_a_model_of_one_s_own_beside_the_cluster_file(project: Path) -> None:
-    shutil.copy(ROOT / "examples" / "perceptron.py", project / "mine.py")
-    change = {"model": "mine:make", "model_options": {"depth": 3, "width": 32}, "data": "digits", "num_steps": 8}
-    done = command(project, "dejavu", "run", "--workload", write_workload(project, **change))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "mine:make on this-machine" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -94,17 +94,33 @@ def client(scheduler: str) -> Iterator[distributed.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def start_worker(
+    scheduler: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts workers that end with the last of these tests."""
+    folder = tmp_path_factory.mktemp("dask")
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(worker(name, scheduler, folder))
+
+
+@pytest.fixture(scope="module")
+def running() -> dict[str, subprocess.Popen[bytes]]:
+    return {}
+
+
 @pytest.fixture
 def two_workers(
-    scheduler: str, client: distributed.Client, tmp_path: Path
-) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Workers named alpha and beta, which stand for hosts."""
-    folder = tmp_path / "dask"
-    folder.mkdir()
-    with ExitStack() as stack:
-        workers = {name: stack.enter_context(worker(name, scheduler, folder)) for name in ("alpha", "beta")}
-        client.wait_for_workers(2, timeout=START_SECONDS)
-        yield workers
+    client: distributed.Client,
+    start_worker: Callable[[str], subprocess.Popen[bytes]],
+    running: dict[str, subprocess.Popen[bytes]],
+) -> dict[str, subprocess.Popen[bytes]]:
+    """Workers named alpha and beta, which stand for hosts; one that an earlier test killed is started again."""
+    for name in ("alpha", "beta"):
+        if name not in running or running[name].poll() is not None:
+            running[name] = start_worker(name)
+    client.wait_for_workers(2, timeout=START_SECONDS)
+    return running
 
 
 def test_each_rank_takes_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

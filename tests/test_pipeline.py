@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
@@ -59,23 +58,8 @@ one = one_device()
 TWO = [one, one]
 
 
-def with_dropout() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
-    )
-
-
-def with_shared_weight() -> nn.Sequential:
-    """Four layers: the first has no weights, the third is all between two modules of one matrix and two biases."""
-    a, b = nn.Linear(32, 32), nn.Linear(32, 32)
-    b.weight = a.weight
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 32), a, nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), b, nn.Linear(32, 10)
-    )
-
-
-SHARED = DIGITS.model_copy(update={"model": "tests.test_pipeline:with_shared_weight", "model_options": {}})
-DROPOUT = DIGITS.model_copy(update={"model": "tests.test_pipeline:with_dropout", "model_options": {}})
+SHARED = DIGITS.model_copy(update={"model": "tests.own_models:with_shared_weight", "model_options": {}})
+DROPOUT = DIGITS.model_copy(update={"model": "tests.own_models:with_dropout", "model_options": {}})
 MIXED = GPT.model_copy(update={"mixed_precision": True})
 MASTERS = GPT.model_copy(
     update={"dtype": "bfloat16", "optimizer": GPT.optimizer.model_copy(update={"master_weights": True})}

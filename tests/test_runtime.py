@@ -15,10 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch import nn
 
 from dejavu.cost.measured import subject_of
-from dejavu.cost.passes import PARTS
 from dejavu.cost.remembered_steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.errors import InputError
 from dejavu.graph import capture
@@ -34,6 +32,7 @@ from dejavu.runtime.process import PARENT
 from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import read_checkpoint, read_trial
+from dejavu.schedule import PARTS
 from dejavu.workload import TrialSettings, Workload
 from tests.conftest import local_binding
 from tests.launching import TINY
@@ -63,12 +62,6 @@ def ranks() -> list[psutil.Process]:
     return found
 
 
-def own_ranks() -> list[psutil.Process]:
-    """The ranks that this process launched."""
-    children = psutil.Process().children(recursive=True)
-    return sorted((p for p in children if "RANK" in p.environ()), key=lambda p: p.environ()["RANK"])
-
-
 def job_of(workload: Workload, folder: Path, cuts: tuple[int, ...], **fields: object) -> TrainingJob:
     binding = local_binding(workload, cuts, len(layers_of(workload)))
     values: dict = {
@@ -91,15 +84,8 @@ DIGITS = Workload(
 )
 
 
-def weights_here_and_there() -> nn.Sequential:
-    """Weights, buffers of a norm, and layers with nothing of their own."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16), nn.Linear(16, 10)
-    )
-
-
 def test_images_and_a_stage_without_weights_train_too_and_the_weights_end_equal(tmp_path: Path) -> None:
-    model = "tests.test_runtime:weights_here_and_there"
+    model = "tests.own_models:weights_here_and_there"
     workload = DIGITS.model_copy(update={"model": model, "model_options": {}})
     job = job_of(workload, tmp_path / "run", (2, 4))
     result = launch(job)

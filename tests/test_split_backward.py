@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.cost.passes import PARTS
 from dejavu.graph import capture
 from dejavu.runtime.measure import measure_layers
 from dejavu.runtime.split_backward import backward_input, backward_weight
+from dejavu.schedule import PARTS
 from dejavu.workload import Workload
 
 MICROBATCHES = 3
@@ -169,7 +169,7 @@ def test_only_weights_that_cannot_wait_are_done_at_once() -> None:
 
 @pytest.mark.integration
 def test_a_layer_of_shared_weights_is_measured_in_parts() -> None:
-    workload = Workload(model="tests.test_pipeline:with_shared_weight", data="digits", batch_size=8, num_microbatches=4)
+    workload = Workload(model="tests.own_models:with_shared_weight", data="digits", batch_size=8, num_microbatches=4)
     graph = capture(workload)
     (tied,) = (layer for layer in graph.layers if "-" in layer.name)
     rows = list(measure_layers(workload, graph, [tied.signature], "core"))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,6 @@ from pathlib import Path
 import distributed
 import psutil
 import pytest
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.data.text import _read
 from dejavu.init import Draw
@@ -44,6 +41,7 @@ from dejavu.trials import (
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from tests.launching import dask_workers
 
 pytestmark = pytest.mark.integration
 
@@ -53,71 +51,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[distributed.Cli
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with local_client(2, tmp_path_factory.mktemp("dask")) as client:
         yield client
-    left = [
-        p for p in psutil.Process().children(recursive=True) if p.pid not in before and "spawn_main" in str(p.cmdline())
-    ]
-    assert not left
+    left = dask_workers(psutil.Process().children(recursive=True))
+    assert not [process for process in left if process.pid not in before]
 
 
 def specs_of(workload: Workload, count: int, steps: int = 3) -> list[TrialSpec]:
     return [TrialSpec(workload, Draw(seed=seed), steps) for seed in range(count)]
 
 
-class Breaks(nn.Module):
-    """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
-
-    def __init__(self, how: Callable[[], object]) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not isinstance(x, FakeTensor):
-            self.how()
-        return x
-
-
-def breaks(how: Callable[[], object]) -> nn.Module:
-    return nn.Sequential(nn.Embedding(256, 256), Breaks(how))
-
-
-def raises(error: Exception) -> nn.Module:
-    def how() -> None:
-        raise error
-
-    return breaks(how)
-
-
-def breaking() -> nn.Module:
-    return raises(RuntimeError("this layer always breaks"))
-
-
-def gpu_breaking() -> nn.Module:
-    return raises(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
-
-
-def memory_breaking() -> nn.Module:
-    return breaks(lambda: torch.empty(2**50))
-
-
-def killing() -> nn.Module:
-    return breaks(lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def slow() -> nn.Module:
-    return breaks(lambda: time.sleep(0.3))
-
-
-def dead() -> nn.Module:
-    """No gradient reaches any of its weights."""
-    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), nn.Threshold(1e9, 0.0), nn.Linear(8, 256, bias=False))
-
-
-def trivial() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-
-
 def of_model(workload: Workload, name: str) -> Workload:
-    return workload.model_copy(update={"model": f"{__name__}:{name}", "model_options": {}})
+    return workload.model_copy(update={"model": f"tests.own_models:{name}", "model_options": {}})
 
 
 def executing(dask_worker: distributed.Worker) -> tuple[int, list[str]]:
@@ -219,6 +162,13 @@ def test_a_deadline_is_hit_and_never_a_hang(client: distributed.Client, tiny: Wo
         assert time.monotonic() < stop
         time.sleep(0.05)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_what_workers_are_forked_from_has_one_thread() -> None:
+    """A lock that another one holds would stay shut in a worker."""
+    code = f"import os, {', '.join(clients.PRELOADED)}; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
 
 
 def test_workers_import_neither_prefect_nor_mlflow(client: distributed.Client) -> None:
@@ -525,7 +475,7 @@ def test_all_diverging_is_said_with_the_first_reason(
 
 def test_a_hundred_times_more_trials_than_workers(client: distributed.Client, tmp_path: Path) -> None:
     shape = SyntheticSettings(num_classes=2, image_shape=(1, 2, 2))
-    model = f"{__name__}:trivial"
+    model = "tests.own_models:trivial"
     workload = Workload(
         model=model,
         data="synthetic",

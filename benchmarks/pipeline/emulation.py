@@ -15,15 +15,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.cluster import Cluster, Device
 from dejavu.errors import DejavuError
 from dejavu.graph import Graph
-from dejavu.profiles import Measurement
 from dejavu.runtime.hosts import HOST
 from dejavu.runtime.measure import measure_layers
 from dejavu.runtime.torchrun import Meeting
 from dejavu.workload import Workload
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 CPU_V1 = Path("/sys/fs/cgroup/cpu")
 CPU_V2 = Path("/sys/fs/cgroup")

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from benchmarks.pipeline.undisturbed import Cores
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.runtime.clock import Timed
 from dejavu.runtime.hosts import HOST, ranks_on
 from dejavu.runtime.job import StageTimes, TrainingJob

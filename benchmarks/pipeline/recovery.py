@@ -139,7 +139,7 @@ def _launched_again(job: TrainingJob, watch: Watch, repair: Callable[[], None] =
 
 def _ranks() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return sorted((p for p in children if "RANK" in p.environ()), key=lambda p: p.environ()["RANK"])
+    return sorted((p for p in children if p.name().startswith("rank ")), key=lambda p: int(p.name().split()[1]))
 
 
 def _agent() -> psutil.Process:

@@ -13,8 +13,8 @@ import numpy as np
 from dejavu.cost.communication import fit
 from dejavu.graph import Graph
 from dejavu.profiles import ProfileDatabase
+from dejavu.schedule import PARTS
 
-PARTS = ("backward_input", "backward_weight")  # directions of the rows
 # Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
 # norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
 USUAL_PARTS = (0.57, 0.43)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
+import torch.distributed.elastic.multiprocessing.api
 import torch.distributed.launcher.api
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -19,6 +20,7 @@ from torch.distributed.run import main
 from dejavu.runtime.failures import Failure, write_failure
 from dejavu.runtime.process import ATTEMPT, die_with_parent, named_parent
 from dejavu.runtime.watchdog import Watch, Watchdog, read_beats
+from dejavu.runtime.zygote import Forked, Zygote, handler_of, module_of
 
 
 class WatchedAgent(LocalElasticAgent):
@@ -71,7 +73,7 @@ class WatchedAgent(LocalElasticAgent):
         codes = {local_ranks[rank]: failure.exitcode for rank, failure in result.failures.items()}
         return {local: code for local, code in codes.items() if code != -signal.SIGTERM}
 
-    def _processes(self) -> dict[int, subprocess.Popen[bytes]]:
+    def _processes(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
         """This host's ranks by their number on it."""
         handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
         return {local_rank: handler.proc for local_rank, handler in handlers.items()}
@@ -93,5 +95,13 @@ class WatchedAgent(LocalElasticAgent):
 if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)  # the agent ends its ranks on SIGTERM
     os.environ.update(named_parent())  # for the ranks
-    torch.distributed.launcher.api.LocalElasticAgent = WatchedAgent  # type: ignore[misc]  # torchrun names it there
-    main(sys.argv[1:])
+    module = module_of(sys.argv)
+    zygote = Zygote(module) if module else None  # before this process has any other thread
+    try:
+        # torchrun names both there
+        torch.distributed.launcher.api.LocalElasticAgent = WatchedAgent  # type: ignore[misc]
+        torch.distributed.elastic.multiprocessing.api.get_subprocess_handler = handler_of(zygote)
+        main(sys.argv[1:])
+    finally:
+        if zygote:
+            zygote.end()

@@ -18,17 +18,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from dejavu.collective import COLLECTIVES, Collective
-from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.runtime.failures import LaunchError, what_failed
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 SIZES_BYTES = tuple(4**k for k in range(5, 14))  # 1 KiB to 64 MiB, of the whole tensor
 WARMUP_REPEATS = 3
@@ -87,6 +89,8 @@ def measure_collectives(
 
 
 def _row(figures: dict[str, Any], device_type: str) -> Measurement:
+    from dejavu.profiles import Measurement, host_fingerprint  # half a second, which ranks need not wait for
+
     collective = Collective.from_json(figures.pop("name"), json.dumps(figures.pop("collective")))
     return Measurement(
         kind="collective",
@@ -128,9 +132,14 @@ def _main(settings: argparse.Namespace) -> None:
             }
             if rank == 0:
                 print(json.dumps(figures), flush=True)
-                rows.append(_row(dict(figures), settings.device_type))
+                rows.append(figures)
     if rank == 0 and settings.database:
-        print(f"{ProfileDatabase(settings.database).append(rows)} rows added to {settings.database}", file=sys.stderr)
+        from dejavu.profiles import ProfileDatabase
+
+        measured = [_row(row, settings.device_type) for row in rows]
+        print(
+            f"{ProfileDatabase(settings.database).append(measured)} rows added to {settings.database}", file=sys.stderr
+        )
     dist.destroy_process_group()
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from dejavu.binding import Binding
 from dejavu.init import Draw
-from dejavu.profiles import stable_hash
 from dejavu.runtime.failures import LaunchError
 from dejavu.runtime.job import TrainingJob, write_json
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
@@ -106,6 +105,8 @@ def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, fol
     Raises:
         LaunchError: a rank failed; the message has the end of what it said.
     """
+    from dejavu.profiles import stable_hash  # half a second, which ranks need not wait for
+
     jobs = [_job(one) for one in (plan, baseline)]
     kept = folder / f"{stable_hash([ROUNDS, STEPS, *(job.to_dict() for job in jobs)])}.json"
     if kept.is_file():

@@ -12,16 +12,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from dejavu.cost.communication import EXCHANGE
-from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.failures import LaunchError, what_failed
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20)
 TIMEOUT_SECONDS = 300.0
@@ -35,6 +37,10 @@ def measure_link(device_type: str) -> Iterator[Measurement]:
     Raises:
         LaunchError: the two ranks failed.
     """
+    # Seconds of imports, which ranks need not wait for.
+    from dejavu.cost.communication import EXCHANGE
+    from dejavu.profiles import Measurement, host_fingerprint
+
     words = ["--nproc-per-node=2", "--standalone", "--local-addr=localhost", "-m", "dejavu.runtime.links"]
     done = subprocess.run(
         [sys.executable, "-m", "dejavu.runtime.agent", *words],

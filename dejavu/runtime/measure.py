@@ -22,25 +22,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import median
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from dejavu.cost.measured import subject_of
-from dejavu.cost.passes import PARTS
-from dejavu.cost.work import Work
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
 from dejavu.graph import DTYPES, Graph, capture
 from dejavu.models import layers_of, model_of
-from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.failures import what_failed
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
 from dejavu.runtime.quiet import DISTURBED, TURNS, Quiet, Timed, counted, undisturbed
 from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.timing import mean_spread, spread
+from dejavu.schedule import PARTS
 from dejavu.workload import Workload
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 DIRECTIONS = ("forward", "backward", "optimizer")
 WARMUP_REPEATS = 2
@@ -85,6 +85,11 @@ def measure_layers(
     Raises:
         MeasureError: the measuring process failed.
     """
+    # Seconds of imports, which the measuring processes need not wait for.
+    from dejavu.cost.measured import subject_of
+    from dejavu.cost.work import Work
+    from dejavu.profiles import Measurement, host_fingerprint
+
     average = "mean" if in_slices else "median"
     job = {
         "workload": workload.model_dump(mode="json"),
@@ -144,6 +149,8 @@ def measure_layers(
 
 def probe_row(device_type: str, look_seconds: float) -> Measurement:
     """The fastest look at a core (`dejavu.runtime.quiet`) as a row: by it later ones see what disturbs them."""
+    from dejavu.profiles import Measurement, host_fingerprint
+
     return Measurement(
         kind="probe",
         subject=LOOP,

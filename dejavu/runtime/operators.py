@@ -15,16 +15,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dejavu.errors import DejavuError
 from dejavu.kernel import Kernel
-from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.failures import what_failed
 from dejavu.runtime.process import claim_device, die_with_parent, named_parent
 from dejavu.runtime.timing import spread
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 WARMUP_REPEATS = 3
 LEAST_REPEATS = 3
@@ -108,6 +110,9 @@ def measure_kernels(
 
 
 def _row(kernel: Kernel, device_type: str, figures: dict[str, Any]) -> Measurement:
+    # Half a second, which the measuring process need not wait for.
+    from dejavu.profiles import Measurement, host_fingerprint
+
     return Measurement(
         kind="operator",
         subject=kernel.subject,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.models import model_of
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.runtime.failures import LaunchError, what_failed
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
@@ -37,6 +36,9 @@ from dejavu.runtime.quiet import Quiet, Timed, counted, waited_seconds
 from dejavu.runtime.repeats import stretch_of
 from dejavu.runtime.timing import spread
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
 
 ALONE, EXCHANGE = "alone", "exchange"  # subjects of the rows: stages on one rank, and on two
 SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
@@ -68,6 +70,8 @@ def measure_passes(device_type: str) -> Iterator[Measurement]:
     Raises:
         LaunchError: the ranks failed.
     """
+    from dejavu.profiles import Measurement, host_fingerprint  # half a second, which ranks need not wait for
+
     for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
         words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m"]
         done = subprocess.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from dejavu.data import dataset_of
@@ -20,6 +22,12 @@ def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
     Raises:
         InputError: a layer's output does not begin with the examples of the microbatch.
     """
+    return _boundaries(workload.model_dump_json())
+
+
+@lru_cache(maxsize=8)  # a process makes several pipelines of a workload: for a comparison, or a benchmark
+def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
+    workload = Workload.model_validate_json(text)
     shape, dtype, size = dataset_of(workload).shape, DTYPES[workload.dtype], workload.microbatch_size
     found = []
     before = torch.get_default_dtype()

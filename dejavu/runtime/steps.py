@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from dejavu.profiles import MOST_DISTURBED_SHARE
 from dejavu.runtime.clock import KEPT_STEPS
 from dejavu.runtime.quiet import Quiet, Timed, counted, waited_seconds
 from dejavu.runtime.repeats import stretch_of
@@ -43,6 +42,8 @@ class StepTimes:
     @property
     def beside_other_work(self) -> bool:
         """Whether `seconds` itself was measured beside other work: then it says nothing of a quiet machine."""
+        from dejavu.profiles import MOST_DISTURBED_SHARE  # half a second, which ranks need not wait for
+
         return self.disturbed_share is not None and self.disturbed_share > MOST_DISTURBED_SHARE
 
     def __str__(self) -> str:

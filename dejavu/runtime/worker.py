@@ -25,7 +25,7 @@ with uncollected():
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
-    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent
+    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
     from dejavu.runtime.state import (
         State,
         checkpoint_step,
@@ -49,6 +49,7 @@ def main(path: Path, folder: Path | None = None) -> None:
     die_with_parent(signal.SIGKILL)
     job = TrainingJob.read(path, folder)
     rank, attempt = own_rank(job.binding), attempt_number()
+    name_process(f"rank {rank}")
     placement = job.binding.placements[rank]
     try:
         device = claim_device(placement.device.index)

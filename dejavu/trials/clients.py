@@ -12,12 +12,16 @@ import dask
 import distributed
 import torch
 from distributed.system import MEMORY_LIMIT
+from distributed.utils import get_mp_context
 
 from dejavu.trials.spec import MOST_ATTEMPTS, TrialError
 
 CONNECT_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
 GPU = "GPU"  # the resource that a worker offers for each GPU it may use alone
+# What a worker needs for a trial, seconds of imports: Python's forkserver, a process that starts with the first worker
+# and ends with this one, imports it, and workers are its forks. Torch's optimizers import the last at their first step.
+PRELOADED = ("dejavu.trials.worker", "torch._dynamo")
 
 
 @contextmanager
@@ -55,21 +59,23 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
         # A nanny starts its worker again, which takes a while on a busy machine; Dask would give up on it after 15 s.
         "distributed.deploy.lost-worker-timeout": "1 day",
         "distributed.worker.profile.enabled": False,  # it stops a training 100 times a second to look at it
+        "distributed.worker.multiprocessing-method": "forkserver",
     }
     scheduler = {"cls": distributed.Scheduler, "options": {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}}
     workers = dict(enumerate(_workers(num_workers, folder, gpus)))
     environment = dict(os.environ)
-    with (
-        dask.config.set(settings),
-        distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL") as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        try:
-            yield client
-        finally:
-            for name in os.environ.keys() - environment.keys():
-                del os.environ[name]
-            os.environ.update(environment)
+    with dask.config.set(settings):
+        get_mp_context().set_forkserver_preload(list(PRELOADED))  # Dask's own list, which it sets once, has none of it
+        with (
+            distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL") as cluster,
+            distributed.Client(cluster) as client,
+        ):
+            try:
+                yield client
+            finally:
+                for name in os.environ.keys() - environment.keys():
+                    del os.environ[name]
+                os.environ.update(environment)
 
 
 def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,87 @@
+"""Models of one's own, by whose names ranks and workers import this file: it is light, since each of them does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+def with_dropout() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
+    )
+
+
+def with_shared_weight() -> nn.Sequential:
+    """Four layers: the first has no weights, the third is all between two modules of one matrix and two biases."""
+    a, b = nn.Linear(32, 32), nn.Linear(32, 32)
+    b.weight = a.weight
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), a, nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), b, nn.Linear(32, 10)
+    )
+
+
+def weights_here_and_there() -> nn.Sequential:
+    """Weights, buffers of a norm, and layers with nothing of their own."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 16), nn.Linear(16, 10)
+    )
+
+
+class Breaks(nn.Module):
+    """Breaks in the way that it was made for; not where only the model's boundaries are looked for."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, FakeTensor):
+            self.how()
+        return x
+
+
+def breaks(how: Callable[[], object]) -> nn.Module:
+    return nn.Sequential(nn.Embedding(256, 256), Breaks(how))
+
+
+def raises(error: Exception) -> nn.Module:
+    def how() -> None:
+        raise error
+
+    return breaks(how)
+
+
+def breaking() -> nn.Module:
+    return raises(RuntimeError("this layer always breaks"))
+
+
+def gpu_breaking() -> nn.Module:
+    return raises(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+
+
+def memory_breaking() -> nn.Module:
+    return breaks(lambda: torch.empty(2**50))
+
+
+def killing() -> nn.Module:
+    return breaks(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def slow() -> nn.Module:
+    return breaks(lambda: time.sleep(0.3))
+
+
+def dead() -> nn.Module:
+    """No gradient reaches any of its weights."""
+    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), nn.Threshold(1e9, 0.0), nn.Linear(8, 256, bias=False))
+
+
+def trivial() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
