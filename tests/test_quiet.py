@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejavu.graph import capture
-from dejavu.runtime import measure, quiet
+from dejavu.runtime import layer_passes, quiet
 from dejavu.runtime.clock import Clock
-from dejavu.runtime.measure import LEAST_REPEATS, MOST_REPEATS, _figures
+from dejavu.runtime.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
 from dejavu.runtime.quiet import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
 from dejavu.schedule import Pass
 from dejavu.workload import Workload
@@ -60,9 +60,9 @@ def figures(
 ) -> list[tuple[str, str, int]]:
     """Signature, direction and number of repeats of each figure, where the loop takes these seconds in turn."""
     monkeypatch.setattr(quiet, "look_seconds", lambda: next(looks))
-    monkeypatch.setattr(measure, "MOST_SECONDS_PER_LAYER", most_seconds)
-    monkeypatch.setattr(measure, "SECONDS_PER_LAYER", 0.0)
-    monkeypatch.setattr(measure, "WAIT_SECONDS", math.inf)  # whoever works beside this test
+    monkeypatch.setattr(layer_passes, "MOST_SECONDS_PER_LAYER", most_seconds)
+    monkeypatch.setattr(layer_passes, "SECONDS_PER_LAYER", 0.0)
+    monkeypatch.setattr(layer_passes, "WAIT_SECONDS", math.inf)  # whoever works beside this test
     graph = capture(workload)
     job = {
         "workload": workload.model_dump(mode="json"),

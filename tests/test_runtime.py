@@ -26,8 +26,9 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.feedback import MESSAGE, remember
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
+from dejavu.runtime.layer_passes import DIRECTIONS
 from dejavu.runtime.links import SIZES_BYTES, measure_link
-from dejavu.runtime.measure import DIRECTIONS, LOOP, measure_layers
+from dejavu.runtime.measure import LOOP, measure_layers
 from dejavu.runtime.process import PARENT
 from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import largest_difference, reference_losses, train_single

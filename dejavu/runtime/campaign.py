@@ -26,8 +26,9 @@ from dejavu.graph import Graph
 from dejavu.kernel import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.runtime.collectives import SIZES_BYTES, collective_of, measure_collectives
+from dejavu.runtime.layer_passes import DIRECTIONS
 from dejavu.runtime.links import measure_link
-from dejavu.runtime.measure import DIRECTIONS, measure_layers
+from dejavu.runtime.measure import measure_layers
 from dejavu.runtime.operators import can_measure, measure_kernels
 from dejavu.runtime.passes import measure_passes
 from dejavu.runtime.quiet import are_quiet
