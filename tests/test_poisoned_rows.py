@@ -25,6 +25,7 @@ from dejavu.graph import capture
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
 from dejavu.profiles.measurement import measurements_of, table_of
 from dejavu.profiles.plausible import implausible_rows
+from dejavu.schedule import PARTS
 from dejavu.workload import Workload
 from tests.test_profiles import LAYER
 
@@ -88,12 +89,15 @@ def layers_with_traffic() -> list[Measurement]:
         ("flatten", "forward", 0.0, 0.0, 0, 3.4e-6),
         ("flatten", "optimizer", None, 0.0, 0, 8.9e-7),
         ("stem", "optimizer", None, 1.3e5, 8, 5.0e-4),
+        ("large block", "backward_input", 2.6e9, 2.2e8, 60, 2.6e-2),  # of both parts together
+        ("large block", "backward_weight", 2.6e9, 2.2e8, 60, 1.9e-2),
     ]
     common = replace(LAYER, device_type=CORE, dtype="float32", seconds_low=None, seconds_high=None)
     return [
         replace(
-            common, subject=f"{name}{way}", name=name, direction=way, flops=flops, seconds=seconds,
-            extra=json.dumps({"family": name, "moved_bytes": moved, "num_kernels": kernels}),
+            common, subject=f"{name}{way}", name=name, direction=way, seconds=seconds,
+            flops=None if way in PARTS else flops,
+            extra=json.dumps({"family": name, "flops": flops or 0, "moved_bytes": moved, "num_kernels": kernels}),
         )
         for name, way, flops, moved, kernels, seconds in figures
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dejavu.cost.predicted import layer_kernels
 from dejavu.graph import Layer
+from dejavu.schedule import PARTS
 from dejavu.workload import OptimizerSettings
 
 
@@ -25,7 +26,9 @@ class Work:
 
     @classmethod
     def of(cls, layers: Sequence[Layer], direction: str, dtype: str, optimizer: OptimizerSettings) -> Work:
-        """One pass over these layers."""
+        """One pass over these layers; of a part of a backward pass what the whole of it does, which is the most."""
+        if direction in PARTS:
+            direction = "backward"
         kernels = [kernel for layer in layers for kernel in layer_kernels(layer, direction, dtype, optimizer)]
         moved_bytes = sum(kernel.read_bytes + kernel.written_bytes for kernel in kernels)
         return cls(sum(layer.flops(direction) for layer in layers), moved_bytes, len(kernels))
@@ -40,5 +43,5 @@ class Work:
         return Work(self.flops * count, self.moved_bytes * count, self.num_kernels * count)
 
     def to_dict(self) -> dict[str, float]:
-        """What `profiles.plausible` reads of a row's `extra`; FLOP have a column of their own."""
-        return {"moved_bytes": self.moved_bytes, "num_kernels": self.num_kernels}
+        """What `profiles.plausible` reads of a row's `extra`."""
+        return {"flops": self.flops, "moved_bytes": self.moved_bytes, "num_kernels": self.num_kernels}

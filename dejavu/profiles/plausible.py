@@ -19,6 +19,7 @@ from dejavu.cluster.this_machine import CORE_CYCLES_PER_SECOND, CORE_FLOPS_PER_C
 from dejavu.kernel import Kernel
 from dejavu.profiles.measurement import broken_rows
 from dejavu.profiles.neighbours import Floats, bounds_of_neighbours, distinct_values
+from dejavu.schedule import PARTS
 
 # Nothing that is launched ends sooner: the fastest of 477,460 published GPU kernels took 1.0e-6 s (2026-11-21).
 LEAST_SECONDS = 1e-7
@@ -52,6 +53,7 @@ MOST_BYTES_PER_SECOND = 1e14
 # What the runtime takes for a pass is the difference of two noisy times: below the first all are alike, and what is
 # below the second was lost in the noise.
 PASS_NOISE_SECONDS, LEAST_PASS_SECONDS = 1e-5, 1e-6
+LEAST_PART = 20.0  # each part of a backward pass of a layer with weights does a twentieth of the whole or more
 # The slowest network that anybody trains a pipeline on, and how long a message may wait on a busy host.
 LEAST_LINK_BYTES_PER_SECOND, MOST_MESSAGE_SECONDS = 1e6, 0.02
 
@@ -169,20 +171,23 @@ def _pass_bounds(table: pa.Table, passes: NDArray[np.bool_]) -> tuple[Floats, Fl
     """The least and the most for passes of layers, stages and whole steps whose traffic is kept with them.
 
     0 and infinity for all other rows. Looser than where the layers themselves are known, whose kernels are priced one
-    by one. A step's work may be spread over all its ranks, or done by one of them with all messages in between.
+    by one. A step's work may be spread over all its ranks, or done by one of them with all messages in between. What is
+    kept with a part of a backward pass is what the whole of it does.
     """
     low, high = np.zeros(table.num_rows), np.full(table.num_rows, np.inf)
     passes = passes & pc.is_in(table["source"], pa.array(("measured", "training"))).to_numpy()
     known = catalogue()
-    columns = ("device_type", "dtype", "kind", "num_ranks", "extra")
+    columns = ("device_type", "dtype", "kind", "direction", "num_ranks", "flops", "extra")
     for row in np.flatnonzero(passes):
-        name, dtype, kind, num_ranks, extra = (table[column][int(row)].as_py() for column in columns)
-        work = json.loads(extra or "{}")
+        name, dtype, kind, direction, num_ranks, flops, extra = (table[column][int(row)].as_py() for column in columns)
+        work, is_part = json.loads(extra or "{}"), direction in PARTS
+        if is_part and not work.get("num_kernels"):
+            continue  # earlier versions kept nothing with it
         if {"moved_bytes", "num_kernels"} <= work.keys() and (is_core(name) or name in known):
-            flops = table["flops"][int(row)].as_py() or 0.0
+            flops = work.get("flops", flops or 0.0)
             least, most = _of_work(flops, float(work["moved_bytes"]), dtype, known.get(name))
             ranks = num_ranks or 1 if kind == "step" else 1
-            low[row] = max(least, work["num_kernels"] * LEAST_KERNEL_SECONDS) / ranks
+            low[row] = max(least, work["num_kernels"] * LEAST_KERNEL_SECONDS) / (LEAST_PART if is_part else ranks)
             high[row] = most + SLOWEST_RATIO * LAUNCHES_SECONDS
             high[row] += work.get("num_messages", 0) * MOST_MESSAGE_SECONDS
             high[row] += work.get("sent_bytes", 0) / LEAST_LINK_BYTES_PER_SECOND

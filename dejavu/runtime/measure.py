@@ -27,6 +27,7 @@ from dejavu.runtime.failures import what_failed
 from dejavu.runtime.layer_passes import DIRECTIONS, IN_FLIGHT
 from dejavu.runtime.process import named_parent, rank_environment
 from dejavu.runtime.quiet import TURNS
+from dejavu.schedule import PARTS
 from dejavu.workload import Workload
 
 LOOP = "loop"  # subject of the rows of kind `probe`
@@ -116,7 +117,7 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
         device_type=device_type,
         dtype=workload.dtype,
         microbatch_size=workload.microbatch_size,
-        flops=work.flops or None,
+        flops=None if direction in PARTS else work.flops or None,  # of a part nobody knows how much
         extra=json.dumps({"family": layer.family, **work.to_dict()}),
         host_fingerprint=host_fingerprint(),
         torch_version=torch.__version__,
