@@ -26,6 +26,7 @@ MET = "bound"  # met while the simulated step was bounded
 QUICK_SHARE = 0.15  # of the budget, at most
 EXPLAIN_SECONDS = 10.0  # to find the least memory that would do where nothing fits
 BOUND_SHARE = 0.5  # of the budget, at most, goes to the bound on the simulated step
+LEAST_SHARE = 0.01  # of that; less is not worth another turn
 
 Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
 
@@ -231,22 +232,21 @@ class _Planning:
         ones, side by side, as much again as they had, until all are close, the least cannot rise or the budget ends.
         """
         counts, workers = self.request.counts, min(self.planner.num_workers, len(self.request.counts))
-        left = BOUND_SHARE * self.request.budget_seconds * workers
+        seconds = BOUND_SHARE * self.request.budget_seconds * workers
         on_their_way = {count: self._bounding(count, chosen.simulated_seconds) for count in counts}
         found = dict[int, SimulatedBound]()
-        more = dict.fromkeys(counts, left / (4 * len(counts)))
+        more = dict.fromkeys(counts, seconds / (4 * len(counts)))
         with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
-            while more:
+            while True:
                 self.planner.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
                 bounds = pool.map(lambda count, seconds: on_their_way[count].go_on(seconds), more, more.values())
                 found |= {count: self._met(count, bound) for count, bound in zip(more, bounds, strict=True)}
+                left = seconds - sum(bound.spent_seconds for bound in found.values())
                 open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * chosen.simulated_seconds]
                 least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                more = {count: found[count].spent_seconds for count in least if found[count].can_rise}
-                if least and least[0] not in more:
+                if not least or not found[least[0]].can_rise or left < LEAST_SHARE * seconds:
                     break
-                if sum(bound.spent_seconds for bound in found.values()) + sum(more.values()) > left:
-                    break
+                more = {count: min(found[count].spent_seconds, left / workers) for count in least}
         return found
 
     def _bounding(self, count: int, best_seconds: float) -> Bounding:
