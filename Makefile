@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 DATA := ../shared/data
+RESULTS ?= .dejavu/benchmarks
+BENCH := $(BIN)/python -m benchmarks
 # Quick tests: a process for each core. Those that start servers, workers or ranks: a file at a time in each of a few.
 QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -21,26 +23,32 @@ test: $(VENV)/.ready
 quick: $(VENV)/.ready
 	$(PYTEST) -m "not slow and not gpu and not integration" $(QUICK)
 
+# Tables on the screen, and JSON with machine, date and command in $(RESULTS).
 bench: $(VENV)/.ready
-	$(BIN)/python -m benchmarks.database --rows 1000000
-	test ! -d $(DATA)/dp_cases || $(BIN)/python -m benchmarks.search --cases $(DATA)/dp_cases --microbatches 16,64
-	$(BIN)/python -m benchmarks.search --heterogeneous
-	$(BIN)/python -m benchmarks.search --scale
-	$(BIN)/python -m benchmarks.search --anytime
-	$(BIN)/python -m benchmarks.search --quality
-	$(BIN)/python -m benchmarks.knapsack
-	$(BIN)/python -m benchmarks.capture
-	$(BIN)/python -m benchmarks.feedback
-	$(BIN)/python -m benchmarks.pipeline
-	$(BIN)/python -m benchmarks.initialization
-	$(BIN)/python -m benchmarks.cost --memory
-	$(BIN)/python -m benchmarks.cost --profiling-time
-	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --fp16 $(DATA)/vidur/compute_a100_a40.parquet
-	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --collectives $(DATA)/alpa/prof_database.parquet
-	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --iterations $(DATA)/vtrain/a100_single_node.csv
-	test ! -d $(DATA) || $(BIN)/python -m benchmarks.cost --kernels $(DATA)/neusight/kernels.parquet \
+	$(BENCH).database --rows 1000000 --json $(RESULTS)/database.json
+	test ! -d $(DATA)/dp_cases || $(BENCH).search --cases $(DATA)/dp_cases --microbatches 16,64 --json $(RESULTS)/search-cases.json
+	$(BENCH).search --heterogeneous --json $(RESULTS)/search-heterogeneous.json
+	$(BENCH).search --scale --json $(RESULTS)/search-scale.json
+	$(BENCH).search --anytime --json $(RESULTS)/search-anytime.json
+	$(BENCH).search --quality --json $(RESULTS)/search-quality.json
+	$(BENCH).search --feasibility --json $(RESULTS)/search-feasibility.json
+	$(BENCH).search --scales --json $(RESULTS)/search-scales.json
+	$(BENCH).search --gradient --json $(RESULTS)/search-gradient.json
+	$(BENCH).bound --json $(RESULTS)/bound.json
+	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
+	$(BENCH).capture --json $(RESULTS)/capture.json
+	$(BENCH).feedback --json $(RESULTS)/feedback.json
+	$(BENCH).measuring --json $(RESULTS)/measuring.json
+	$(BENCH).pipeline --json $(RESULTS)/pipeline.json
+	$(BENCH).initialization --json $(RESULTS)/initialization.json
+	$(BENCH).cost --memory --json $(RESULTS)/cost-memory.json
+	$(BENCH).cost --profiling-time --json $(RESULTS)/cost-profiling-time.json
+	test ! -d $(DATA) || $(BENCH).cost --fp16 $(DATA)/vidur/compute_a100_a40.parquet --json $(RESULTS)/cost-fp16.json
+	test ! -d $(DATA) || $(BENCH).cost --collectives $(DATA)/alpa/prof_database.parquet --json $(RESULTS)/cost-collectives.json
+	test ! -d $(DATA) || $(BENCH).cost --iterations $(DATA)/vtrain/a100_single_node.csv --json $(RESULTS)/cost-iterations.json
+	test ! -d $(DATA) || $(BENCH).cost --kernels $(DATA)/neusight/kernels.parquet \
 		--models $(DATA)/neusight/models.parquet --devices $(DATA)/neusight/devices.csv \
-		--train P100,V100,T4,A100-40 --test A100-80,L4
+		--train P100,V100,T4,A100-40 --test A100-80,L4 --json $(RESULTS)/cost-kernels.json
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow
