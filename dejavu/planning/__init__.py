@@ -4,6 +4,7 @@ request.py     everything a plan depends on
 prices.py      the problems: every layer priced in every way that it may be spread
 questions.py   searches asked about problems, in threads or on Dask
 candidates.py  plans as they would run: under a schedule, simulated, corrected by earlier trainings
+bounds.py      what no plan is simulated below
 planner.py     asks, simulates, takes the fastest that fits
 choice.py      what was chosen, and everything it was chosen from
 sentences.py, table.py, record.py   the same for people, terminals and programs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dejavu.cost.remembered_steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.planning.bounds import Bounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
@@ -16,7 +16,7 @@ from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_p
 from dejavu.planning.request import PlanRequest
 from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulated_bound import CLOSE, Bounding, SimulatedBound, bounding
+from dejavu.simulated_bound import CLOSE, SimulatedBound
 from dejavu.stage_costs import PlanError
 
 PROVER = "auto"
@@ -25,14 +25,6 @@ REMEMBERED = "remembered"
 MET = "bound"  # met while the simulated step was bounded
 QUICK_SHARE = 0.15  # of the budget, at most
 EXPLAIN_SECONDS = 10.0  # to find the least memory that would do where nothing fits
-BOUND_SHARE = 0.5  # of the budget, at most, goes to the bound on the simulated step
-LEAST_SHARE = 0.01  # of that; less is not worth another turn
-
-Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
-
-
-def _quietly(what: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Planner:
 
     ask: Ask = in_this_process
     num_workers: int = field(default_factory=num_cores)
-    tell: Tell = _quietly
+    tell: Tell = quietly
 
     def plan(self, request: PlanRequest, prices: Prices | None = None) -> Choice:
         """The plan with the least predicted step of all that were found and fit, with what was proved.
@@ -74,7 +66,8 @@ class _Planning:
         self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
-        self.places: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be looked at
+        self.bounds = Bounds(request, prices, planner.num_workers, planner.tell)
+        self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be looked at
 
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self.planner.tell
@@ -82,21 +75,22 @@ class _Planning:
             tell(f"pricing {count} microbatches", done, len(counts))
             self.prices.posed(count)
         posed = [self.prices.posed(count) for count in counts]
-        named = [name for name in self.request.searches if name not in BASELINES]
-        self._ask(BASELINES if self.request.searches else QUICK, posed, QUICK_SHARE)
+        named = self.request.searches
+        searches = [name for name in named if name not in BASELINES] if named else [PROVER]
+        self._ask(BASELINES if named else QUICK, posed, QUICK_SHARE)
         self._consider_remembered()
-        self._ask(named if self.request.searches else [PROVER], posed, 1.0)
-        if not self.request.searches and self.left_seconds > 0:
+        self._ask(searches, posed, 1.0)
+        if not named and self.left_seconds > 0:
             self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
         if not self._has_plan:
             left = [under_gpipe_memory(one) for one in posed if not self._is_proved_empty(one)]
-            self._ask(named or [PROVER], left, 1.0)
+            self._ask(searches, left, 1.0)
         if not self._has_plan:
             self._meet()
         tell("moving cuts", 0, 1)
         origin, best = self._fastest()
         chosen = self.simulator.polished(best)
-        bounds = self._bounds(chosen)
+        bounds = self._raised(chosen)
         other, best = self._fastest()  # maybe one that was met while bounding
         if best.step_seconds < chosen.step_seconds:
             origin, chosen = other, self.simulator.polished(best)
@@ -187,7 +181,7 @@ class _Planning:
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
         problems = [self.prices.posed(count) for count in counts]
         proved = all(map(self._is_proved_empty, problems))
-        if proved and (request.one_stage_a_rank or all(map(self._has_no_place, problems))):
+        if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
             answer = Question(PROVER, problems[-1], EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
                 return answer, f"in {counts[-1]} microbatches{others}: {answer}"
@@ -206,60 +200,33 @@ class _Planning:
         """Whether a search proved that no plan of one stage on each rank fits."""
         return any(row.proves_infeasible(posed) for row in self.rows)
 
-    def _has_no_place(self, posed: Posed) -> bool:
-        """Whether it is proved that no plan of the problem fits under any allowed schedule.
-
-        A bound above what a plan takes that does everything in turn is above every plan.
-        """
-        found = self.places.get(posed.problem.num_microbatches)
-        return found is not None and found.seconds > serial_seconds(posed)
+    def _is_empty(self, posed: Posed) -> bool:
+        """Whether it is proved that no plan fits under any allowed schedule."""
+        looked = self.looked.get(posed.problem.num_microbatches)
+        return looked is not None and has_no_plan(posed, looked)
 
     def _meet(self) -> None:
         """Where no search found a plan that fits: look for one under every allowed schedule, as the bound does.
 
         The searches' plans have one stage on each rank; with two, layers that are not neighbours share a rank's memory.
         """
-        counts = self.request.counts
-        for done, count in enumerate(counts):
-            self.planner.tell(f"looking at every schedule, {count} microbatches", done, len(counts))
-            seconds = self.request.budget_seconds / len(counts)
-            self.places[count] = self._met(count, self._bounding(count, float("inf")).go_on(seconds))
+        self.looked = self.bounds.looked()
+        for count, bound in self.looked.items():
+            self._consider_met(count, bound)
 
-    def _bounds(self, chosen: Candidate) -> dict[int, SimulatedBound]:
-        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates.
-
-        The bound of all is the least of them, so each gets a little of the budget first, and then always the least
-        ones, side by side, as much again as they had, until all are close, the least cannot rise or the budget ends.
-        """
-        counts, workers = self.request.counts, min(self.planner.num_workers, len(self.request.counts))
-        seconds = BOUND_SHARE * self.request.budget_seconds * workers
-        on_their_way = {count: self._bounding(count, chosen.simulated_seconds) for count in counts}
-        found = dict[int, SimulatedBound]()
-        more = dict.fromkeys(counts, seconds / (4 * len(counts)))
-        with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
-            while True:
-                self.planner.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
-                bounds = pool.map(lambda count, seconds: on_their_way[count].go_on(seconds), more, more.values())
-                found |= {count: self._met(count, bound) for count, bound in zip(more, bounds, strict=True)}
-                left = seconds - sum(bound.spent_seconds for bound in found.values())
-                open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * chosen.simulated_seconds]
-                least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                if not least or not found[least[0]].can_rise or left < LEAST_SHARE * seconds:
-                    break
-                more = {count: min(found[count].spent_seconds, left / workers) for count in least}
+    def _raised(self, chosen: Candidate) -> dict[int, SimulatedBound]:
+        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates."""
+        found = self.bounds.raised(chosen.simulated_seconds)
+        for count, bound in found.items():
+            self._consider_met(count, bound)
         return found
 
-    def _bounding(self, count: int, best_seconds: float) -> Bounding:
-        schedules = self.request.allowed_schedules
-        return bounding(self.prices.posed(count), schedules=schedules, best_seconds=best_seconds)
-
-    def _met(self, count: int, bound: SimulatedBound) -> SimulatedBound:
-        """The bound; the plan that was met while it was proved is a candidate."""
+    def _consider_met(self, count: int, bound: SimulatedBound) -> None:
+        """The plan that was met while this was proved is a candidate."""
         if bound.plan is not None:
             met = self.simulator.candidate(self.prices.posed(count), bound.plan)
-            if met.fits and all(met not in row.candidates for row in self.rows):
+            if met.fits:
                 self.rows.append(Considered(MET, met.posed, None, (met,)))
-        return bound
 
 
 def _devices(plan: Plan) -> Counter[str]:
@@ -268,23 +235,3 @@ def _devices(plan: Plan) -> Counter[str]:
     for how in map(plan.rank_configuration, range(len(plan.ranks))):
         used[how.device_type] += how.num_devices
     return used
-
-
-def serial_seconds(posed: Posed) -> float:
-    """More than any plan's simulated step: each layer a stage on its slowest device, one action after the other."""
-    problem, costs = posed.problem, posed.problem.costs
-    C, L, B = len(problem.configurations), problem.num_layers, problem.num_microbatches
-    layers = [[costs.stage_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
-    once = [[costs.once_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
-    beside = max((cost.pass_seconds for cost in posed.pass_costs.values()), default=0.0)
-    parts = max((float(shares.max()) for shares in posed.backward_parts_L2.values()), default=1.0)  # of a split pass
-    link = problem.link_latency_seconds_CC.max() + problem.link_seconds_per_byte_CC.max() * problem.cut_bytes_L1
-    ends = [cost.of_message(size) for cost in posed.pass_costs.values() for size in problem.cut_bytes_L1]
-    work = 2.0 * (1.0 + parts) * sum(map(_finite_max, layers)) + 3.0 * L * beside
-    messages = 2.0 * float(link.sum()) + 4.0 * L * max(ends, default=0.0)
-    return B * (work + messages) + sum(map(_finite_max, once))
-
-
-def _finite_max(seconds: Sequence[float]) -> float:
-    """The slowest of the devices on which it is possible at all."""
-    return max((one for one in seconds if one < float("inf")), default=0.0)

@@ -1,0 +1,108 @@
+"""What no plan of a request is simulated below, for each number of microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
+
+from dejavu.planning.prices import Prices
+from dejavu.planning.request import PlanRequest
+from dejavu.problem import Posed
+from dejavu.simulated_bound import CLOSE, Bounding, SimulatedBound, bounding
+
+BOUND_SHARE = 0.5  # of the budget, at most
+LEAST_SHARE = 0.01  # of that; less is not worth another turn
+
+Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
+
+
+def quietly(what: str, done: int, total: int) -> None:
+    """Nobody hears."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds on the simulated steps of a request's plans.
+
+    Attributes:
+        num_workers: how many numbers of microbatches are bounded side by side, in threads.
+    """
+
+    request: PlanRequest
+    prices: Prices
+    num_workers: int
+    tell: Tell = quietly
+
+    def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
+        """By number of microbatches, what no plan is below, as near to the best step as the budget allows.
+
+        The bound of all is the least of them, so each gets a little of the budget first, and then always the least
+        ones, side by side, as much again as they had, until all are close, the least cannot rise or the budget ends.
+
+        Args:
+            best_seconds: of the best plan known.
+        """
+        counts, workers = self.request.counts, min(self.num_workers, len(self.request.counts))
+        seconds = BOUND_SHARE * self.request.budget_seconds * workers
+        on_their_way, found = self._on_their_way(best_seconds), dict[int, SimulatedBound]()
+        more = dict.fromkeys(counts, seconds / (4 * len(counts)))
+        with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
+            while True:
+                self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
+                found |= _side_by_side(pool, on_their_way, more)
+                left = seconds - sum(bound.spent_seconds for bound in found.values())
+                open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
+                least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
+                if not least or not found[least[0]].can_rise or left <= LEAST_SHARE * seconds:
+                    return found
+                more = {count: min(found[count].spent_seconds, left / workers) for count in least}
+
+    def looked(self) -> dict[int, SimulatedBound]:
+        """The same where no plan is known: each has its part of the whole budget, and hands out what it meets."""
+        counts = self.request.counts
+        self.tell("looking at every schedule", 0, len(counts))
+        seconds = self.request.budget_seconds * min(self.num_workers, len(counts)) / len(counts)
+        with ThreadPoolExecutor(self.num_workers, thread_name_prefix="bound") as pool:
+            return _side_by_side(pool, self._on_their_way(inf), dict.fromkeys(counts, seconds))
+
+    def _on_their_way(self, best_seconds: float) -> dict[int, Bounding]:
+        schedules, prices = self.request.allowed_schedules, self.prices
+        return {
+            count: bounding(prices.posed(count), schedules=schedules, best_seconds=best_seconds)
+            for count in self.request.counts
+        }
+
+
+def _side_by_side(
+    pool: ThreadPoolExecutor, on_their_way: Mapping[int, Bounding], seconds: Mapping[int, float]
+) -> dict[int, SimulatedBound]:
+    """Each after so much more time."""
+    bounds = pool.map(lambda count: on_their_way[count].go_on(seconds[count]), seconds)
+    return dict(zip(seconds, bounds, strict=True))
+
+
+def has_no_plan(posed: Posed, bound: SimulatedBound) -> bool:
+    """Whether the bound proves that no plan fits: it is above what a plan takes that does everything in turn."""
+    return bound.seconds > serial_seconds(posed)
+
+
+def serial_seconds(posed: Posed) -> float:
+    """More than any plan's simulated step: each layer a stage on its slowest device, one action after the other."""
+    problem, costs = posed.problem, posed.problem.costs
+    C, L, B = len(problem.configurations), problem.num_layers, problem.num_microbatches
+    layers = [[costs.stage_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
+    once = [[costs.once_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
+    beside = max((cost.pass_seconds for cost in posed.pass_costs.values()), default=0.0)
+    parts = max((float(shares.max()) for shares in posed.backward_parts_L2.values()), default=1.0)  # of a split pass
+    link = problem.link_latency_seconds_CC.max() + problem.link_seconds_per_byte_CC.max() * problem.cut_bytes_L1
+    ends = [cost.of_message(size) for cost in posed.pass_costs.values() for size in problem.cut_bytes_L1]
+    work = 2.0 * (1.0 + parts) * sum(map(_finite_max, layers)) + 3.0 * L * beside
+    messages = 2.0 * float(link.sum()) + 4.0 * L * max(ends, default=0.0)
+    return B * (work + messages) + sum(map(_finite_max, once))
+
+
+def _finite_max(seconds: Sequence[float]) -> float:
+    """The slowest of the devices on which it is possible at all."""
+    return max((one for one in seconds if one < float("inf")), default=0.0)
