@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from dejavu.schedule import Pass
 from dejavu.workload import Workload
 
 LOOKS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)
+ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 
 
@@ -160,3 +163,17 @@ def test_a_clock_counts_the_steps_that_are_kept(kept: Sequence[int], millisecond
     found = clock.median_seconds(0, Pass.FORWARD)
     assert milliseconds / 1e3 <= found < milliseconds / 1e3 + 0.01
     assert [timed.microbatch for timed in clock.last_step] == [0, 1, 2]
+
+
+SHOW = "go_first(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+CAP_SYS_NICE = 23  # linux/capability.h
+
+
+def test_what_measures_comes_first_where_that_is_permitted() -> None:
+    """With this process's privileges and without any; where they do not do, it measures as it is."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    permitted = int(status["CapEff"], 16) >> CAP_SYS_NICE & 1
+    for drop, expected in (("", -20 if permitted else 0), ("os.geteuid() or os.setuid(65534)", 0)):
+        code = f"import os; from dejavu.runtime.process import go_first; {drop}; {SHOW}".replace("; ;", ";")
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.strip() == str(expected), done.stderr

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from dejavu.collective import COLLECTIVES, Collective
 from dejavu.runtime.failures import LaunchError, what_failed
-from dejavu.runtime.process import PARENT, claim_device, die_with_parent, named_parent, rank_environment
+from dejavu.runtime.process import PARENT, claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
@@ -115,6 +115,8 @@ def _main(settings: argparse.Namespace) -> None:
         die_with_parent(signal.SIGKILL)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = claim_device(int(os.environ["LOCAL_RANK"]))
+    if device.type == "cpu":
+        go_first()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     rows = []

@@ -24,7 +24,7 @@ from dejavu.data import dataset_of
 from dejavu.graph import DTYPES, Graph, capture
 from dejavu.models import layers_of, model_of
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.process import claim_device, die_with_parent
+from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.runtime.quiet import DISTURBED, Quiet, Timed, counted, undisturbed
 from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.timing import mean_spread, spread
@@ -46,6 +46,8 @@ def _main(job: dict[str, Any]) -> None:
     """The measuring process: one line of JSON for each figure; a companion goes on until it is ended."""
     die_with_parent(signal.SIGKILL)
     device = claim_device(job["core"])
+    if device.type == "cpu":
+        go_first()
     for row in _figures(job, device):
         print(json.dumps(row), flush=True)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dejavu.runtime.failures import LaunchError, what_failed
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
+from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.repeats import repeat_together
 from dejavu.runtime.timing import spread
 
@@ -74,6 +74,8 @@ def _main() -> None:
     die_with_parent(signal.SIGKILL)
     rank = int(os.environ["RANK"])
     device = claim_device(rank)
+    if device.type == "cpu":
+        go_first()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     for size in SIZES_BYTES:
         exchange = _exchange(size, rank, device)

@@ -22,7 +22,7 @@ import torch
 from dejavu.errors import DejavuError
 from dejavu.kernel import Kernel
 from dejavu.runtime.failures import what_failed
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent
+from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent
 from dejavu.runtime.timing import spread
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ def _main() -> None:
     die_with_parent(signal.SIGKILL)
     job = json.load(sys.stdin)
     device = claim_device(job["core"])
+    if device.type == "cpu":
+        go_first()
     for text in job["kernels"]:
         kernel = Kernel.from_json(text)
         torch.backends.cuda.matmul.allow_tf32 = kernel.dtype == "tfloat32"

@@ -31,7 +31,7 @@ from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.runtime.failures import LaunchError, what_failed
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
-from dejavu.runtime.process import claim_device, die_with_parent, named_parent, rank_environment
+from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.quiet import Quiet, Timed, counted, waited_seconds
 from dejavu.runtime.repeats import stretch_of
 from dejavu.runtime.timing import spread
@@ -105,6 +105,8 @@ def _main() -> None:
     die_with_parent(signal.SIGKILL)
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = claim_device(rank)
+    if device.type == "cpu":
+        go_first()
     dist.init_process_group("gloo")
     quiet = Quiet()
     for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:

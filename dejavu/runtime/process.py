@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import torch
 
@@ -35,6 +36,15 @@ def die_with_parent(number: signal.Signals) -> None:
 def name_process(name: str) -> None:
     """What `ps -e`, `top` and psutil are to call this process; at most 15 bytes."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def go_first() -> None:
+    """Ask to come before other programs on the same core, for seconds of measuring; not every user may.
+
+    With this priority they keep about a hundredth of the core, and its caches stay this process's.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
 
 
 def attempt_number() -> int:
