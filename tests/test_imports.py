@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,12 @@ def test_no_garbage_is_looked_for_while_a_process_imports(is_enabled: bool, fail
     finally:
         gc.unfreeze()
         (gc.enable if was_enabled else gc.disable)()
+
+
+def test_every_benchmark_imports() -> None:
+    """They are run by hand, so nothing else notices when what they use is gone."""
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    names = [f"{name_of(path)}{'.__main__' if path.name == '__main__.py' else ''}" for path in modules("benchmarks")]
+    names = [name.replace(".__main__.__main__", ".__main__") for name in names]
+    done = subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

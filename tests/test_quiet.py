@@ -19,6 +19,7 @@ from dejavu.graph import capture
 from dejavu.runtime import layer_passes, quiet
 from dejavu.runtime.clock import Clock
 from dejavu.runtime.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
+from dejavu.runtime.process import MEASURING
 from dejavu.runtime.quiet import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
 from dejavu.schedule import Pass
 from dejavu.workload import Workload
@@ -173,7 +174,7 @@ def test_what_measures_comes_first_where_that_is_permitted() -> None:
     """With this process's privileges and without any; where they do not do, it measures as it is."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     permitted = int(status["CapEff"], 16) >> CAP_SYS_NICE & 1
-    for drop, expected in (("", -20 if permitted else 0), ("os.geteuid() or os.setuid(65534)", 0)):
+    for drop, expected in (("", MEASURING if permitted else 0), ("os.geteuid() or os.setuid(65534)", 0)):
         code = f"import os; from dejavu.runtime.process import go_first; {drop}; {SHOW}".replace("; ;", ";")
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert done.stdout.strip() == str(expected), done.stderr

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu import strict_yaml
 from dejavu.cluster import load_cluster
-from dejavu.cost import transfer_costs
-from dejavu.errors import DejavuError
-from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan
-from dejavu.planning.prices import parallel_prices, pose_workload
-from dejavu.planning.schedules import fits, under_schedules
-from dejavu.problem import Posed, pose_parallel, split_into
-from dejavu.profiles import ProfileDatabase
+from dejavu.errors import InputError
+from dejavu.plan import Plan, SearchResult
+from dejavu.planning import PlanRequest, Prices
+from dejavu.planning.schedules import fits, under
+from dejavu.problem import Posed
+from dejavu.schedule import SCHEDULES
 from dejavu.search import search_named
 from dejavu.simulate import play_posed
-from dejavu.workload import AUTO, Workload
+from dejavu.workload import Workload
 
 WORKLOADS, CLUSTERS = Path("examples/workloads"), Path("examples/clusters")
 DATABASE = Path("profiles_db")
@@ -36,14 +35,8 @@ class Question:
         """The problem of each number of microbatches."""
         cluster = load_cluster(CLUSTERS / f"{self.cluster}.yaml")
         workload = strict_yaml.load(WORKLOADS / f"{self.workload}.yaml", Workload).value
-        if cluster.kind == "cpu":  # with what passes and messages take of a core
-            for count in self.microbatches:
-                yield pose_workload(split_into(workload, count), cluster, DATABASE, Parallelism.usual(cluster), {})
-            return
-        prices = parallel_prices(workload, cluster, DATABASE)
-        transfers = transfer_costs(cluster, ProfileDatabase(DATABASE))
-        for count in self.microbatches:
-            yield pose_parallel(prices, cluster, split_into(workload, count), transfers, Parallelism.usual(cluster))
+        asked = PlanRequest(workload, cluster, DATABASE, schedules=tuple(SCHEDULES), microbatches=self.microbatches)
+        yield from map(Prices(asked).posed, self.microbatches)
 
 
 QUESTIONS = (
@@ -57,10 +50,14 @@ QUICK = QUESTIONS[:1]
 
 def best_of_exact(posed: Posed, budget_seconds: float) -> tuple[float, Plan] | None:
     """The exact search's plan under the schedule that is fastest as simulated, of those that fit; None if none."""
-    try:
-        result = search_named("exact")().run(posed.problem, budget_seconds=budget_seconds, seed=0)
-    except DejavuError:
+    found = search_named("exact")().run(posed.problem, budget_seconds=budget_seconds, seed=0)
+    if not isinstance(found, SearchResult):
         return None
-    played = [(play_posed(posed, plan), plan) for plan in under_schedules(posed, result.plan, AUTO)]
-    fitting = [(simulation.step_seconds, plan) for simulation, plan in played if fits(posed, plan, simulation)]
+    fitting = []
+    for name in SCHEDULES:
+        with suppress(InputError):  # too few layers or microbatches for it
+            plan = under(posed, found.plan, name)
+            played = play_posed(posed, plan)
+            if fits(posed, plan, played):
+                fitting.append((played.step_seconds, plan))
     return min(fitting, key=lambda pair: pair[0], default=None)
