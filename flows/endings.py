@@ -73,7 +73,8 @@ class Sentences(logging.Filter):
             if error is self._said:
                 return False
             self._said = error
-            record.msg, record.args = "failed: %s" if str(error) else "interrupted", (error,) if str(error) else ()
+            interrupted = isinstance(error, KeyboardInterrupt)
+            record.msg, record.args = ("interrupted", ()) if interrupted else ("failed: %s", (error,))
             record.exc_info, record.exc_text = None, None
         elif self._said is not None and isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
             return "Failed" not in record.getMessage()

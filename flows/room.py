@@ -9,7 +9,7 @@ from pathlib import Path
 from dejavu.errors import InputError
 from dejavu.units import format_bytes
 
-LEAST_FREE_BYTES = 100 * 2**20  # two servers' databases, logs, and checkpoints of a model of a million parameters
+LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: databases, trials, checkpoints, a page
 
 
 def check_room(project: Path) -> None:

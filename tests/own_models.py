@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -72,6 +75,26 @@ def memory_breaking() -> nn.Module:
 
 def killing() -> nn.Module:
     return breaks(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def killing_once(folder: str, runs: int, steps: int) -> nn.Module:
+    """Kills its process in the middle of one run of many: the one that is the `runs`-th to have begun step `steps`."""
+    begun = itertools.count(1)
+
+    def how() -> None:
+        if next(begun) == steps and _next_number(Path(folder)) == runs:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return breaks(how)
+
+
+def _next_number(folder: Path) -> int:
+    """1, 2, 3 …, each given to one process only."""
+    for number in itertools.count(1):
+        with suppress(FileExistsError):
+            (folder / str(number)).touch(exist_ok=False)
+            return number
+    raise AssertionError
 
 
 def slow() -> nn.Module:

@@ -39,7 +39,8 @@ from dejavu.cost.collectives import (
     screened,
 )
 from dejavu.cost.interpolation import CurvePoints, CurveProcess
-from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
+from dejavu.hashing import stable_hash
+from dejavu.profiles import Measurement, ProfileDatabase
 
 PROFILE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alpa" / "prof_database.parquet"
 FAST, SLOW = Link(150e9, 5e-6), Link(3e9, 20e-6)

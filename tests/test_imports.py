@@ -16,7 +16,7 @@ from dejavu.imports import uncollected
 ROOT = Path(__file__).resolve().parents[1]
 # Inside dejavu a part imports only what stands above it in this list.
 ORDER = (
-    *("imports", "compiled", "user_cache", "dask_workers", "errors", "strict_yaml", "units", "tracing"),
+    *("imports", "compiled", "user_cache", "hashing", "dask_workers", "errors", "strict_yaml", "units", "tracing"),
     *("cluster", "schedule", "workload", "data", "models"),
     *("attention", "liveness", "graph", "kept_layers", "kernel", "collective", "stage_costs"),
     *("plan", "binding", "parallelism", "profiles", "importers"),

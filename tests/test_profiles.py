@@ -23,6 +23,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dejavu.hashing import stable_hash
 from dejavu.profiles import (
     DIRECTIONS,
     KINDS,
@@ -31,7 +32,6 @@ from dejavu.profiles import (
     ProfileDatabase,
     ProfileError,
     host_fingerprint,
-    stable_hash,
 )
 
 ROOT = Path(__file__).parents[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import cache
 
 from dejavu.profiles import Measurement
 from dejavu.units import format_seconds
@@ -11,7 +12,6 @@ from dejavu.units import format_seconds
 MOST_FACTOR = 100.0  # what is so far from its prices was measured on another machine, or not at all
 
 log = logging.getLogger(__name__)
-_TOLD = set[str]()  # rows are read many times in a run
 
 
 def believable(rows: Iterable[Measurement], expected_seconds: float) -> list[Measurement]:
@@ -27,7 +27,10 @@ def believable(rows: Iterable[Measurement], expected_seconds: float) -> list[Mea
             f"{format_seconds(expected_seconds)}; wanted a time within a factor of {MOST_FACTOR:g}: it is not used; "
             "train such a plan again: `dejavu run`"
         )
-        if said not in _TOLD:
-            _TOLD.add(said)
-            log.warning("%s", said)
+        _tell(said)
     return found
+
+
+@cache  # rows are read many times in a run
+def _tell(said: str) -> None:
+    log.warning("%s", said)

@@ -13,7 +13,8 @@ from dejavu.cluster import DeviceType
 from dejavu.cost._base import INTERPOLATED, MEASURED, CostSource, Estimate
 from dejavu.cost.physics import Limits, limits
 from dejavu.graph import Graph, Layer
-from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
+from dejavu.hashing import stable_hash
+from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings
 
 log = logging.getLogger("dejavu.cost")

@@ -22,8 +22,9 @@ from dejavu.cost.absurd import believable
 from dejavu.cost.believed import LEAST_DEVIATION, NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.cost.passes import pass_cost
 from dejavu.graph import Graph
+from dejavu.hashing import stable_hash
 from dejavu.plan import Stage
-from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
+from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings
 
 

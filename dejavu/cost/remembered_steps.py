@@ -13,8 +13,9 @@ from typing import NamedTuple
 from dejavu.cost.absurd import believable
 from dejavu.cost.believed import NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.graph import Graph
+from dejavu.hashing import stable_hash
 from dejavu.plan import Plan
-from dejavu.profiles import Measurement, ProfileDatabase, stable_hash
+from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.stage_costs import PlanError
 
 

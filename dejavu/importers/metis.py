@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.errors import InputError
+from dejavu.hashing import stable_hash
 from dejavu.importers._base import UNKNOWN, Batch, Importer
 from dejavu.importers.sources import files_of
-from dejavu.profiles import stable_hash
 
 _WANTED = "a folder of Metis' DeviceType.<T>_tp<k>_bs<b>.json"
 _FILE_NAME = re.compile(r"DeviceType\.(?P<device>.+)_tp(?P<tp>[1-9]\d{0,5})_bs(?P<bs>[1-9]\d{0,8})\.json")

@@ -5,7 +5,7 @@
 
 from dejavu.profiles.database import OUTLIER_RATIO, ProfileDatabase
 from dejavu.profiles.files import Finding
-from dejavu.profiles.host import host_fingerprint, stable_hash
+from dejavu.profiles.host import host_fingerprint
 from dejavu.profiles.measurement import (
     DIRECTIONS,
     KINDS,
@@ -30,5 +30,4 @@ __all__ = [
     "ProfileDatabase",
     "ProfileError",
     "host_fingerprint",
-    "stable_hash",
 ]

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
-
-def stable_hash(value: Any) -> str:
-    """16 hexadecimal digits that name a JSON-like value on every machine: the order of keys does not matter.
-
-    Raises:
-        TypeError, ValueError: the value is not JSON (NaN is not).
-    """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+from dejavu.hashing import stable_hash
 
 
 def host_fingerprint() -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dejavu.binding import Binding
+from dejavu.hashing import stable_hash
 from dejavu.init import Draw
 from dejavu.runtime.failures import LaunchError
 from dejavu.runtime.job import TrainingJob, write_json
@@ -105,8 +106,6 @@ def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, fol
     Raises:
         LaunchError: a rank failed; the message has the end of what it said.
     """
-    from dejavu.profiles import stable_hash  # half a second, which ranks need not wait for
-
     jobs = [_job(one) for one in (plan, baseline)]
     kept = folder / f"{stable_hash([ROUNDS, STEPS, *(job.to_dict() for job in jobs)])}.json"
     if kept.is_file():

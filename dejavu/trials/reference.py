@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from dejavu.hashing import stable_hash
 from dejavu.runtime.job import TrainingJob, write_json
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
@@ -23,8 +24,6 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
     Args:
         folder: of the trials, where their states are.
     """
-    from dejavu.profiles import stable_hash  # starts a thread, and workers are forks
-
     steps = compared_steps(job)
     start = Path(job.start_from) if job.start_from else None
     if not steps or (start is not None and (start.suffix != STATE or start.parent.resolve() != folder.resolve())):

@@ -9,6 +9,7 @@ import torch
 
 from dejavu.data import dataset_of
 from dejavu.errors import DejavuError
+from dejavu.hashing import stable_hash
 from dejavu.init import Draw, _base, calibration, drawing, schemes
 from dejavu.models import model_of, source_hash
 from dejavu.runtime import optimizer, training
@@ -58,8 +59,6 @@ class Keys:
         self._shared: dict[str, str] = {}
 
     def of(self, spec: TrialSpec) -> str:
-        from dejavu.profiles import stable_hash  # starts a thread, and workers are forks
-
         return f"{stable_hash([self.shared(spec.workload), asdict(spec.draw)])}-{spec.steps}"
 
     def shared(self, workload: Workload) -> str:
@@ -71,8 +70,6 @@ class Keys:
 
 
 def _shared_hash(workload: Workload) -> str:
-    from dejavu.profiles import stable_hash  # starts a thread, and workers are forks
-
     # The learning rate of a step depends on the length of the training only where it decays.
     free = _FREE | ({"num_steps"} if workload.optimizer.decay == "constant" else set())
     decides = json.loads(workload.model_dump_json(exclude=free))
