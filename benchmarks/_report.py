@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 from dejavu.profiles import host_fingerprint
 from dejavu.profiles.host import cpu_name, gpu_names
 

@@ -91,9 +91,9 @@ def _child(
 
 
 def _capture(workload: Any, kind: Any) -> dict[str, Any]:
-    from dejavu.data import dataset_of
-    from dejavu.graph import capture
-    from dejavu.models import model_of
+    from dejavu.capture.graph import capture
+    from dejavu.workload.data import dataset_of
+    from dejavu.workload.models import model_of
 
     started = time.perf_counter()
     graph = capture(workload, kind)
@@ -117,9 +117,9 @@ def _count(workload: Any) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from dejavu.data import dataset_of
-    from dejavu.graph import DTYPES
-    from dejavu.models import layers_of
+    from dejavu.capture.graph import DTYPES
+    from dejavu.workload.data import dataset_of
+    from dejavu.workload.models import layers_of
 
     shape = dataset_of(workload).shape
     torch.set_default_dtype(DTYPES[workload.dtype])

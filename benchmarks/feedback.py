@@ -20,20 +20,20 @@ import typer
 
 from benchmarks._report import report
 from dejavu.bind import bind
+from dejavu.capture.graph import capture
 from dejavu.cluster import this_machine
 from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
-from dejavu.cost.remembered_steps import step_factor
-from dejavu.graph import capture
+from dejavu.cost.problem import pose
+from dejavu.cost.trainings.record import remember
+from dejavu.cost.trainings.steps import step_factor
+from dejavu.foundation.strict_yaml import load
 from dejavu.init import Draw
+from dejavu.launch.launcher import launch
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.problem import pose
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.feedback import remember
+from dejavu.profiling.profiler import Campaign
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import launch
-from dejavu.simulate import play
-from dejavu.strict_yaml import load
+from dejavu.simulate import play_posed
 from dejavu.workload import Workload
 
 LEAST_SHARE = 0.25
@@ -67,8 +67,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
     cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
 
     def played(table: CostTable, one: Plan) -> float:
-        problem = pose(table, cluster, workload, transfer_costs(cluster, database))
-        return play(problem, table, one).step_seconds
+        return play_posed(pose(table, cluster, workload, transfer_costs(cluster, database)), one).step_seconds
 
     rows = []
     for cut in np.random.default_rng(seed).permutation(cuts):
@@ -80,7 +79,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         factor = step_factor(graph, plan, database, partial(played, corrected))
         job = TrainingJob(
             workload=workload.model_copy(update={"num_steps": steps}),
-            binding=bind(pose(fresh, cluster, workload, transfer_costs(cluster, database)), plan, cluster),
+            binding=bind(pose(fresh, cluster, workload, transfer_costs(cluster, database)).problem, plan, cluster),
             draw=Draw(),
             start_from=None,
             first_step=0,
@@ -97,7 +96,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
             row[f"{name}_ms"] = 1e3 * predicted
             row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)
         rows.append(row)
-        remember(job, result, graph, database)
+        remember(job.workload, job.binding, result.times, graph, database)
     return rows
 
 

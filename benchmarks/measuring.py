@@ -34,26 +34,26 @@ from benchmarks._report import report
 from benchmarks.competitors import an_unpredictable_one, one_for_each_core
 from dejavu import planning
 from dejavu.bind import bind
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cost.remembered_steps import StepFactor, is_surely_faster, remembered_plans, step_factor
-from dejavu.errors import InputError
-from dejavu.graph import Graph, capture
+from dejavu.cost.trainings.record import remember
+from dejavu.cost.trainings.steps import StepFactor, is_surely_faster, remembered_plans, step_factor
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.strict_yaml import load
 from dejavu.init import Draw
+from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plan.priced import Posed
+from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest
 from dejavu.planning.schedules import under
-from dejavu.problem import Posed
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
-from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.feedback import remember
+from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.profiler import Campaign
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import launch
-from dejavu.runtime.measure import measure_layers
-from dejavu.runtime.steps import StepTimes
-from dejavu.schedule import SCHEDULES
 from dejavu.simulate import play_posed
-from dejavu.strict_yaml import load
+from dejavu.timing.steps import StepTimes
 from dejavu.workload import TrialSettings, Workload
 
 DIGITS = Path(__file__).parents[1] / "examples" / "workloads" / "digits.yaml"
@@ -205,7 +205,7 @@ class Prices:
             result = launch(job)
             assert result.step_times is not None
             if keep:
-                remember(job, result, self.graph, self.database)
+                remember(job.workload, job.binding, result.times, self.graph, self.database)
             return result.step_times
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd
 
 from dejavu.cluster import Cluster
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)

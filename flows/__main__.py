@@ -81,7 +81,7 @@ def run(
     check_room(Path.cwd())
     typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
     with use_temporary_server(Path.cwd()) as server:
-        from dejavu.imports import uncollected
+        from dejavu.foundation.gc_frozen import uncollected
 
         with uncollected():
             from rich.console import Console
@@ -153,9 +153,9 @@ def profile(
     """
     from rich.console import Console
 
-    from dejavu.graph import capture
+    from dejavu.capture.graph import capture
     from dejavu.profiles import ProfileDatabase
-    from dejavu.runtime.campaign import Campaign
+    from dejavu.profiling.profiler import Campaign
     from flows.inputs import at_microbatches, read_inputs
     from flows.progress import rows_bar
 
@@ -190,12 +190,12 @@ def plan(
     """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
     from contextlib import ExitStack
 
-    from dejavu.imports import uncollected
+    from dejavu.foundation.gc_frozen import uncollected
 
     with uncollected():
         from rich.console import Console
 
-        from dejavu.compiled import told_of_compiling
+        from dejavu.foundation.compiled import told_of_compiling
         from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if

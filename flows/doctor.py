@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from rich.table import Table
 
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 from flows import services
 from flows.processes import is_free, listener
 
@@ -33,7 +33,7 @@ GIB = 2**30
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 64 * 2**20
-RANK_MODULES = ("dejavu.runtime.worker", "dejavu.runtime.agent")
+RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
 START_SLACK_SECONDS = 2.0  # the boot time that the kernel states is whole seconds
 INSTALL = "pip install --constraint constraints.txt --editable ."
 
@@ -184,7 +184,7 @@ def _port(server: str, port: int, ours: services.Services | None) -> Check:
 
 
 def _training(project: Path) -> list[Check]:
-    from dejavu.runtime.training_lock import holder_in
+    from dejavu.launch.training_lock import holder_in
 
     holder = holder_in(project)
     if holder is None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dejavu.errors import DejavuError, InputError
+from dejavu.foundation.errors import DejavuError, InputError
 
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # the user's to mend, not a defect

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dejavu.imports import uncollected
+from dejavu.foundation.gc_frozen import uncollected
 
 with uncollected():  # `prefect worker` starts a process with this file
     from prefect import flow
     from prefect.runtime import flow_run
     from prefect.states import Completed, State
 
+    from dejavu.launch.launcher import torchrun_line
     from dejavu.parallelism import Parallelism
     from dejavu.planning import BUDGET_SECONDS
     from dejavu.report import ReportData
-    from dejavu.runtime.launcher import torchrun_line
     from dejavu.workload import Workload
     from flows.initialize import initialize
     from flows.inputs import read_resume

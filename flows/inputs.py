@@ -6,26 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu import strict_yaml
+from dejavu.capture.graph import CaptureError, capture
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.data import dataset_of
-from dejavu.errors import InputError
-from dejavu.graph import CaptureError, capture
+from dejavu.foundation import strict_yaml
+from dejavu.foundation.errors import InputError
 from dejavu.init import proposer_named, space_of
-from dejavu.models import layers_of
+from dejavu.launch.preflight import refuse_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
-from dejavu.runtime.refusals import refuse_cluster
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.loader import load_workload
 
 if TYPE_CHECKING:
-    from dejavu.runtime.resume import EarlierTraining
-
-EXAMPLES = Path("examples/workloads")
-IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
-DIGITS = {"data": "digits"}
-# Others read text.
-ZOO_DATA: dict[str, dict] = {"cnn": DIGITS, "mlp": DIGITS, "vgg": IMAGES, "wide_resnet": IMAGES}
+    from dejavu.runtime.job.resume import EarlierTraining
 
 
 def load_cluster_file(cluster: Path) -> Cluster:
@@ -62,21 +56,8 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
     """
     if model is not None and workload is not None:
         raise InputError(f"--model {model} and --workload {workload} both say what to plan; wanted one of them")
-    if model is not None:
-        files = [Path(model), EXAMPLES / f"{model}.yaml"]
-        workload = next((file for file in files if file.is_file()), None)
-    machines = load_cluster_file(cluster)
-    if workload is not None:
-        document = strict_yaml.load(workload, Workload)
-        try:
-            layers_of(document.value)
-        except InputError as error:
-            raise document.error(error.field, str(error)) from error
-        wanted = document.value
-    else:
-        wanted = Workload.model_validate({"model": model, **ZOO_DATA.get(model, {})}) if model else Workload()
-        layers_of(wanted)
-    return machines, wanted
+    named = model or workload
+    return load_cluster_file(cluster), Workload() if named is None else load_workload(named)
 
 
 def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
@@ -87,7 +68,7 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     """
     if not resume:
         return None
-    from dejavu.runtime.resume import earlier_training  # with torch's checkpoints: half a second to import
+    from dejavu.runtime.job.resume import earlier_training  # with torch's checkpoints: half a second to import
 
     return earlier_training(Path(resume), workload)
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dejavu.binding import Binding
+from dejavu.bind.binding import Binding
 from dejavu.cluster import Cluster, this_machine
+from dejavu.cost.problem import split_into
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BUDGET_SECONDS, Candidate, Choice, PlanRequest
 from dejavu.planning.questions import num_cores
 from dejavu.planning.sentences import NAMES
-from dejavu.problem import split_into
 from dejavu.workload import Workload
 from flows.session import Session, session
 from tasks.planning import bind_baseline, bind_stages, choose_plan, simulate_bound, without_memory

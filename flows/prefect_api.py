@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 
 WORK_POOL = "dejavu"
 HEARTBEAT_SECONDS = 30  # the least that Prefect allows

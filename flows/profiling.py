@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from dejavu.problem import split_into
-from dejavu.runtime.campaign import MeasureResult
+from dejavu.cost.problem import split_into
+from dejavu.profiling.profiler import MeasureResult
 from dejavu.workload import Workload
 from flows.session import session
 from tasks.pricing import capture_model, measure_what_is_missing

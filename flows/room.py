@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dejavu.errors import InputError
-from dejavu.units import format_bytes
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import format_bytes
 
 LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: databases, trials, checkpoints, a page
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 from filelock import FileLock, Timeout
 
-from dejavu.errors import DejavuError, InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from flows.prefect_api import (
     HEARTBEAT_SECONDS,
     WORK_POOL,

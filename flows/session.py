@@ -12,7 +12,7 @@ from prefect import get_run_logger
 from prefect.runtime import flow_run
 
 from dejavu.cluster import Cluster
-from dejavu.runtime.training_lock import alone_in
+from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.workload import Workload
 from flows.endings import without_tracebacks

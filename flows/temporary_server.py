@@ -24,8 +24,8 @@ from types import TracebackType
 import httpx
 import psutil
 
-from dejavu.errors import DejavuError
-from dejavu.imports import uncollected
+from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.gc_frozen import uncollected
 from flows.processes import child_environment
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80

@@ -13,12 +13,12 @@ from prefect.utilities.annotations import opaque
 
 from dejavu.bind import Binding, bind
 from dejavu.cluster import Cluster
+from dejavu.foundation.units import format_seconds, plural
 from dejavu.plan import Answer, Plan, Problem, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
 from dejavu.simulate import play_posed
 from dejavu.trials import client_of
-from dejavu.units import format_seconds, plural
 
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)

@@ -8,11 +8,11 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.graph import Graph, capture
+from dejavu.launch.preflight import refuse_cluster
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.campaign import Campaign, MeasureResult
-from dejavu.runtime.refusals import refuse_cluster
+from dejavu.profiling.profiler import Campaign, MeasureResult
 from dejavu.trials import client_of
 from dejavu.workload import Workload
 

@@ -10,9 +10,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from dejavu.binding import Binding
+from dejavu.bind.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.planning import Choice, Considered, choice_to_dict
+from dejavu.profiling.profiler import MeasureResult
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -23,7 +24,6 @@ from dejavu.report import (
     summary_markdown,
     timeline_figure,
 )
-from dejavu.runtime.campaign import MeasureResult
 from dejavu.runtime.job import TrainingResult
 from dejavu.track import Metric, Run
 from dejavu.trials import Trials

@@ -12,24 +12,24 @@ import torch
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from dejavu.binding import Binding
+from dejavu.bind.binding import Binding
+from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster
-from dejavu.cost.remembered_steps import remembered_step_seconds
-from dejavu.errors import DejavuError, InputError
-from dejavu.graph import Graph
+from dejavu.cost.trainings.record import remember
+from dejavu.cost.trainings.steps import remembered_step_seconds
+from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
-from dejavu.plan import Price
-from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.comparison import (
+from dejavu.launch.comparison import (
     MOST_SECONDS,
     Comparison,
     Contestant,
     expected_seconds,
     measure_gain,
 )
-from dejavu.runtime.feedback import remember
+from dejavu.launch.launcher import RankError, launch, torchrun_line
+from dejavu.plan import Price
+from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
-from dejavu.runtime.launcher import RankError, launch, torchrun_line
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.track import Run
@@ -228,5 +228,5 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
 @task(name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Measured step and stage times become rows of the database."""
-    rows = remember(job, result, graph, ProfileDatabase(database))
+    rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
     get_run_logger().info("remembered %d measured step and stage times", rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dejavu.binding import Binding, Placement
+from dejavu.bind.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.workload import TrialSettings, Workload

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from dejavu.init import Draw
-from dejavu.models import layers_of
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import train_single
 from dejavu.workload import TrialSettings, Workload
+from dejavu.workload.models import layers_of
 from tests.conftest import local_binding
 
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -65,6 +65,9 @@ def _single(workload: str) -> tuple[float, ...]:
     return tuple(train_single(found, DRAW, range(found.num_steps)))
 
 
+RANK_ROOMS = ("dejavu.runtime.", "dejavu.launch.", "dejavu.profiling.")
+
+
 def runtime_processes() -> list[psutil.Process]:
     """Agents and ranks of these tests; others may run on this machine."""
     found = []
@@ -72,7 +75,7 @@ def runtime_processes() -> list[psutil.Process]:
         words, environment = process.info["cmdline"] or [], process.info["environ"] or {}
         if environment.get("DEJAVU_TESTED_BY") != os.environ["DEJAVU_TESTED_BY"]:
             continue
-        if any(word.startswith("dejavu.runtime.") for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+        if any(word.startswith(RANK_ROOMS) for word in words) and process.status() != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
 

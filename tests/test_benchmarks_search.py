@@ -20,7 +20,7 @@ from benchmarks.search.generated import heterogeneous as mixed_problem
 from benchmarks.search.generated import operators
 from benchmarks.search.pareto import optimum
 from benchmarks.search.runs import Run
-from dejavu.importers.alpa_cases import load_case
+from dejavu.importers.alpa.cases import load_case
 from dejavu.plan import Infeasible, NotFound, Obstacle, SearchResult, check, solved
 from dejavu.search import Exact, Uniform
 

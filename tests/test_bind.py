@@ -21,8 +21,8 @@ from dejavu.bind.pricing import Pricing
 from dejavu.bind.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price
-from dejavu.schedule import schedule_named
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.plan.schedule import schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts
 
 GIB = 2**30
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.collective import COLLECTIVES, Collective
-from dejavu.errors import InputError
-from dejavu.graph import Graph, capture
-from dejavu.kernel import Kernel
+from dejavu.foundation.errors import InputError
 from dejavu.profiles import ProfileDatabase, host_fingerprint
-from dejavu.runtime import campaign
-from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.collectives import collective_of, measure_collectives
-from dejavu.runtime.measure import measure_layers
+from dejavu.profiles.collective import COLLECTIVES, Collective
+from dejavu.profiles.kernel import Kernel
+from dejavu.profiling import profiler as campaign
+from dejavu.profiling.collectives import collective_of, measure_collectives
+from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.profiler import Campaign
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
 

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.published import PUBLISHED
-from dejavu.data import dataset_of
-from dejavu.graph import Graph, capture
+from dejavu.capture.graph import Graph, capture
 from dejavu.init import Draw
-from dejavu.models import LayerBuilder, layers_of, model_of
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from tests.test_models import ZOO, every_model, graph_of
 
 RANDOM_STATE_BYTES = 32  # seed and offset of a GPU's attention kernels
@@ -87,16 +87,16 @@ def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
 
 def test_layers_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of constructor, arguments and inputs is traced once, no fewer and no more."""
-    import dejavu.graph
+    import dejavu.capture.graph
 
     built: list[str] = []
-    inner = dejavu.graph._capture_layer
+    inner = dejavu.capture.graph._capture_layer
 
     def counted(builder: LayerBuilder, *arguments: object) -> object:
         built.append(builder.name)
         return inner(builder, *arguments)
 
-    monkeypatch.setattr(dejavu.graph, "_capture_layer", counted)
+    monkeypatch.setattr(dejavu.capture.graph, "_capture_layer", counted)
     expected = {
         "gpt": ["embedding", "block0", "head"],
         "t5": ["embedding", "encoder0", "encoder_norm", "decoder0", "head"],

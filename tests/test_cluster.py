@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import RootModel
 
 from dejavu import cluster as clusters
-from dejavu import strict_yaml
 from dejavu.cluster import Cluster, Link, catalogue, load_cluster, this_machine
 from dejavu.cluster.__main__ import main
 from dejavu.cluster.catalogue import catalogue_rows
-from dejavu.errors import InputError
+from dejavu.foundation import strict_yaml
+from dejavu.foundation.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = [ROOT / "cluster.yaml", *sorted((ROOT / "examples" / "clusters").glob("*.yaml"))]

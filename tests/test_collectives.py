@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup
-from dejavu.collective import COLLECTIVES, Collective
 from dejavu.cost import CostError
 from dejavu.cost._base import INTERPOLATED, MEASURED
-from dejavu.cost.alpha_beta import (
+from dejavu.cost.collectives.alpha_beta import (
     FAMILY,
     FITTED_LINKS,
     TERMS,
@@ -28,7 +27,7 @@ from dejavu.cost.alpha_beta import (
     shipped,
     terms,
 )
-from dejavu.cost.collectives import (
+from dejavu.cost.collectives.curves import (
     ALPHA_BETA,
     CORRECTED,
     CollectiveCosts,
@@ -38,9 +37,10 @@ from dejavu.cost.collectives import (
     points_of,
     screened,
 )
-from dejavu.cost.interpolation import CurvePoints, CurveProcess
-from dejavu.hashing import stable_hash
+from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
+from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.profiles.collective import COLLECTIVES, Collective
 
 PROFILE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alpa" / "prof_database.parquet"
 FAST, SLOW = Link(150e9, 5e-6), Link(3e9, 20e-6)

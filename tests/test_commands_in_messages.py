@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from dejavu.runtime.campaign import KINDS
+from dejavu.profiling.profiler import KINDS
 from flows.__main__ import app
 
 ROOT = Path(__file__).parents[1]

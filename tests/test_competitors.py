@@ -13,14 +13,14 @@ import pytest
 
 from benchmarks.competitors import an_unpredictable_one, one_for_each_core
 from benchmarks.measuring import _judged
-from dejavu.runtime.quiet import are_quiet
+from dejavu.timing.interference import are_quiet
 
 pytestmark = pytest.mark.integration
 
 # One process on the first core works for two tenths of a second of its own, and says what it waited meanwhile.
 WORKING = """
 import os, time
-from dejavu.runtime.quiet import Timed, waited_seconds
+from dejavu.timing.interference import Timed, waited_seconds
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 waited, began, busy = waited_seconds(), time.perf_counter(), time.process_time()
 while time.process_time() - busy < 0.2:

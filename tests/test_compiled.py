@@ -10,14 +10,15 @@ from pathlib import Path
 from numba.core.caching import _CacheLocator
 
 from benchmarks.bound.every_plan import small_posed
-from dejavu import compiled
-from dejavu.compiled import UserCacheLocator, cache_folder
-from dejavu.search import _line, _stage_table
+from dejavu.foundation import compiled
+from dejavu.foundation.compiled import UserCacheLocator, cache_folder
 from dejavu.search.pipedream import PipeDream
+from dejavu.search.pipedream import line as _line
+from dejavu.search.shared import stage_table as _stage_table
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOP = """
-from dejavu.compiled import njit, told_of_compiling
+from dejavu.foundation.compiled import njit, told_of_compiling
 from {package} import twice
 
 said = []
@@ -31,17 +32,19 @@ def run_loop(tmp_path: Path, copy: str, text: str, **environment: str) -> int:
     """How often a process was told, whose package `dejavu` is a copy with one loop."""
     package = tmp_path / copy / "dejavu"
     package.mkdir(parents=True, exist_ok=True)
-    (package / "__init__.py").touch()
-    (package / "compiled.py").write_text(Path(compiled.__file__).read_text())
-    (package / "loop.py").write_text(text)
+    for room in (package, package / "foundation", package / "room", package / "room" / "inner"):
+        room.mkdir(exist_ok=True)
+        (room / "__init__.py").touch()
+    (package / "foundation" / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (package / "room" / "inner" / "loop.py").write_text(text)
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(package.parent), **environment}
-    command = [sys.executable, "-c", LOOP.format(package="dejavu.loop")]
+    command = [sys.executable, "-c", LOOP.format(package="dejavu.room.inner.loop")]
     environment = {**{k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}, **environment}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
-TWICE = "from dejavu.compiled import njit\n\n@njit(cache=True)\ndef twice(x):\n    return x + x\n"
+TWICE = "from dejavu.foundation.compiled import njit\n\n@njit(cache=True)\ndef twice(x):\n    return x + x\n"
 OTHERWISE = TWICE.replace("x + x", "2 * x")
 
 
@@ -56,7 +59,7 @@ def test_a_loop_is_compiled_once_for_all_checkouts_of_one_text(tmp_path: Path) -
     assert list(own.rglob("*.nbi"))
     folders = list((tmp_path / "cache" / "dejavu" / "numba").iterdir())
     assert len(folders) == 2
-    assert not list(tmp_path.glob("first/dejavu/__pycache__/*.nb*"))
+    assert not list(tmp_path.glob("first/dejavu/**/*.nb*"))
 
 
 def test_what_cannot_be_written_is_no_cache(tmp_path: Path) -> None:
@@ -75,7 +78,7 @@ def test_functions_of_others_keep_their_place(tmp_path: Path) -> None:
 def test_every_loop_of_the_package_is_compiled_this_way() -> None:
     for path in sorted((ROOT / "dejavu").rglob("*.py")):
         if path.name != "compiled.py":
-            assert "from numba import" not in path.read_text(), f"{path}: wanted `from dejavu.compiled import njit`"
+            assert "from numba import" not in path.read_text(), f"{path}: wanted dejavu.foundation.compiled"
 
 
 def test_loops_of_pipedream_are_compiled_once_and_before_its_clock_starts() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
-from dejavu.cost.communication import fit
-from dejavu.cost.measured import subject_of
+from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.memory import (
     example_bytes,
     fixed_bytes,
@@ -18,10 +18,11 @@ from dejavu.cost.memory import (
     layer_temporary_bytes,
     message_bytes,
 )
-from dejavu.graph import Graph, capture
+from dejavu.cost.problem import pose
+from dejavu.cost.sources.measured import subject_of
 from dejavu.plan import Plan, Stage, price
-from dejavu.problem import pose
 from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.simulate import play_posed
 from dejavu.workload import OptimizerSettings, Workload
 
 ADAM = OptimizerSettings()
@@ -92,7 +93,7 @@ def test_every_example_cluster_can_be_priced_and_posed(
 ) -> None:
     cluster = load_cluster(path)
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty)).problem
     assert table.num_known == 0
     assert table.num_prices == 3 * len(graph.layers) * len(cluster.device_counts)
     for grid in table.grids.values():
@@ -222,7 +223,7 @@ def test_adam_keeps_two_moments() -> None:
 def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty)).problem
     layers = graph.layers[1:3]
     held = sum(4 * layer.parameter_bytes + 2 * layer_activation_bytes(layer) for layer in layers)
     largest = max(layer_temporary_bytes(layer, tiny.optimizer) for layer in layers) + example_bytes(tiny)
@@ -233,14 +234,12 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
 
 def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
     """Where messages are cheap and the same stage bounds forward and backward; elsewhere only playing tells."""
-    from dejavu.simulate import simulate, stage_seconds
-
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty))
-    device = problem.configurations[0]
+    posed = pose(table, cluster, tiny, transfer_costs(cluster, empty))
+    device = posed.problem.configurations[0]
     for cut in range(1, len(graph.layers)):
         plan = Plan((Stage(0, cut, device), Stage(cut, len(graph.layers), device)), "1f1b", tiny.num_microbatches)
-        parts = price(problem, plan)
-        played = simulate(plan, stage_seconds(plan, table, parts))
+        parts = price(posed.problem, plan)
+        played = play_posed(posed, plan)
         assert played.step_seconds == pytest.approx(parts.step_seconds, rel=0.15)

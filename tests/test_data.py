@@ -15,12 +15,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dejavu.data import Cifar10, Dataset, Digits, Synthetic, Text, dataset_of
-from dejavu.data import cifar10 as cifar10_files
-from dejavu.data import text as text_files
-from dejavu.data._base import Stored
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.workload import Workload
+from dejavu.workload.data import Cifar10, Dataset, Digits, Synthetic, Text, dataset_of
+from dejavu.workload.data import cifar10 as cifar10_files
+from dejavu.workload.data import text as text_files
+from dejavu.workload.data._base import Stored
 
 WINDOW = 16  # bytes of an example of text
 SHARES = [0.0, 0.1, 0.35, 0.9]

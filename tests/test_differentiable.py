@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.search.generated import heterogeneous
 from dejavu.plan import DoesNotFitError, NoPlanError, Problem, check, price, solved, step_seconds
+from dejavu.plan.stage_costs import PlanError
 from dejavu.search import Differentiable, Exact
-from dejavu.search._decode import Decoder
-from dejavu.search._options import Options
-from dejavu.search._relaxed import Point, Relaxation
+from dejavu.search.differentiable.decode import Decoder
+from dejavu.search.differentiable.relaxed import Point, Relaxation
 from dejavu.search.exhaustive import all_plans
-from dejavu.stage_costs import PlanError
+from dejavu.search.shared.options import Options
 from tests.test_search import answer, random_problem, small
 
 QUICK = Differentiable(num_restarts=16, num_steps=10, num_decoded=6, num_rounds=1)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from prefect.states import State
 
-from dejavu.errors import InputError
-from dejavu.runtime.failures import what_failed
+from dejavu.foundation.errors import InputError
+from dejavu.runtime.process.failures import what_failed
 from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending
 from flows.inputs import read_inputs
 from flows.room import check_room

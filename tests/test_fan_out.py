@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Infeasible, NotFound, Obstacle, Problem, SearchResult, check, solved
 from dejavu.search import MCMC, Exact, Exhaustive, Uniform
 from dejavu.search.fan_out import ranges, restarts, variants

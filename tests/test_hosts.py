@@ -17,11 +17,12 @@ import distributed
 import psutil
 import pytest
 
-from dejavu.dask_workers import workers_of
-from dejavu.errors import InputError
-from dejavu.runtime.hosts import HOST, Pulse, own_rank, ranks_on
+from dejavu.foundation.dask_workers import workers_of
+from dejavu.foundation.errors import InputError
+from dejavu.launch.launcher import LaunchError, launch, torchrun_line
+from dejavu.launch.rendezvous import Pulse
 from dejavu.runtime.job import TrainingJob, TrainingResult
-from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
+from dejavu.runtime.process.place import HOST, own_rank, ranks_on
 from dejavu.workload import Workload
 from tests.launching import TINY, TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
 
@@ -244,7 +245,7 @@ import sys
 from pathlib import Path
 from distributed import Client
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import launch
+from dejavu.launch.launcher import launch
 
 where = {"scheduler_file": sys.argv[2]} if sys.argv[1] == "--scheduler-file" else {"address": sys.argv[2]}
 with Client(**where, timeout=60) as client:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from dejavu.data import dataset_of
-from dejavu.errors import InputError
-from dejavu.graph import capture
-from dejavu.models import layers_of, model_of
-from dejavu.models.hugging_face import FAMILIES
+from dejavu.capture.graph import capture
+from dejavu.foundation.errors import InputError
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models.hugging_face import FAMILIES
 
 installed = importlib.util.find_spec("transformers") is not None
 needs_transformers = pytest.mark.skipif(not installed, reason="transformers is not installed")

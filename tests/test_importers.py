@@ -20,8 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dejavu.cluster import catalogue
-from dejavu.collective import Collective
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers import IMPORTERS, DeviceNames, Importer, import_profile, importer_named
 from dejavu.importers._base import BATCH_ROWS
 from dejavu.importers.alpa import Alpa
@@ -31,8 +30,9 @@ from dejavu.importers.nccl_tests import NcclTests
 from dejavu.importers.neusight import NeuSight
 from dejavu.importers.restricted_pickle import read_plain
 from dejavu.importers.vidur import Vidur
-from dejavu.kernel import Kernel
 from dejavu.profiles import SCHEMA, ProfileDatabase
+from dejavu.profiles.collective import Collective
+from dejavu.profiles.kernel import Kernel
 from flows import __main__ as command
 
 # Small files in each format

@@ -11,25 +11,43 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.imports import uncollected
+from dejavu.foundation.gc_frozen import uncollected
 
 ROOT = Path(__file__).resolve().parents[1]
-# Inside dejavu a part imports only what stands above it in this list.
-ORDER = (
-    *("imports", "compiled", "user_cache", "hashing", "dask_workers", "errors", "strict_yaml", "units", "tracing"),
-    *("cluster", "schedule", "workload", "data", "models"),
-    *("attention", "liveness", "graph", "kept_layers", "kernel", "collective", "stage_costs"),
-    *("plan", "binding", "parallelism", "profiles", "importers"),
-    *("cost", "problem", "search", "simulate", "simulated_bound", "iteration", "bind", "planning"),
-    *("init", "runtime", "trials", "report", "track"),
+# Floors from the ground up: a room imports only what stands on a floor below its own. Rooms inside dejavu go by their
+# own names, what stands on top of it by its package's.
+FLOORS = (
+    ("foundation", "track"),
+    ("cluster", "plan"),
+    ("bind", "parallelism", "profiles", "search", "simulate", "workload"),
+    ("capture", "importers", "init", "timing"),
+    ("cost", "runtime"),
+    ("launch", "planning", "profiling", "trials"),
+    ("report",),
+    ("tasks", "benchmarks"),
+    ("flows",),
 )
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+MOST_FLOORS, MOST_FILES, MOST_LINES, MOST_PARAMETERS = 9, 12, 80, 8
 # A library that only some parts may import, by the beginning of the module's name.
 HOMES = {
     "prefect": ("flows", "tasks"),
     "mlflow": ("dejavu.track",),
     "distributed": ("dejavu.trials",),
     "dask": ("dejavu.trials",),
-    "torch.distributed": ("dejavu.runtime", "dejavu.schedule"),  # schedule: action lists only, no process group
+    # timing: ranks that are timed together; plan.schedule: action lists only, no process group
+    "torch.distributed": (
+        *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
+        *("dejavu.timing", "dejavu.plan.schedule"),
+    ),
+}
+# What stays larger than the limits, and why.
+LARGE = {
+    "flows.__main__.run": "its parameters are the command's options",
+    "flows.__main__.plan": "its parameters are the command's options",
+    "flows.__main__.import_": "its parameters are the command's options",
+    "flows.full.dejavu": "its parameters are the form that Prefect shows",
+    "flows.plan.plan": "its parameters are the form that Prefect shows",
 }
 
 
@@ -74,22 +92,47 @@ def test_imports_point_one_way(path: Path) -> None:
         assert not any(inside(name, package) for package in above), f"{name_of(path)} imports {name}"
 
 
-@pytest.mark.parametrize("path", modules("dejavu"), ids=name_of)
-def test_parts_import_what_stands_above_them(path: Path) -> None:
-    own = name_of(path).split(".")
-    if len(own) == 1:
+def room_of(name: str) -> str:
+    """The room of a module; empty: the front door, which shows what is in all rooms of the engine."""
+    parts = name.split(".")
+    return parts[0] if parts[0] != "dejavu" else ".".join(parts[1:2])
+
+
+@pytest.mark.parametrize("path", [*EVERY, *modules("benchmarks")], ids=name_of)
+def test_rooms_import_what_stands_on_floors_below(path: Path) -> None:
+    own = room_of(name_of(path))
+    if not own:
         return
-    assert own[1] in ORDER, f"{own[1]} has no place in the order"
+    assert own in FLOOR_OF, f"{own} has no floor"
     for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "dejavu" and len(parts) > 1 and parts[1] in ORDER and parts[1] != own[1]:
-            assert ORDER.index(parts[1]) < ORDER.index(own[1]), f"{name_of(path)} imports {name}, which stands below it"
+        other = room_of(name) if name.split(".")[0] in ("dejavu", "tasks", "flows", "benchmarks") else own
+        if other not in (own, ""):
+            assert FLOOR_OF[other] < FLOOR_OF[own], f"{name_of(path)} imports {name}, which stands on no floor below"
 
 
-def test_every_part_stands() -> None:
-    for part in ORDER:
-        path = ROOT / "dejavu" / part
-        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), f"dejavu has no {part}"
+def test_every_room_stands_and_floors_are_few() -> None:
+    assert len(FLOORS) <= MOST_FLOORS
+    for room in FLOOR_OF:
+        path = ROOT / ("" if room in ("tasks", "flows", "benchmarks") else "dejavu") / room
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), f"there is no {room}"
+
+
+def test_no_folder_of_the_engine_is_crowded() -> None:
+    folders = {path.parent for path in modules("dejavu")}
+    crowded = {str(folder): found for folder in folders if (found := len(list(folder.glob("*.py")))) > MOST_FILES}
+    assert crowded == {}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_functions_fit_a_screen_and_take_few_parameters(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            asked = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            number = len([one for one in asked if one.arg not in ("self", "cls")])
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if f"{name_of(path)}.{node.name}" not in LARGE:
+                assert number <= MOST_PARAMETERS, f"{name_of(path)}.{node.name} takes {number} parameters"
+                assert lines <= MOST_LINES, f"{name_of(path)}.{node.name} has {lines} lines"
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dejavu.data import dataset_of
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.init import (
     MENU,
     PROPOSERS,
@@ -31,11 +30,12 @@ from dejavu.init import (
 )
 from dejavu.init.calibration import LINEAR_MAPS
 from dejavu.init.space import CHAIN_DIMENSIONS, DIMENSIONS
-from dejavu.models import LayerBuilder, layers_of
-from dejavu.runtime.launcher import launch
+from dejavu.launch.launcher import launch
 from dejavu.runtime.single import train_single
 from dejavu.runtime.training import Layers, build_layers
 from dejavu.workload import TrialSettings, Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import LayerBuilder, layers_of
 from tests.launching import job_of
 from tests.test_models import ZOO
 

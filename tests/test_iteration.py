@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.cost import iterations as table
-from dejavu.cost import megatron
-from dejavu.cost.a100_network import A100Network
-from dejavu.cost.megatron import IterationError, MegatronIteration
-from dejavu.errors import InputError
-from dejavu.iteration import IterationPricer
+from benchmarks.megatron import formulas as megatron
+from benchmarks.megatron.a100_network import A100Network
+from benchmarks.megatron.formulas import IterationError, MegatronIteration
+from benchmarks.megatron.iteration import IterationPricer
+from dejavu.foundation.errors import InputError
 
 VTRAIN = Path(__file__).parents[2] / "shared" / "data" / "vtrain" / "a100_single_node.csv"
 FORWARD = (megatron.attention_forward, megatron.mlp_forward)

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dejavu.graph
-from dejavu import kept_layers, schedule, user_cache
-from dejavu.graph import capture
-from dejavu.kept_layers import KeptInUserCache
+import dejavu.capture.graph
+from dejavu.capture import kept_layers
+from dejavu.capture.graph import capture
+from dejavu.capture.kept_layers import KeptInUserCache
+from dejavu.foundation import user_cache
+from dejavu.plan import schedule
 from dejavu.simulate import _listing
 from tests.test_models import ZOO, every_model, graph_of
 
@@ -25,13 +27,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the layers that are traced."""
-    names, inner = [], dejavu.graph._capture_layer
+    names, inner = [], dejavu.capture.graph._capture_layer
 
     def counted(builder, *rest):  # type: ignore[no-untyped-def]
         names.append(builder.name)
         return inner(builder, *rest)
 
-    monkeypatch.setattr(dejavu.graph, "_capture_layer", counted)
+    monkeypatch.setattr(dejavu.capture.graph, "_capture_layer", counted)
     return names
 
 

@@ -11,10 +11,10 @@ from benchmarks.search.generated import heterogeneous, operators
 from dejavu.plan import NotFound, Obstacle, Plan, Problem, check, is_valid, solved, step_seconds
 from dejavu.search import Coarse, Exact, Exhaustive, Uniform
 from dejavu.search._base import Incumbent
-from dejavu.search._clusters import boundaries, clustered, reclustered, refined, unclustered
-from dejavu.search._stage_table import StageTable
-from dejavu.search._undominated import Undominated
-from dejavu.search._windowed import WindowedBound
+from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search.coarse.undominated import Undominated
+from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.shared.stage_table import StageTable
 from tests.test_search import answer, random_problem, small
 
 BY_PRICES = Exact(max_table_steps=0)

@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import nn
 
+from dejavu.launch.launcher import LaunchError, RankError, launch
+from dejavu.launch.watchdog import waits
 from dejavu.plan import Plan
-from dejavu.runtime.failures import Failure, read_failures, write_failure
+from dejavu.plan.schedule import SCHEDULES, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import LaunchError, RankError, launch
 from dejavu.runtime.process import attempt_number
+from dejavu.runtime.process.failures import Failure, read_failures, write_failure
+from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
 from dejavu.runtime.state import complete_checkpoints
-from dejavu.runtime.watchdog import Heartbeat, read_beats, waits
-from dejavu.schedule import SCHEDULES, allowed_microbatches
 from dejavu.workload import Workload
 from tests.launching import TINY, job_of, largest_difference, once, ranks, runtime_processes
 
@@ -126,7 +127,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long
     job = job_of(long, tmp_path)
 
     def kill() -> None:
-        (agent,) = (p for p in psutil.Process().children() if "dejavu.runtime.agent" in p.cmdline())
+        (agent,) = (p for p in psutil.Process().children() if "dejavu.launch.agent" in p.cmdline())
         agent.kill()
 
     with pytest.raises(LaunchError, match="did not finish") as caught:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from benchmarks.pipeline.plans import by_hand, one_device
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.runtime.layout import Layout
 
 DEGREES = list(itertools.product((1, 2, 3), (1, 2, 4)))

@@ -11,12 +11,12 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
-from dejavu.cost.features import Work, bounds
-from dejavu.cost.learned import SHIPPED, Learned, shipped
-from dejavu.cost.power import sustained_fraction
-from dejavu.cost.trees import Trees
-from dejavu.importers.neusight_kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
-from dejavu.kernel import Kernel
+from dejavu.cost.kernels.features import Work, bounds
+from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
+from dejavu.cost.kernels.power import sustained_fraction
+from dejavu.cost.kernels.trees import Trees
+from dejavu.importers.neusight.kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
+from dejavu.profiles.kernel import Kernel
 
 NEUSIGHT = Path(__file__).resolve().parents[2] / "shared" / "data" / "neusight"
 needs_data = pytest.mark.skipif(not NEUSIGHT.exists(), reason="no shared data")

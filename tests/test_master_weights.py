@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from dejavu.cost.predicted import optimizer_kernels
+from dejavu.cost.sources.predicted import optimizer_kernels
 from dejavu.runtime.optimizer import MASTER, make_optimizer
 from dejavu.workload import OptimizerSettings, Workload
 

@@ -14,17 +14,17 @@ from torch import nn
 from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, stage_memory
+from dejavu.capture.graph import DTYPES, Graph, Layer, capture
+from dejavu.capture.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
-from dejavu.data import dataset_of
-from dejavu.graph import DTYPES, Graph, Layer, capture
 from dejavu.init import Draw
-from dejavu.liveness import ARRIVING, INPUT, OUTPUT
-from dejavu.models import model_of
+from dejavu.plan.schedule import schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.training import build_layers
-from dejavu.schedule import schedule_named
-from dejavu.stage_costs import AdditiveCosts
 from dejavu.workload import OptimizerSettings, Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import model_of
 
 ADAM, SGD = OptimizerSettings(), OptimizerSettings(name="sgd")
 MASTERS = OptimizerSettings(master_weights=True)

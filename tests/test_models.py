@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dejavu import strict_yaml
-from dejavu.data import DATASETS, dataset_of
-from dejavu.errors import InputError
-from dejavu.graph import CaptureError, Graph, capture
+from dejavu.capture.graph import CaptureError, Graph, capture
+from dejavu.foundation import strict_yaml
+from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
-from dejavu.models import MODELS, layers_of, model_of
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
+from dejavu.workload.data import DATASETS, dataset_of
+from dejavu.workload.models import MODELS, layers_of, model_of
 
 
 def small(model: str, options: dict, **fields: Any) -> Workload:

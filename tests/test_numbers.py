@@ -11,10 +11,10 @@ import pytest
 from benchmarks.search.generated import heterogeneous
 from benchmarks.search.scales import SCALES, times
 from dejavu.plan import Problem, SearchResult, check, solved, step_seconds
+from dejavu.plan.stage_costs import AdditiveCosts, Sums
 from dejavu.search import SEARCHES, Differentiable, Exact, Exhaustive, Search
-from dejavu.search._stage_table import StageTable, stage_cost
-from dejavu.search._unit import in_units, unit_seconds
-from dejavu.stage_costs import AdditiveCosts, Sums
+from dejavu.search.shared.stage_table import StageTable, stage_cost
+from dejavu.search.shared.unit import in_units, unit_seconds
 from tests.test_search import answer, every_search, random_problem, small
 
 BY_PRICES = Exact(max_table_steps=0)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from dejavu.capture.graph import _Recorder
+from dejavu.capture.kernels import kernel_of
 from dejavu.cluster import this_machine
-from dejavu.cost.calibration import Calibration, calibrate, elementwise, product, row_wise
-from dejavu.cost.kernel_roofline import KernelRoofline
-from dejavu.graph import _Recorder
-from dejavu.kernel import Kernel, kernel_of
-from dejavu.runtime.operators import OperatorError, _work, can_measure, measure_kernels
+from dejavu.cost.kernels.calibration import Calibration, calibrate, elementwise, product, row_wise
+from dejavu.cost.kernels.roofline import KernelRoofline
+from dejavu.profiles.kernel import Kernel
+from dejavu.profiling.kernels import OperatorError, _work, can_measure, measure_kernels
 
 (DEVICE, *_) = this_machine().device_types.values()
 

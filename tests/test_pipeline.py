@@ -12,20 +12,20 @@ import torch
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw
-from dejavu.models import layers_of
+from dejavu.launch.launcher import LaunchError, launch
+from dejavu.launch.preflight import refuse_split
 from dejavu.plan import StageConfiguration
-from dejavu.runtime.clock import Timed
+from dejavu.plan.schedule import SCHEDULES, Pass, actions
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.launcher import LaunchError, launch
-from dejavu.runtime.measured import bubble_fraction, measured_events, waited_messages
-from dejavu.runtime.refusals import refuse_split
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import read_checkpoint
-from dejavu.schedule import SCHEDULES, Pass, actions
 from dejavu.simulate import StageSeconds, simulate
+from dejavu.timing.clock import Timed
+from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload.models import layers_of
 from tests.test_models import ZOO
 
 pytestmark = pytest.mark.integration

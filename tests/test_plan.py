@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
-from dejavu.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
-from dejavu.stage_costs import AdditiveCosts, DenseCosts, PlanError
+from dejavu.plan.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 ONE = StageConfiguration("gpu")
 TWO = StageConfiguration("gpu", devices_per_node=2, tensor_parallel=2)

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dejavu.capture.graph import capture
 from dejavu.cluster import DeviceType
 from dejavu.cluster.this_machine import CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
-from dejavu.cost.communication import fit
-from dejavu.cost.measured import Measured, subject_of
+from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.passes import pass_cost
-from dejavu.cost.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
-from dejavu.graph import capture
+from dejavu.cost.sources.measured import Measured, subject_of
+from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
+from dejavu.plan.schedule import PARTS
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
 from dejavu.profiles.measurement import measurements_of, table_of
 from dejavu.profiles.plausible import implausible_rows
-from dejavu.schedule import PARTS
 from dejavu.workload import Workload
 from tests.test_profiles import LAYER
 

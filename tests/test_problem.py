@@ -11,24 +11,25 @@ import pytest
 
 from benchmarks.cost.stage_memory import stage_memory
 from dejavu.bind import bind
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost._base import MEASURED, EstimateGrid
+from dejavu.cost.collectives.stage import StageCollectives, stage_transfer
+from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
-from dejavu.cost.predicted import Predicted
-from dejavu.cost.sharding import layer_kernels, most_tensor_parallel
-from dejavu.cost.stage_collectives import StageCollectives, stage_transfer
-from dejavu.errors import InputError
-from dejavu.graph import Graph, capture
+from dejavu.cost.problem import microbatch_choices, pose, pose_parallel, split_into
+from dejavu.cost.sources.predicted import Predicted
+from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism, meshes
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, solved
-from dejavu.problem import Posed, microbatch_choices, pose, pose_parallel, split_into
+from dejavu.plan.priced import Posed
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
-from dejavu.simulate import play, play_posed
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.simulate import play_posed
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"
@@ -109,7 +110,7 @@ def assert_equal_columns(found: Problem, c: int, wanted: Problem, d: int) -> Non
 @every_workload
 def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
     transfers = transfer_costs(CLUSTER, empty)
-    old = pose(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers)
+    old = pose(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers).problem
     one = posed_of(name, empty, Parallelism.one_device()).problem
     assert one.configurations == old.configurations == (StageConfiguration(NAME),)
     many = posed_of(name, empty).problem
@@ -123,9 +124,10 @@ def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
 
 def test_one_device_plays_as_it_did(empty: ProfileDatabase) -> None:
     table = table_of("gpt", 8, CLUSTER, empty)
+    simple = pose(table, CLUSTER, workload_of("gpt"), transfer_costs(CLUSTER, empty))
     posed = posed_of("gpt", empty, Parallelism.one_device())
     plan = solved(Uniform().run(posed.problem)).plan
-    assert play_posed(posed, plan).step_seconds == pytest.approx(play(posed.problem, table, plan).step_seconds)
+    assert play_posed(posed, plan).step_seconds == pytest.approx(play_posed(simple, plan).step_seconds)
 
 
 @every_workload

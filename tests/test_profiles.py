@@ -23,7 +23,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dejavu.hashing import stable_hash
+from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import (
     DIRECTIONS,
     KINDS,

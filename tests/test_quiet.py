@@ -15,13 +15,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.graph import capture
-from dejavu.runtime import layer_passes, quiet
-from dejavu.runtime.clock import Clock
-from dejavu.runtime.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
+from dejavu.capture.graph import capture
+from dejavu.plan.schedule import Pass
+from dejavu.profiling import layer_passes
+from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
 from dejavu.runtime.process import MEASURING
-from dejavu.runtime.quiet import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
-from dejavu.schedule import Pass
+from dejavu.timing import interference as quiet
+from dejavu.timing.clock import Clock
+from dejavu.timing.interference import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
 from dejavu.workload import Workload
 
 LOOKS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostTable, cost_table, remember_stages, sources
-from dejavu.cost.believed import LEAST_DEVIATION, NORMAL_90, believed
-from dejavu.cost.measured import subject_of
-from dejavu.cost.remembered import StageRecord
-from dejavu.cost.remembered_steps import (
+from dejavu.cost.sources.measured import subject_of
+from dejavu.cost.trainings.believed import LEAST_DEVIATION, NORMAL_90, believed
+from dejavu.cost.trainings.stages import StageRecord
+from dejavu.cost.trainings.steps import (
     NO_FACTOR,
     Basis,
     StepFactor,
@@ -31,7 +32,6 @@ from dejavu.cost.remembered_steps import (
     step_factor,
     step_subject,
 )
-from dejavu.graph import Graph, capture
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings, Workload

@@ -17,11 +17,13 @@ from rich.console import Console
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
-from dejavu.cost.passes import PassCost
+from dejavu.cost.problem import pose
+from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.plan import Plan
+from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.schedule import SCHEDULES, Pass
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
-from dejavu.problem import Posed, pose
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -32,12 +34,11 @@ from dejavu.report import (
     timeline_figure,
     where_to_look,
 )
-from dejavu.runtime.clock import Timed
-from dejavu.runtime.job import StageTimes, TrainingResult
-from dejavu.schedule import SCHEDULES, Pass
+from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation
+from dejavu.timing.clock import Timed
+from dejavu.timing.training import StageTimes
 from dejavu.trials import TrialResult, Trials
-from dejavu.units import format_bytes, format_seconds
 from dejavu.workload import Workload
 
 EVERY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -119,7 +120,7 @@ def make_choice(num_layers: int, num_devices: int, schedule: str, named: bool = 
     """A real planner's, for tables by hand."""
     workload = Workload().model_copy(update={"schedule": schedule if named else "auto"})
     cluster, table = make_cluster(num_devices), make_table(num_layers)
-    problem = pose(table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")})
+    problem = pose(table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")}).problem
     forward, backward = table.forward.seconds_LD.T, table.backward.seconds_LD.T
     posed = Posed(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
     count = workload.num_microbatches

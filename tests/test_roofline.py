@@ -14,14 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.cost import fp16
+from dejavu.capture.graph import Operator, _Recorder
+from dejavu.capture.kernels import family_of, kernel_of, without_family
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
-from dejavu.cost.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
-from dejavu.cost.kernel_roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
-from dejavu.cost.roofline_fit import FitError, Sample, fit
-from dejavu.errors import InputError
-from dejavu.graph import Operator, _Recorder
-from dejavu.kernel import Kernel, family_of, kernel_of, without_family
+from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
+from dejavu.cost.kernels.roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
+from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
+from dejavu.foundation.errors import InputError
+from dejavu.profiles.kernel import Kernel
 
 GPUS = [device for device in catalogue().values() if device.kind != "cpu"]
 A100 = catalogue()["A100-SXM4-80GB"]

@@ -16,27 +16,27 @@ import psutil
 import pytest
 import torch
 
-from dejavu.cost.measured import subject_of
-from dejavu.cost.remembered_steps import Basis, remembered_plans, remembered_step_seconds, step_factor
-from dejavu.errors import InputError
-from dejavu.graph import capture
+from dejavu.capture.graph import capture
+from dejavu.cost.sources.measured import subject_of
+from dejavu.cost.trainings.record import MESSAGE, remember
+from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
+from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
-from dejavu.models import layers_of
+from dejavu.launch.launcher import LaunchError, launch, torchrun_line
+from dejavu.plan.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.feedback import MESSAGE, remember
+from dejavu.profiling.layer_passes import DIRECTIONS
+from dejavu.profiling.layers import LOOP, measure_layers
+from dejavu.profiling.links import SIZES_BYTES, measure_link
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
-from dejavu.runtime.launcher import LaunchError, launch, torchrun_line
-from dejavu.runtime.layer_passes import DIRECTIONS
-from dejavu.runtime.links import SIZES_BYTES, measure_link
-from dejavu.runtime.measure import LOOP, measure_layers
+from dejavu.runtime.job.resume import earlier_training
 from dejavu.runtime.process import PARENT
-from dejavu.runtime.resume import earlier_training
 from dejavu.runtime.single import largest_difference, reference_losses, train_single
 from dejavu.runtime.state import read_checkpoint, read_trial
-from dejavu.schedule import PARTS
 from dejavu.workload import TrialSettings, Workload
+from dejavu.workload.models import layers_of
 from tests.conftest import local_binding
-from tests.launching import TINY
+from tests.launching import TINY, runtime_processes
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -47,20 +47,8 @@ def nothing_left_behind() -> Iterator[None]:
     """No process of a launch outlives it, those in a session of their own included."""
     before = set(psutil.pids())
     yield
-    left = [p for p in ranks() if p.pid not in before]
+    left = [p for p in runtime_processes() if p.pid not in before]
     assert not left, f"left behind: {left}"
-
-
-def ranks() -> list[psutil.Process]:
-    """Of these tests; others may run on this machine."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        words, environment = process.info["cmdline"] or [], process.info["environ"] or {}
-        if environment.get("DEJAVU_TESTED_BY") != os.environ["DEJAVU_TESTED_BY"]:
-            continue
-        if any(word.startswith("dejavu.runtime.") for word in words) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 def job_of(workload: Workload, folder: Path, cuts: tuple[int, ...], **fields: object) -> TrainingJob:
@@ -176,10 +164,10 @@ def test_a_training_of_one_step_and_then_of_none(tiny: Workload, tmp_path: Path)
     assert len(result.losses) == 1
     assert result.step_seconds is not None and result.step_seconds > 0
     database = ProfileDatabase(tmp_path / "profiles_db")
-    assert remember(job, result, capture(tiny), database) in PLAIN_ROWS
+    assert remember(job.workload, job.binding, result.times, capture(tiny), database) in PLAIN_ROWS
     again = launch(job)  # its last checkpoint is the end: nothing is left to do
     assert (again.step_seconds, again.stages, again.losses) == (None, (), result.losses)
-    assert remember(job, again, capture(tiny), database) == 0
+    assert remember(job.workload, job.binding, again.times, capture(tiny), database) == 0
 
 
 FAMILY = f"""
@@ -233,7 +221,7 @@ def test_measured_times_come_back(trained: tuple[TrainingJob, TrainingResult], t
     assert result.step_times is not None and result.step_times.seconds == result.step_seconds
     assert result.step_times.num_counted <= result.step_times.num_steps == len(result.losses) - 1
     result = replace(result, step_times=replace(result.step_times, disturbed_share=0.0))
-    assert remember(job, result, graph, database) in PLAIN_ROWS
+    assert remember(job.workload, job.binding, result.times, graph, database) in PLAIN_ROWS
     messages = database.latest(kind="transfer")
     assert {row.size_bytes for row in messages} == {graph.layers[1].output_bytes}
     assert all(row.subject == MESSAGE and row.seconds > 0 for row in messages)
@@ -252,12 +240,12 @@ def test_a_training_beside_other_work_is_remembered_as_one(tiny: Workload, tmp_p
     slow = replace(result.step_times, seconds=seconds, high_seconds=seconds, disturbed_share=1.0, num_disturbed=2)
     busy = replace(result, step_seconds=slow.seconds, step_times=slow)
     assert str(slow).startswith("measured beside other work: 2 of") and TrainingResult.from_dict(busy.to_dict()) == busy
-    assert remember(job, busy, graph, database) in PLAIN_ROWS
+    assert remember(job.workload, job.binding, busy.times, graph, database) in PLAIN_ROWS
     assert remembered_step_seconds(graph, plan, database) is None and remembered_plans(graph, database) == []
     assert step_factor(graph, plan, database, lambda _: result.step_seconds).basis == Basis.NOTHING
     calm = replace(result, step_times=replace(result.step_times, disturbed_share=0.0))
-    remember(job, calm, graph, database)
-    remember(job, busy, graph, database)
+    remember(job.workload, job.binding, calm.times, graph, database)
+    remember(job.workload, job.binding, busy.times, graph, database)
     assert remembered_step_seconds(graph, plan, database) == result.step_seconds
     assert step_factor(graph, plan, database, lambda _: result.step_seconds).num_trainings == 1
 

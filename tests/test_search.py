@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejavu.errors import InputError
-from dejavu.importers.alpa_cases import load_case
+from dejavu.foundation.errors import InputError
+from dejavu.importers.alpa.cases import load_case
 from dejavu.plan import (
     DoesNotFitError,
     Infeasible,
@@ -28,13 +28,13 @@ from dejavu.plan import (
     solved,
     step_seconds,
 )
+from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts, PlanError
 from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform, search_named
-from dejavu.search._rows import plan_of_row, rows_of_one_type, rows_of_several_types
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
 from dejavu.search.proportional import proportional_cuts
+from dejavu.search.shared.rows import plan_of_row, rows_of_one_type, rows_of_several_types
 from dejavu.search.uniform import even_cuts
-from dejavu.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 CASES = Path(__file__).parents[2] / "shared" / "data" / "dp_cases"
 SOME_CASES = ["K8_8x8_all", "K16_4x8_all", "K32_8x8_all", "K64_4x8_power_of_two", "mem_K32_2x8_power_of_two"]

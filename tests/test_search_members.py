@@ -23,14 +23,14 @@ from dejavu.plan import (
     solved,
     step_seconds,
 )
+from dejavu.plan.stage_costs import PlanError
 from dejavu.search import MCMC, SEARCHES, Auto, Exact, Exhaustive, Hybrid, PipeDream, Search
 from dejavu.search._base import Incumbent, TooLargeError
-from dejavu.search._moves import FITS, HOW, STOP
-from dejavu.search._stage_table import StageTable, most_scratch, plan_of, stage_cost
-from dejavu.search._walk import rows_for, value
 from dejavu.search.exhaustive import all_plans, count_plans
 from dejavu.search.hybrid import merged
-from dejavu.stage_costs import PlanError
+from dejavu.search.mcmc.moves import FITS, HOW, STOP
+from dejavu.search.mcmc.walk import rows_for, value
+from dejavu.search.shared.stage_table import StageTable, most_scratch, plan_of, stage_cost
 from tests.test_search import random_problem, small
 
 MEMBERS: list[Search] = [MCMC(), PipeDream(), Hybrid(), Auto()]

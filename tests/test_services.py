@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from dejavu.errors import DejavuError, InputError
+from dejavu.foundation.errors import DejavuError, InputError
 from flows import services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.schedule import SCHEDULES, Pass, actions, allowed_microbatches
+from dejavu.plan.schedule import SCHEDULES, Pass, actions, allowed_microbatches
 from dejavu.simulate import Event, Message, Simulation, StageSeconds, simulate, trace_rows
 
 CORE = StageConfiguration("core")

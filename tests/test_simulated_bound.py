@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from benchmarks.bound.every_plan import count, every_plan, least_by_schedule, small_posed
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan
-from dejavu.problem import Posed
-from dejavu.schedule import SCHEDULES
+from dejavu.plan.priced import Posed
+from dejavu.plan.schedule import SCHEDULES
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import play_posed
 from dejavu.simulate._listing import listing
-from dejavu.simulated_bound import Proof, SimulatedBound, bounding, simulated_lower_bound
-from dejavu.simulated_bound._chain import Spans, drop, spans_of, table, weights
-from dejavu.simulated_bound._dual import times_of
-from dejavu.simulated_bound._paths import held_microbatches, longest_path, rank_lines
-from dejavu.simulated_bound._prices import priced
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.simulate.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
+from dejavu.simulate.bound._chain import Spans, drop, spans_of, table, weights
+from dejavu.simulate.bound._dual import times_of
+from dejavu.simulate.bound._paths import held_microbatches, longest_path, rank_lines
+from dejavu.simulate.bound._prices import priced
 
 EVERY = tuple(SCHEDULES)
 MOST_PLANS = 700  # for every plan to be simulated in tenths of a second

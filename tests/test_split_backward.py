@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.graph import capture
-from dejavu.runtime.measure import measure_layers
+from dejavu.capture.graph import capture
+from dejavu.plan.schedule import PARTS
+from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.split_backward import backward_input, backward_weight
-from dejavu.schedule import PARTS
 from dejavu.workload import Workload
 
 MICROBATCHES = 3

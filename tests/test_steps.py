@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.runtime.quiet import DISTURBED, Timed, counted
-from dejavu.runtime.repeats import OWN_WAIT_SECONDS, stretch_of
-from dejavu.runtime.steps import LEAST_STEPS, RankStep, StepTimes, count_steps
+from dejavu.timing.interference import DISTURBED, Timed, counted
+from dejavu.timing.repeats import OWN_WAIT_SECONDS, stretch_of
+from dejavu.timing.steps import LEAST_STEPS, RankStep, StepTimes, count_steps
 
 RATIOS = st.sampled_from([1.0, 1.1, DISTURBED, 1.3, 2.0, 8.0])
 TIMINGS = st.lists(st.builds(Timed, st.floats(1e-6, 1.0), RATIOS, RATIOS), min_size=1, max_size=40)

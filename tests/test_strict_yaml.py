@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from dejavu import strict_yaml
-from dejavu.errors import InputError
+from dejavu.foundation import strict_yaml
+from dejavu.foundation.errors import InputError
 
 few = settings(
     max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

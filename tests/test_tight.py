@@ -10,8 +10,8 @@ import pytest
 from benchmarks.search.feasibility import summary, table
 from benchmarks.search.tight import Tight, has_a_plan, has_a_plan_by_listing, plan_fits, tight
 from dejavu.plan import Infeasible, NotFound, Problem, SearchResult, StageConfiguration, solved
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.search import SEARCHES, Auto, Coarse, Feasible, Search
-from dejavu.stage_costs import AdditiveCosts
 
 MANY = 150  # small problems for each search
 # Searches that settle every problem of these sizes, one way or the other.

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.runtime.training_lock import BusyError, alone_in, holder_in
+from dejavu.launch.training_lock import BusyError, alone_in, holder_in
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from dejavu.runtime.training_lock import alone_in
+from dejavu.launch.training_lock import alone_in
 with alone_in(Path(sys.argv[1]), "gpt on desk"):
     print("held", flush=True)
     sys.stdin.readline()

@@ -17,7 +17,6 @@ import distributed
 import psutil
 import pytest
 
-from dejavu.data.text import _read
 from dejavu.init import Draw
 from dejavu.runtime.single import probe, train_single
 from dejavu.trials import (
@@ -39,6 +38,7 @@ from dejavu.trials import (
 from dejavu.trials.bought import is_default
 from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload.data.text import _read
 from tests.launching import dask_workers
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejavu import units
+from dejavu.foundation import units
 
 few = settings(max_examples=200, derandomize=True, deadline=None)
 

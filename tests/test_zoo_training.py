@@ -7,10 +7,10 @@ import pytest
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.init import Draw
-from dejavu.models import layers_of
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import train_single
 from dejavu.workload import TrialSettings
+from dejavu.workload.models import layers_of
 from tests.test_models import ZOO
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]  # tests/test_pipeline.py has two of them

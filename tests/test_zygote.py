@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from dejavu.runtime.zygote import module_of
+from dejavu.launch.zygote import module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = """
 import json, os, signal, subprocess, sys
 from dejavu.runtime.process import named_parent
-from dejavu.runtime.zygote import Zygote
+from dejavu.launch.zygote import Zygote
 
 os.environ.update(named_parent())
 os.environ["NUMBER"] = "none"

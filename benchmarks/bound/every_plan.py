@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dejavu.cost.passes import PassCost
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration
-from dejavu.problem import Posed
-from dejavu.schedule import SCHEDULES, allowed_microbatches, schedule_named
+from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.schedule import SCHEDULES, allowed_microbatches, schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import play_posed
-from dejavu.stage_costs import AdditiveCosts
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12)
 

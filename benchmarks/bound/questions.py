@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejavu import strict_yaml
 from dejavu.cluster import load_cluster
-from dejavu.errors import InputError
+from dejavu.foundation import strict_yaml
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, SearchResult
+from dejavu.plan.priced import Posed
+from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest, Prices
 from dejavu.planning.schedules import fits, under
-from dejavu.problem import Posed
-from dejavu.schedule import SCHEDULES
 from dejavu.search import search_named
 from dejavu.simulate import play_posed
 from dejavu.workload import Workload

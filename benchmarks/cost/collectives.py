@@ -23,12 +23,12 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import nnls
 from sklearn.isotonic import IsotonicRegression
 
-from dejavu.collective import Collective
-from dejavu.cost.alpha_beta import FITTED_LINKS, shipped
-from dejavu.cost.collectives import CollectiveModel, Points, screened
+from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, shipped
+from dejavu.cost.collectives.curves import CollectiveModel, Points, screened
 from dejavu.importers.alpa import Alpa
 from dejavu.importers.vidur import Vidur
-from dejavu.importers.vidur_files import columns_of, holds_collectives
+from dejavu.importers.vidur.files import columns_of, holds_collectives
+from dejavu.profiles.collective import Collective
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

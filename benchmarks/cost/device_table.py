@@ -14,7 +14,7 @@ import pandas as pd
 
 from dejavu.cluster import DeviceType
 from dejavu.cluster.catalogue import catalogue_rows
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 
 VENDOR_WORDS = {"nvidia", "amd", "tesla", "instinct", "geforce"}
 TFLOPS, GFLOPS, GBYTES, MIB, GIB = 1e12, 1e9, 1e9, 2**20, 2**30

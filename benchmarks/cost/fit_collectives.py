@@ -15,8 +15,8 @@ import numpy as np
 import typer
 
 from benchmarks.cost.collectives import Profile, read
-from dejavu.cost.alpha_beta import FAMILY, FITTED_LINKS, TERMS, Coefficients, fit
-from dejavu.cost.collectives import CollectiveModel, Points
+from dejavu.cost.collectives.alpha_beta import FAMILY, FITTED_LINKS, TERMS, Coefficients, fit
+from dejavu.cost.collectives.curves import CollectiveModel, Points
 
 
 def main(path: Path, source: Annotated[str, typer.Option()]) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.cost.device_table import device_of, device_types
 from benchmarks.cost.kernels import fit, usable_rows
-from dejavu.cost.learned import SHIPPED
+from dejavu.cost.kernels.learned import SHIPPED
 
 FileOption = Annotated[Path, typer.Option(exists=True, dir_okay=False)]
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType, catalogue
-from dejavu.cost.calibration import product
-from dejavu.cost.kernel_roofline import MATRIX_UNITS, KernelRoofline
-from dejavu.cost.roofline_fit import Sample, fit
-from dejavu.errors import InputError
+from dejavu.cost.kernels.calibration import product
+from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline
+from dejavu.cost.kernels.roofline_fit import Sample, fit
+from dejavu.foundation.errors import InputError
 from dejavu.importers.devices import DeviceNames
 from dejavu.importers.vidur import USUAL_DEVICES
 

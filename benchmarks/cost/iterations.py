@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dejavu.cost.megatron import IterationError, MegatronIteration
-from dejavu.errors import InputError
-from dejavu.iteration import IterationPrice, IterationPricer
+from benchmarks.megatron.formulas import IterationError, MegatronIteration
+from benchmarks.megatron.iteration import IterationPrice, IterationPricer
+from dejavu.foundation.errors import InputError
 
 Floats = NDArray[np.float64]
 COLUMNS = {

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from benchmarks.cost.device_table import chosen, device_of, device_types, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
-from dejavu.cost.learned import LEAST_SECONDS, MOST_SECONDS, Learned
-from dejavu.errors import InputError
-from dejavu.importers.neusight_kernels import SIZE_COLUMNS, kernels_of
+from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned
+from dejavu.foundation.errors import InputError
+from dejavu.importers.neusight.kernels import SIZE_COLUMNS, kernels_of
 
 Floats = NDArray[np.float64]
 MS = 1e-3

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dejavu.importers.neusight_kernels import DTYPE, ITEM_BYTES, NUM_READ, bmm, kernel_of_operation, linear, row_wise
-from dejavu.kernel import Kernel
+from dejavu.importers.neusight.kernels import DTYPE, ITEM_BYTES, NUM_READ, bmm, kernel_of_operation, linear, row_wise
+from dejavu.profiles.kernel import Kernel
 
 CONFIG = ("model", "mode", "seq", "batch", "option")
 IN_FIRST_LAYER = re.compile(r"_(h|layer|layers)_0_")

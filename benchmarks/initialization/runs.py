@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from benchmarks.initialization.tasks import TASKS
-from dejavu.data import dataset_of
 from dejavu.init import Draw
-from dejavu.models import model_of
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, restore_state
 from dejavu.runtime.training import Layers, WholeModel, build_layers, train
 from dejavu.trials import TrialResult
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import model_of
 
 AVERAGED_STEPS = 10  # of the running training loss: one batch is noise
 TESTED_EVERY_STEPS = 10

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster, Device
-from dejavu.errors import DejavuError
-from dejavu.graph import Graph
-from dejavu.runtime.hosts import HOST
-from dejavu.runtime.measure import measure_layers
-from dejavu.runtime.torchrun import Meeting
+from dejavu.foundation.errors import DejavuError
+from dejavu.launch.torchrun import Meeting
+from dejavu.profiling.layers import measure_layers
+from dejavu.runtime.process.place import HOST
 from dejavu.workload import Workload
 
 if TYPE_CHECKING:

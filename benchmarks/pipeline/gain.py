@@ -28,14 +28,14 @@ from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, meas
 from benchmarks.pipeline.plans import even_bounds, job_of
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.bind import Binding, Placement, bind
+from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
-from dejavu.graph import capture
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plan.priced import Posed
 from dejavu.planning import Planner, PlanRequest
-from dejavu.problem import Posed
 from dejavu.profiles import Measurement, ProfileDatabase
-from dejavu.runtime.passes import measure_passes
+from dejavu.profiling.passes import measure_passes
 from dejavu.simulate import play_posed
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 

@@ -9,8 +9,8 @@ from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.init import Draw
 from dejavu.plan import StageConfiguration
+from dejavu.plan.schedule import SCHEDULES, schedule_named
 from dejavu.runtime.single import train_single
-from dejavu.schedule import SCHEDULES, schedule_named
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 NUM_MICROBATCHES = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dejavu.binding import Binding, Placement
+from dejavu.bind.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plan.schedule import schedule_named
 from dejavu.runtime.job import TrainingJob
-from dejavu.schedule import schedule_named
 from dejavu.workload import Workload
 
 CORE = "core"  # the kind of device; what it is called is not looked up

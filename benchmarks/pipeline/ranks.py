@@ -25,18 +25,19 @@ import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from benchmarks.pipeline.undisturbed import Cores
-from dejavu.binding import Binding
-from dejavu.runtime.clock import Timed
-from dejavu.runtime.hosts import HOST, ranks_on
-from dejavu.runtime.job import StageTimes, TrainingJob
+from dejavu.bind.binding import Binding
+from dejavu.plan.schedule import Pass
+from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
-from dejavu.runtime.quiet import undisturbed
+from dejavu.runtime.process.place import HOST, ranks_on
 from dejavu.runtime.training import train
 from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
-from dejavu.schedule import Pass
+from dejavu.timing.clock import Timed
+from dejavu.timing.interference import undisturbed
+from dejavu.timing.training import StageTimes
 
 POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
@@ -130,7 +131,7 @@ def _agent(
     words = [f"--nproc-per-node={count}", *emulation.meeting(host, hosts), "-m", "benchmarks.pipeline.ranks", str(path)]
     with path.with_name(f"agent-{host}.log").open("wb") as log:
         agent = subprocess.Popen(
-            [*emulation.before(host), sys.executable, "-m", "dejavu.runtime.agent", *words],
+            [*emulation.before(host), sys.executable, "-m", "dejavu.launch.agent", *words],
             env={**rank_environment(), **named_parent(), **emulation.environment(host)},
             stdout=log,
             stderr=log,

@@ -18,8 +18,8 @@ import psutil
 from benchmarks.pipeline.full_disk import small_disk
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.init import Draw
+from dejavu.launch.launcher import LaunchError, launch
 from dejavu.runtime.job import TrainingJob, TrainingResult
-from dejavu.runtime.launcher import LaunchError, launch
 from dejavu.runtime.single import train_single
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
@@ -143,5 +143,5 @@ def _ranks() -> list[psutil.Process]:
 
 
 def _agent() -> psutil.Process:
-    (agent,) = (p for p in psutil.Process().children() if "dejavu.runtime.agent" in p.cmdline())
+    (agent,) = (p for p in psutil.Process().children() if "dejavu.launch.agent" in p.cmdline())
     return agent

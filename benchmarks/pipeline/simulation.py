@@ -4,9 +4,9 @@ Stage costs come from a fresh cost database: every distinct layer is measured al
 microbatch size, and so are messages and what the runtime takes of a core. Where there are more ranks than cores, rank r
 sits on core r mod the number of cores, the simulator lets the ranks of a core share it equally, and layers are measured
 with as many processes on each core: they take turns with its caches, too.
-A machine that others share is disturbed for seconds at a time (`dejavu.runtime.quiet`): such repeats and such steps do
-not count, and the table says how many did. `all_steps_percent` is the error against all steps, disturbed or not. Costs
-are measured before and after the trainings that they are to foretell; what is simulated is the mean.
+A machine that others share is disturbed for seconds at a time (`dejavu.timing.interference`): such repeats and such
+steps do not count, and the table says how many did. `all_steps_percent` is the error against all steps, disturbed or
+not. Costs are measured before and after the trainings that they are to foretell; what is simulated is the mean.
 The efficiency is the schedule's own bound over the measured step: the same action list played with the passes' measured
 medians, without any message or overhead.
 """
@@ -26,18 +26,19 @@ import typer
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import LEAST_STEPS, Trained, train_all
+from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, this_machine
-from dejavu.graph import capture
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan
+from dejavu.plan.priced import Posed
+from dejavu.plan.schedule import allowed_microbatches, schedule_named
 from dejavu.planning.prices import pose_workload
-from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.runtime.campaign import Campaign
-from dejavu.runtime.job import StageTimes, TrainingJob
-from dejavu.runtime.measure import measure_layers
-from dejavu.schedule import allowed_microbatches, schedule_named
+from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.profiler import Campaign
+from dejavu.runtime.job import TrainingJob
 from dejavu.simulate import StageSeconds, play_posed, simulate
+from dejavu.timing.training import StageTimes
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 STEPS = 24  # of a training at most; it ends when enough were undisturbed

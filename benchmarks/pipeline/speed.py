@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.schedule import SCHEDULES, actions
+from dejavu.plan.schedule import SCHEDULES, actions
 from dejavu.simulate import Message, StageSeconds, simulate
 from dejavu.simulate._listing import listing
 

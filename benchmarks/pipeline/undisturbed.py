@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dejavu.runtime.quiet import Quiet, look_seconds
+from dejavu.timing.interference import Quiet, look_seconds
 
 SETTLE_SECONDS = 0.002  # until the other ranks of a core wait in the exchange
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.search.alpa_loop import AlpaAnswer, AlpaArrays, alpa_loop
 from benchmarks.search.runs import Run, chosen, run
-from dejavu.errors import InputError
-from dejavu.importers.alpa_cases import load_case
+from dejavu.foundation.errors import InputError
+from dejavu.importers.alpa.cases import load_case
 from dejavu.search import Search
 
 CLOSE = 1e-6  # relative: a price this near the stored optimum is the optimum; the cases are in single precision

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.search.models import BYTES, Model, blocks
 from benchmarks.search.models import operators as model_operators
 from dejavu.plan import Problem, StageConfiguration
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.plan.stage_costs import AdditiveCosts
 
 Floats = NDArray[np.float64]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.search.runs import chosen
-from dejavu.cluster import Cluster
-from dejavu.errors import DejavuError
-from dejavu.models import MODELS
+from dejavu.cluster import Cluster, load_cluster
+from dejavu.foundation.errors import DejavuError
 from dejavu.planning import Planner, PlanRequest
 from dejavu.workload import Workload
-from flows.inputs import read_what_if
+from dejavu.workload.loader import load_workload
+from dejavu.workload.models import MODELS
 
 WORKLOADS, CLUSTERS = Path("examples/workloads"), Path("examples/clusters")
 QUICK = {"workloads": ("bert48", "t5-11b"), "clusters": ("4x8-v100", "a100-and-t4")}
@@ -44,7 +44,7 @@ def table(
 def _rows(model: str, machine: str, searches: list[str], budget_seconds: float) -> list[dict[str, Any]]:
     about = {"workload": model, "cluster": machine}
     try:
-        cluster, workload = read_what_if(CLUSTERS / f"{machine}.yaml", model, None)
+        cluster, workload = load_cluster(CLUSTERS / f"{machine}.yaml"), load_workload(model)
     except DejavuError as error:
         return [{**about, "search": None, **_nothing(str(error))}]
     return [{**about, "search": name, **_answer(cluster, workload, name, budget_seconds)} for name in searches]

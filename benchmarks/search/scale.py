@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.search import figures as drawing
 from benchmarks.search.generated import operators
 from benchmarks.search.runs import chosen, run, warm_up
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 from dejavu.search import search_named
 
 SIZES = ((1_000, 64), (2_000, 128), (4_000, 256), (7_000, 512), (10_000, 1_024))  # operators, devices

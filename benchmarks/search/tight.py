@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.plan import Plan, Problem, StageConfiguration
-from dejavu.stage_costs import AdditiveCosts
+from dejavu.plan.stage_costs import AdditiveCosts
 
 LARGE_LAYERS = (257, 500)
 MOST_OVER = 0.02  # memory over the least that works, and as much below it

@@ -9,7 +9,7 @@ local.py     improving one binding, where all are too many
 reasons.py   why
 """
 
-from dejavu.bind.binding import RANDOM_BINDINGS, bind
-from dejavu.binding import BindError, Binding, Placement
+from dejavu.bind.binder import RANDOM_BINDINGS, bind
+from dejavu.bind.binding import BindError, Binding, Placement
 
 __all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "bind"]

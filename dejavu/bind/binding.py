@@ -1,109 +1,70 @@
-"""Binding a plan: kinds and order of neighbours at once."""
+"""What binding answers: each process's device, the step time, and what other bindings would have cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import numpy as np
-
-from dejavu.bind.draws import random_places
-from dejavu.bind.labels import LEAST_GAIN, best_places, bounds
-from dejavu.bind.layout import assigned, computing_bound, in_order
-from dejavu.bind.local import improved
-from dejavu.bind.pricing import Pricing
-from dejavu.bind.reasons import reasons
-from dejavu.bind.site import Ints, Place, Site
-from dejavu.binding import Binding, Placement
-from dejavu.cluster import Cluster
-from dejavu.plan import Plan, Problem
-
-RANDOM_BINDINGS = 1_000  # to compare with, as papers do
+from dejavu.cluster import Device
+from dejavu.foundation.errors import DejavuError
+from dejavu.plan import Plan
 
 
-def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Binding:
-    """Give every pipeline rank its devices so that the step takes least, by the formula of the searches.
+class BindError(DejavuError):
+    """The cluster lacks devices that the plan asks for, or they lack memory."""
 
-    A rank may move to another kind of device than the plan says, with the same mesh and degrees, where its memory
-    holds. All bindings are compared where few enough of them differ (`labels`); otherwise the best of the plan's order,
-    a bottleneck assignment to kinds, random bindings and the most promising partial ones is improved until no single
-    change helps, and `lower_bound_seconds` tells how far it can be from the best. Never worse than the plan's order or
-    any of the random bindings.
 
-    Args:
-        problem: what the plan was searched for; its costs, on every kind of device.
-        seed: of the random bindings, and of the changes that are tried where there are too many.
+@dataclass(frozen=True)
+class Placement:
+    """One process: its pipeline rank (whose stages it runs), which replica and tensor-parallel shard it is, and where.
 
-    Raises:
-        BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
+    Replica r and shard t of T run on device r·T + t of their pipeline rank.
     """
-    site = Site.of(cluster)
-    pricing = Pricing(problem, plan, site)
-    order = in_order(pricing.configurations, site)
-    pricing.refuse_memory()
-    drawn_NRW, holds_N = random_places(pricing, RANDOM_BINDINGS, seed)
-    drawn_NRW = drawn_NRW[holds_N]
-    random_seconds = pricing.step_seconds_N(drawn_NRW)
 
-    starts = [_padded(order), _padded(assigned(pricing, order))]
-    if len(drawn_NRW):
-        starts.append(drawn_NRW[random_seconds.argmin()])
-    best = _best(pricing, starts)
-    best = _best(pricing, [*starts, improved(pricing, starts[0], seed), improved(pricing, best, seed)])
-    bound = bounds(pricing, *computing_bound(pricing))
-    found, complete = best_places(pricing, bound, _seconds(pricing, best))
-    best = best if found is None else _padded(found)
-    if not complete:
-        best = improved(pricing, best, seed)
-
-    seconds = _seconds(pricing, best)
-    return Binding(
-        plan=_on_kinds(pricing, best),
-        placements=_placements(pricing, best),
-        step_seconds=seconds,
-        order_step_seconds=_seconds(pricing, starts[0]),
-        random_best_step_seconds=float(random_seconds.min()) if len(random_seconds) else None,
-        random_mean_step_seconds=float(random_seconds.mean()) if len(random_seconds) else None,
-        random_refused=RANDOM_BINDINGS - len(random_seconds),
-        lower_bound_seconds=seconds if complete else min(seconds, bound.step_seconds),
-        reasons=reasons(pricing, best, starts[0], seed),
-    )
+    pipeline_rank: int
+    replica: int
+    shard: int
+    device: Device
 
 
-def _padded(places: Sequence[Place]) -> Ints:
-    """(R, W): a rank of fewer blocks repeats its first."""
-    most = max(map(len, places))
-    return np.array([place + place[:1] * (most - len(place)) for place in places])
+@dataclass(frozen=True)
+class Binding:
+    """The plan and its devices; a process's rank in the world is its place in `placements`.
 
+    All times are of one step by the searches' formula (`dejavu.plan.price`), with the links that are really used.
 
-def _seconds(pricing: Pricing, places_RW: Ints) -> float:
-    return float(pricing.step_seconds_N(places_RW[None])[0])
+    Attributes:
+        plan: with the device types that it is bound to, which may be others than the search named.
+        order_step_seconds: the plan's own device types, in the order of the cluster file.
+        random_best_step_seconds, random_mean_step_seconds: of random bindings; None where none of them fits.
+        random_refused: how many of the random bindings put a rank where it does not fit; the two above are without.
+        lower_bound_seconds: no binding takes less; `step_seconds` itself where all were compared; 0: nothing is known.
+        reasons: a sentence for each pipeline rank, why it is where it is.
+    """
 
+    plan: Plan
+    placements: tuple[Placement, ...]
+    step_seconds: float
+    order_step_seconds: float
+    random_best_step_seconds: float | None = None
+    random_mean_step_seconds: float | None = None
+    random_refused: int = 0
+    lower_bound_seconds: float = 0.0
+    reasons: tuple[str, ...] = ()
 
-def _best(pricing: Pricing, candidates: Sequence[Ints]) -> Ints:
-    """The one of the shortest step, the first of those that differ by rounding only."""
-    seconds = pricing.step_seconds_N(np.stack(candidates))
-    return candidates[int((seconds <= seconds.min() * (1.0 + LEAST_GAIN)).argmax())]
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"reasons": list(self.reasons)}
 
-
-def _on_kinds(pricing: Pricing, places_RW: Ints) -> Plan:
-    """The plan with the kinds of devices that its ranks got."""
-    plan, kinds = pricing.plan, pricing.site.kind_P[places_RW[:, 0]]
-    stages = list(plan.stages)
-    for rank, of_rank in enumerate(plan.ranks):
-        for s in of_rank:
-            stages[s] = replace(stages[s], configuration=pricing.configuration(rank, int(kinds[rank])))
-    return replace(plan, stages=tuple(stages))
-
-
-def _placements(pricing: Pricing, places_RW: Ints) -> tuple[Placement, ...]:
-    """Devices of each pool in turn; a rank's nodes in the cluster's order."""
-    free = [list(devices) for devices in pricing.site.devices]
-    placements = []
-    for rank, how in enumerate(pricing.configurations):
-        blocks = sorted(int(pool) for pool in places_RW[rank, : how.num_nodes])
-        devices = [free[pool].pop(0) for pool in blocks for _ in range(how.devices_per_node)]
-        for i, device in enumerate(devices):
-            replica, shard = divmod(i, how.tensor_parallel)
-            placements.append(Placement(rank, replica, shard, device))
-    return tuple(placements)
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Binding:
+        placements = (Placement(**{**row, "device": Device(**row["device"])}) for row in data["placements"])
+        return cls(
+            **{
+                **data,
+                "plan": Plan.from_dict(data["plan"]),
+                "placements": tuple(placements),
+                "reasons": tuple(data["reasons"]),
+            }
+        )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dejavu.bind.pricing import Pricing
 from dejavu.bind.site import Ints
-from dejavu.stage_costs import Floats
+from dejavu.plan.stage_costs import Floats
 
 
 def random_places(pricing: Pricing, count: int, seed: int) -> tuple[Ints, NDArray[np.bool_]]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dejavu.bind.pricing import Exchange, Pricing
 from dejavu.bind.site import Place
-from dejavu.stage_costs import Floats
+from dejavu.plan.stage_costs import Floats
 
 MOST_EXTENSIONS = 200_000  # of labels by a rank, over all ranks: about two seconds
 MOST_PLACES = 1_000  # for one rank of one label, however its blocks can be shared out among nodes

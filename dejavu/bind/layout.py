@@ -12,11 +12,11 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from dejavu.bind.binding import BindError
 from dejavu.bind.pricing import Pricing
 from dejavu.bind.site import Ints, Place, Site
-from dejavu.binding import BindError
 from dejavu.plan import StageConfiguration
-from dejavu.stage_costs import Floats
+from dejavu.plan.stage_costs import Floats
 
 
 def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[Place]:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from dejavu.bind.binding import BindError
 from dejavu.bind.site import Ints, Place, Site
-from dejavu.binding import BindError
 from dejavu.plan import Plan, Problem, StageConfiguration
-from dejavu.schedule import schedule_named
-from dejavu.stage_costs import AdditiveCosts, Floats
+from dejavu.plan.schedule import schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts, Floats
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dejavu.bind.labels import LEAST_GAIN
 from dejavu.bind.local import EXCHANGE, TURN, changed, changes, few
 from dejavu.bind.pricing import Pricing
 from dejavu.bind.site import Ints
-from dejavu.stage_costs import Floats
-from dejavu.units import format_bytes, format_seconds
+from dejavu.foundation.units import format_bytes, format_seconds
+from dejavu.plan.stage_costs import Floats
 
 
 def reasons(pricing: Pricing, places_RW: Ints, order_RW: Ints, seed: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, Device, pair
-from dejavu.stage_costs import Floats
+from dejavu.plan.stage_costs import Floats
 
 Ints = NDArray[np.int64]
 Place = tuple[int, ...]  # the pools of a rank's blocks, ascending; a pool twice: two blocks of it

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from dejavu import units
 from dejavu.cluster.records import DTYPES, DeviceType, Kind
+from dejavu.foundation import units
 
 # The latency of one hop where none is given: between NCCL's tuning constants for NVLink (3.4 us) and PCIe (5.7 us), and
 # its constant for the network (14 us); hardware latencies of the Simple protocol on a ring, NCCL src/graph/tuning.cc.

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from dejavu import units
 from dejavu.cluster.records import DTYPES, Kind
+from dejavu.foundation import units
 
 MAX_DEVICES = 100_000
 MAX_LISTED_HOSTS = 10_000

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from dejavu import strict_yaml, units
 from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS, catalogue_rows, suggest_device
 from dejavu.cluster.form import (
     MAX_DEVICES,
@@ -18,7 +17,8 @@ from dejavu.cluster.form import (
 )
 from dejavu.cluster.records import Cluster, DeviceType, Link, NodeGroup, pair
 from dejavu.cluster.this_machine import this_machine
-from dejavu.errors import InputError
+from dejavu.foundation import strict_yaml, units
+from dejavu.foundation.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62})")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # RFC 1123

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dejavu import units
-from dejavu.errors import InputError
+from dejavu.foundation import units
+from dejavu.foundation.errors import InputError
 
 Kind = Literal["cpu", "cuda", "rocm"]
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16")

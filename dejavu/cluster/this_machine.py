@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dejavu import units
 from dejavu.cluster.catalogue import NODE_LATENCY_SECONDS, catalogue_rows
 from dejavu.cluster.records import DTYPES, Cluster, DeviceType, Kind, Link, NodeGroup
+from dejavu.foundation import units
 
 # What a core of this machine is taken to be. Fixed, because the current clock changes from call to call and the
 # fingerprint must not; a profile of the machine overrides all of it.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster, DeviceType
 from dejavu.cost._base import (
     INTERPOLATED,
@@ -21,13 +22,12 @@ from dejavu.cost._base import (
     EstimateGrid,
     is_prediction,
 )
-from dejavu.cost.communication import TransferCost, transfer_cost, transfer_costs
-from dejavu.cost.measured import Interpolated, Measured
+from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
-from dejavu.cost.physics import LAUNCHES_SECONDS, Limits
-from dejavu.cost.predicted import Predicted
-from dejavu.cost.remembered import remember_stages
-from dejavu.graph import Graph, Layer
+from dejavu.cost.sources.measured import Interpolated, Measured
+from dejavu.cost.sources.physics import LAUNCHES_SECONDS, Limits
+from dejavu.cost.sources.predicted import Predicted
+from dejavu.cost.trainings.stages import remember_stages
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import OptimizerSettings
 

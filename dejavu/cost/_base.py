@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import DeviceType
-from dejavu.errors import DejavuError
-from dejavu.graph import Graph, Layer
+from dejavu.foundation.errors import DejavuError
 
 PASSES = ("forward", "backward", "optimizer")
 Floats = NDArray[np.float64]

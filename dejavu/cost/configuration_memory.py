@@ -11,7 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from dejavu.capture.graph import Layer
 from dejavu.cluster import DeviceType
+from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import (
     Floats,
     ForEachByte,
@@ -20,8 +22,6 @@ from dejavu.cost.memory import (
     message_bytes,
     step_bytes,
 )
-from dejavu.cost.sharding import degree_of
-from dejavu.graph import Layer
 from dejavu.plan import StageConfiguration
 from dejavu.workload import Workload
 

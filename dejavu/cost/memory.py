@@ -13,11 +13,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dejavu.capture.graph import Layer
+from dejavu.capture.liveness import ARRIVING, OUTPUT
 from dejavu.cluster import DeviceType
-from dejavu.data import dataset_of
-from dejavu.graph import Layer
-from dejavu.liveness import ARRIVING, OUTPUT
 from dejavu.workload import OptimizerSettings, Workload
+from dejavu.workload.data import dataset_of
 
 Floats = NDArray[np.float64]
 T = TypeVar("T", float, Floats)

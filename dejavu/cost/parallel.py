@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dejavu.capture.graph import Layer
 from dejavu.cluster import Cluster
 from dejavu.cost._base import EstimateGrid, is_prediction
+from dejavu.cost.collectives.stage import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
+from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import ForEachByte, example_bytes
 from dejavu.cost.parts import Part, PartPrices, Passes, Priced, work_of
-from dejavu.cost.predicted import Predicted
-from dejavu.cost.sharding import degree_of
-from dejavu.cost.stage_collectives import BACKWARD, FORWARD, StageCollectives
-from dejavu.graph import Layer
+from dejavu.cost.sources.predicted import Predicted
 from dejavu.plan import StageConfiguration
-from dejavu.stage_costs import AdditiveCosts, Floats
+from dejavu.plan.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 

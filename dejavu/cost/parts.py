@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster
 from dejavu.cost._base import CostError, CostTable, Floats
-from dejavu.cost.predicted import Predicted, optimizer_kernels
-from dejavu.cost.sharding import degree_of, layer_kernels
-from dejavu.graph import Graph, Layer
-from dejavu.kernel import Kernel
+from dejavu.cost.kernels.sharding import degree_of, layer_kernels
+from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.plan import StageConfiguration
+from dejavu.profiles.kernel import Kernel
 
 
 class Priced(NamedTuple):

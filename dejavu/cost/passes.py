@@ -6,41 +6,20 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from dejavu.cost.communication import fit
-from dejavu.graph import Graph
+from dejavu.capture.graph import Graph
+from dejavu.cost.collectives.transfer import fit
+from dejavu.plan.priced import USUAL_PARTS, PassCost
+from dejavu.plan.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
-from dejavu.schedule import PARTS
 
-# Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
-# norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
-USUAL_PARTS = (0.57, 0.43)
 LEAST_PARTS, MOST_PARTS = 0.2, 10.0  # of both together: of layers that do little, the runtime's work is in each
 
 
-@dataclass(frozen=True)
-class PassCost:
-    """Measured on CPUs, where ranks compute and communicate on the same core; nothing where it was not measured.
-
-    Attributes:
-        pass_seconds: of every pass of a microbatch through a stage.
-        message_seconds, message_seconds_per_byte: of every message, once where it is sent and once where it arrives.
-    """
-
-    pass_seconds: float = 0.0
-    message_seconds: float = 0.0
-    message_seconds_per_byte: float = 0.0
-
-    def of_message(self, size_bytes: float) -> float:
-        """Device seconds at each end."""
-        return self.message_seconds + self.message_seconds_per_byte * size_bytes
-
-
 def pass_cost(database: ProfileDatabase, device_type: str) -> PassCost:
-    """As measured on such devices (`dejavu.runtime.passes`)."""
+    """As measured on such devices (`dejavu.profiling.passes`)."""
     rows = database.latest(kind="pass", device_type=device_type)  # all, so that they are held against each other
     alone, exchanges = ([row for row in rows if row.num_ranks == number] for number in (1, 2))
     if not alone or len(exchanges) < 2:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BadRow, Batch, Importer
 from dejavu.importers.alpa import Alpa
 from dejavu.importers.devices import DeviceNames

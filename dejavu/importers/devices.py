@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dejavu.cluster.catalogue import catalogue_rows, suggest_device
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 
 
 @dataclass(frozen=True)

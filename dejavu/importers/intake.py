@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS, BadRow, Batch, Importer
 from dejavu.importers.screening import bad_rows
 from dejavu.importers.sources import num_rows

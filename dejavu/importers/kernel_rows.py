@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers.devices import DeviceNames
-from dejavu.kernel import Kernel
+from dejavu.profiles.kernel import Kernel
 
 _REMEMBERED_KERNELS = 200_000  # devices are measured with the same shapes: some 100 MB save most of the hashing
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.errors import InputError
-from dejavu.hashing import stable_hash
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.hashing import stable_hash
 from dejavu.importers._base import UNKNOWN, Batch, Importer
 from dejavu.importers.sources import files_of
 

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.collective import Collective
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS, BadRow, Batch, Importer, counted
 from dejavu.importers.sources import files_of
+from dejavu.profiles.collective import Collective
 
 _WANTED = "the output of nccl-tests, such as `all_reduce_perf -b 8 -e 1G -f 2 -g 8 > all_reduce.txt`"
 PROGRAMS = {

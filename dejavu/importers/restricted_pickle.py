@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 
 # Limits. Alpa's own database of six meshes has 0.34 MB and 85,000 opcodes; these allow fifty times as much.
 MOST_BYTES = 64 * 2**20

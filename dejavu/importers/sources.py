@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dejavu.init._base import Draw, Role
 from dejavu.init.schemes import scheme_named
-from dejavu.models import LayerBuilder
+from dejavu.workload.models import LayerBuilder
 
 
 def layer_seed(seed: int, name: str) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.init._base import Role, Scheme
 
 CUT = 2.0  # deviations at which a truncated normal ends, as in Flax

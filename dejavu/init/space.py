@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.init._base import FACTORS, Draw, Role
 from dejavu.init.drawing import roles
 from dejavu.init.schemes import MENU, scheme_named
-from dejavu.models import layers_of
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 
 MOST_DIMENSIONS = 8  # more could not be covered by the tens of draws that are tried
 DIGITS = 4  # significant ones of a factor: a draw reads well, and goes through a file unchanged

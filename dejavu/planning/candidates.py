@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dejavu.cost.remembered_steps import NO_FACTOR, Basis, StepFactor, step_factor
-from dejavu.errors import InputError
+from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Price
+from dejavu.plan.priced import Posed
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
-from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulate import Simulation, play_posed, price_played, stages_of
 

@@ -8,13 +8,14 @@ from functools import cached_property
 
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
+from dejavu.cost.problem import split_into
 from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
+from dejavu.plan.priced import Posed
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
 from dejavu.planning.request import PlanRequest
-from dejavu.problem import Posed, split_into
-from dejavu.simulated_bound import SimulatedBound
+from dejavu.simulate.bound import SimulatedBound
 from dejavu.workload import Workload
 
 

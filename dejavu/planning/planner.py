@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dejavu.cost.remembered_steps import is_surely_faster, remembered_plans
+from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.plan.priced import Posed
+from dejavu.plan.stage_costs import PlanError
 from dejavu.planning.bounds import Bounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
 from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_process, num_cores
 from dejavu.planning.request import PlanRequest
-from dejavu.problem import Posed
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulated_bound import CLOSE, SimulatedBound
-from dejavu.stage_costs import PlanError
+from dejavu.simulate.bound import CLOSE, SimulatedBound
 
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # asked where the proof leaves something open

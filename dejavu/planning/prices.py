@@ -6,20 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dejavu.capture.graph import CaptureError, Graph, capture
+from dejavu.capture.kept_layers import KeptInUserCache
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
+from dejavu.cost.collectives.stage import StageCollectives
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
 from dejavu.cost.passes import backward_parts, pass_cost
-from dejavu.cost.predicted import Predicted
-from dejavu.cost.scaled import scaled
-from dejavu.cost.stage_collectives import StageCollectives
-from dejavu.errors import InputError
-from dejavu.graph import CaptureError, Graph, capture
-from dejavu.kept_layers import KeptInUserCache
+from dejavu.cost.problem import pose_parallel
+from dejavu.cost.sources.predicted import Predicted
+from dejavu.cost.sources.scaled import scaled
+from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
+from dejavu.plan.priced import Posed
 from dejavu.planning.request import PlanRequest
-from dejavu.problem import Posed, pose_parallel
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
 

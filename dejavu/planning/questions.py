@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
+from dejavu.foundation.units import plural
 from dejavu.plan import Answer, Plan
-from dejavu.problem import Posed
+from dejavu.plan.priced import Posed
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
-from dejavu.units import plural
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
 QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; their plans are the others' starts

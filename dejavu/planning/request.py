@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.cluster import Cluster
+from dejavu.cost.problem import microbatch_choices, split_into
 from dejavu.parallelism import Parallelism
-from dejavu.problem import microbatch_choices, split_into
-from dejavu.schedule import SCHEDULES, schedule_named
+from dejavu.plan.schedule import SCHEDULES, schedule_named
 from dejavu.search import search_named
 from dejavu.workload import AUTO, Workload
 

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Stage
-from dejavu.problem import Posed
-from dejavu.schedule import schedule_named
+from dejavu.plan.priced import Posed
+from dejavu.plan.schedule import schedule_named
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import Simulation
-from dejavu.stage_costs import AdditiveCosts
 
 
 def under(posed: Posed, plan: Plan, name: str) -> Plan:

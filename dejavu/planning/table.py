@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
@@ -13,7 +14,6 @@ from dejavu.planning.sentences import (
     what_was_chosen,
     what_was_gained,
 )
-from dejavu.units import format_bytes, format_seconds, plural
 
 WIDTH_COLUMNS = 100
 

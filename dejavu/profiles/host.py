@@ -7,7 +7,7 @@ import platform
 import sys
 from pathlib import Path
 
-from dejavu.hashing import stable_hash
+from dejavu.foundation.hashing import stable_hash
 
 
 def host_fingerprint() -> str:

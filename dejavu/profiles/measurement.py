@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 
 SCHEMA_VERSION = 2
 ADDED_COLUMNS = {"disturbed_share": 2}  # column -> the version that added it; older rows have a null there

@@ -2,7 +2,8 @@
 
 A wrong unit, a broken clock or a hand-made file is off by factors of a thousand. The bounds are as loose as that
 allows, for honest rows are not alike: of small layers on a core the same work takes ten times as long in one as in
-another. Where the layer itself is known, `dejavu.cost.measured` holds its rows against its arithmetic and traffic.
+another. Where the layer itself is known, `dejavu.cost.sources.measured` holds its rows against its arithmetic and
+traffic.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cluster.this_machine import CORE_CYCLES_PER_SECOND, CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
-from dejavu.kernel import Kernel
+from dejavu.plan.schedule import PARTS
+from dejavu.profiles.kernel import Kernel
 from dejavu.profiles.measurement import broken_rows
 from dejavu.profiles.neighbours import Floats, bounds_of_neighbours, distinct_values
-from dejavu.schedule import PARTS
 
 # Nothing that is launched ends sooner: the fastest of 477,460 published GPU kernels took 1.0e-6 s (2026-11-21).
 LEAST_SECONDS = 1e-7

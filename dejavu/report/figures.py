@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dejavu.cost import CostTable
+from dejavu.foundation.units import format_seconds
 from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate
 from dejavu.report.data import predicted_backward_seconds
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation, StageSeconds
 from dejavu.trials import TrialResult
-from dejavu.units import format_seconds
 
 DOTS_PER_INCH = 120
 WIDTH_INCHES = 9.0

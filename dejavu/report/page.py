@@ -12,10 +12,10 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 from matplotlib.figure import Figure
 
+from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.report.data import ReportData
 from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
 from dejavu.report.space import space_figure
-from dejavu.units import format_bytes, format_seconds
 
 MOST_TRIALS = 50
 ABSENT = "–"

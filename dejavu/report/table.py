@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
-from dejavu.simulated_bound import CLOSE
-from dejavu.units import format_bytes, format_seconds, plural
+from dejavu.simulate.bound import CLOSE
 
 WIDTH_COLUMNS = 100
 Rows = list[tuple[str, str]]

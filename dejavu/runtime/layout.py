@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.binding import Binding, Placement
-from dejavu.errors import InputError
+from dejavu.bind.binding import Binding, Placement
+from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan
 
 

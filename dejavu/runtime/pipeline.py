@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.binding import Placement
+from dejavu.bind.binding import Placement
 from dejavu.init import Draw
-from dejavu.models import layers_of, model_of
-from dejavu.runtime.clock import Clock
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage
 from dejavu.runtime.training import Layers, build_layers
+from dejavu.timing.clock import Clock
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of, model_of
 
 
 class Pipeline:

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dejavu.models import LayerBuilder
 from dejavu.plan import StageConfiguration
 from dejavu.runtime.layout import Layout
+from dejavu.workload.models import LayerBuilder
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "columns": lambda: ColwiseParallel(),

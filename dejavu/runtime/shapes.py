@@ -6,12 +6,12 @@ from functools import lru_cache
 
 import torch
 
-from dejavu.data import dataset_of
-from dejavu.errors import InputError
-from dejavu.graph import DTYPES
-from dejavu.models import layers_of
-from dejavu.tracing import fake_tensors
+from dejavu.capture.graph import DTYPES
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of
 
 
 def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dejavu.data import dataset_of
-from dejavu.graph import DTYPES
+from dejavu.capture.graph import DTYPES
 from dejavu.init import Draw, calibrate, scheme_named
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, restore_state, save_trial
 from dejavu.runtime.training import Layers, WholeModel, build_layers, train
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
 
 OnFirst = Callable[[float, float], None]
 

@@ -17,13 +17,13 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode
 
-from dejavu.binding import Placement
+from dejavu.bind.binding import Placement
+from dejavu.plan.schedule import torch_actions
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import backward_input
 from dejavu.runtime.training import Layers
-from dejavu.schedule import torch_actions
 
 
 class ReplicatedStage(PipelineStage):

@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from dejavu.errors import DejavuError
+from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
 
 MARKER = "COMPLETE.json"

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.data import dataset_of
-from dejavu.graph import DTYPES
+from dejavu.capture.graph import DTYPES
 from dejavu.init import Draw, draw_layer
-from dejavu.models import layers_of, model_of
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

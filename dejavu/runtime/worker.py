@@ -12,20 +12,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dejavu.imports import uncollected
+from dejavu.foundation.gc_frozen import uncollected
 
 with uncollected():
     import torch
     import torch.distributed as dist
 
-    from dejavu.binding import Binding, Placement
-    from dejavu.runtime.clock import Clock, Timed
-    from dejavu.runtime.hosts import own_rank
-    from dejavu.runtime.job import StageTimes, TrainingJob, TrainingResult, parse_progress, write_json
+    from dejavu.bind.binding import Binding, Placement
+    from dejavu.plan.schedule import Pass
+    from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
+    from dejavu.runtime.process.heartbeat import Heartbeat
+    from dejavu.runtime.process.place import own_rank
     from dejavu.runtime.state import (
         State,
         checkpoint_step,
@@ -36,10 +37,10 @@ with uncollected():
         restore_state,
         save_checkpoint,
     )
-    from dejavu.runtime.steps import StepWatch, count_steps
     from dejavu.runtime.training import train
-    from dejavu.runtime.watchdog import Heartbeat
-    from dejavu.schedule import Pass
+    from dejavu.timing.clock import Clock, Timed
+    from dejavu.timing.steps import StepWatch, count_steps
+    from dejavu.timing.training import StageTimes
 
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog ends a stuck rank before, and names it
 

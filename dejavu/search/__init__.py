@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.search._base import Search
 from dejavu.search.auto import Auto
 from dejavu.search.balanced import Balanced

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
-from dejavu.search._clock import Clock
-from dejavu.search._unit import in_units, unit_seconds
+from dejavu.search.shared.clock import Clock
+from dejavu.search.shared.unit import in_units, unit_seconds
 
 
 @dataclass(eq=False)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dejavu.plan import Answer, Problem
+from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.coarse import Coarse
 from dejavu.search.exact import Exact
 from dejavu.search.hybrid import Hybrid
 from dejavu.search.mcmc import MCMC
-from dejavu.stage_costs import AdditiveCosts
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.plan import Answer, Problem
+from dejavu.plan.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import Row, cheapest
-from dejavu.stage_costs import AdditiveCosts, Floats
+from dejavu.search.shared.rows import Row, cheapest
 
 
 @dataclass(frozen=True)

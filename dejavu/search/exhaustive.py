@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage
+from dejavu.plan.stage_costs import PlanError
 from dejavu.search._base import Incumbent, Search, TooLargeError
-from dejavu.stage_costs import PlanError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.plan import Answer, Problem
+from dejavu.plan.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import Row, cheapest, rows_of_one_type, rows_of_several_types
-from dejavu.stage_costs import Floats
+from dejavu.search.shared.rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 
 
 @dataclass(frozen=True)

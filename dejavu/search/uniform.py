@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dejavu.plan import Answer, Problem
 from dejavu.search._base import Incumbent, Search
-from dejavu.search._rows import Row, cheapest, rows_of_one_type, rows_of_several_types
+from dejavu.search.shared.rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 
 
 @dataclass(frozen=True)

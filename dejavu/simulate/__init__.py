@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from dejavu.simulate.posed import play_posed, price_played, stages_of
 from dejavu.simulate.result import Event, Simulation, trace_rows
-from dejavu.simulate.step import Message, StageSeconds, play, simulate, stage_seconds
+from dejavu.simulate.step import Message, StageSeconds, simulate
 
 __all__ = [
     "Event",
     "Message",
     "Simulation",
     "StageSeconds",
-    "play",
     "play_posed",
     "price_played",
     "simulate",
-    "stage_seconds",
     "stages_of",
     "trace_rows",
 ]

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu import user_cache
-from dejavu.schedule import Pass, Schedule, actions, schedule_named
+from dejavu.foundation import user_cache
+from dejavu.plan.schedule import Pass, Schedule, actions, schedule_named
 
 Integers = NDArray[np.int64]
 
@@ -138,7 +138,9 @@ def code_of_lists() -> list[str]:
     import torch
 
     pipelining = Path(torch.__file__).parent / "distributed" / "pipelining"
-    texts = [user_cache.text_hash(folder.glob("*.py")) for folder in (pipelining, _PACKAGE, _PACKAGE / "simulate")]
+    texts = [
+        user_cache.text_hash(folder.glob("*.py")) for folder in (pipelining, _PACKAGE / "plan", _PACKAGE / "simulate")
+    ]
     return [*texts, str(torch.__version__), str(torch.version.git_version), sys.version]
 
 

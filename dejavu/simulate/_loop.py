@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.compiled import njit
+from dejavu.foundation.compiled import njit
 from dejavu.simulate._listing import NOTHING, Integers, Listing
 
 Floats = NDArray[np.float64]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from dejavu.cost.passes import PassCost
 from dejavu.plan import Plan, Price, price
-from dejavu.problem import Posed
+from dejavu.plan.priced import PassCost, Posed
 from dejavu.simulate.result import Simulation
 from dejavu.simulate.step import Message, StageSeconds, simulate
 

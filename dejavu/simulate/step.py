@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dejavu.cost import CostTable
-from dejavu.errors import DejavuError, InputError
-from dejavu.plan import Plan, Price, Problem, price
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.plan import Plan
 from dejavu.simulate._listing import Integers, Listing, listing
 from dejavu.simulate._loop import Costs
 from dejavu.simulate._loop import play as play_events
@@ -67,29 +66,6 @@ class Message:
     wire_seconds: float
     sender_seconds: float = 0.0
     receiver_seconds: float = 0.0
-
-
-def stage_seconds(plan: Plan, table: CostTable, price: Price) -> tuple[StageSeconds, ...]:
-    """The times to play, from the table's layers and the price's transfers and once-a-step work."""
-    rows = []
-    for s, stage in enumerate(plan.stages):
-        column = table.device_types.index(stage.configuration.device_type)
-        span = slice(stage.start, stage.stop)
-        both_ways = price.transfer_seconds[s] if s < len(price.transfer_seconds) else 0.0
-        rows.append(
-            StageSeconds(
-                forward_seconds=float(table.forward.seconds_LD[span, column].sum()),
-                backward_seconds=float(table.backward.seconds_LD[span, column].sum()),
-                once_seconds=price.once_seconds[s],
-                transfer_seconds=both_ways / 2,
-            )
-        )
-    return tuple(rows)
-
-
-def play(problem: Problem, table: CostTable, plan: Plan) -> Simulation:
-    """One step of a plan of the problem, at the table's prices."""
-    return simulate(plan, stage_seconds(plan, table, price(problem, plan)))
 
 
 def simulate(

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from dejavu.hashing import stable_hash
+from dejavu.foundation.hashing import stable_hash
 from dejavu.runtime.job import TrainingJob, write_json
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys

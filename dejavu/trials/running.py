@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import distributed
 
-from dejavu.dask_workers import workers_of
+from dejavu.foundation.dask_workers import workers_of
 from dejavu.init import Draw, Probe
 from dejavu.trials.clients import CONNECT_SECONDS, GPU
 from dejavu.trials.halving import running_loss

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from dejavu.data import dataset_of
-from dejavu.errors import DejavuError
-from dejavu.hashing import stable_hash
+from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.hashing import stable_hash
 from dejavu.init import Draw, _base, calibration, drawing, schemes
-from dejavu.models import model_of, source_hash
 from dejavu.runtime import optimizer, training
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import model_of, source_hash
 
 MOST_ATTEMPTS = 3
 _CODE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu.errors import InputError
+from dejavu.foundation.errors import InputError
 from dejavu.init.proposers._base import Probe, Proposer, Scored
 from dejavu.init.proposers.adaptive import Adaptive
 from dejavu.init.proposers.bayesian import Bayesian

@@ -1,0 +1,1 @@
+"""What communication takes: transfers between stages, collectives inside them."""

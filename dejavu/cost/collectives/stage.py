@@ -1,0 +1,159 @@
+"""What the devices of one stage say to each other: sums inside layers, gradients and weights of the replicas.
+
+A stage's mesh is `num_nodes` × `devices_per_node`; a tensor-parallel group is a run of devices inside one node, the
+replicas are strided over them, so that as many replica groups as there are tensor-parallel devices cross a node's
+network card at once. Where nodes differ, a stage may get the slowest: its links are the slowest of its device type.
+Nothing is hidden behind computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from dejavu.cluster import Cluster, Link
+from dejavu.cost.collectives.alpha_beta import Links
+from dejavu.cost.collectives.curves import CollectiveCosts
+from dejavu.cost.collectives.transfer import TransferCost
+from dejavu.plan import StageConfiguration
+from dejavu.profiles import ProfileDatabase
+from dejavu.profiles.collective import Collective
+
+# What replicas do once a step with all of a stage's gradients, and for each layer in each microbatch: forward, backward
+# (Rajbhandari et al., SC 2020, sections 5 and 7). Each is of the layer's weights on one device.
+ONCE = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_gather",), 3: ()}
+FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
+BACKWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: ("reduce_scatter",), 3: ("all_gather", "reduce_scatter")}
+SUMS = ("all_reduce", "reduce_scatter")  # of gradients; what is gathered are weights
+_FITTED_SIZES = 6  # of messages, from one layer's to the whole model's
+
+
+class StageCollectives:
+    """Prices collectives inside stages, each asked once: measured where the database knows the device type."""
+
+    def __init__(self, cluster: Cluster, database: ProfileDatabase | None, dtype: str) -> None:
+        self._cluster, self._dtype = cluster, dtype
+        self._costs = CollectiveCosts(cluster, database)
+        self._links: dict[str, Links] = {}
+        self._known: dict[tuple[str, Collective, str, float], float] = {}
+
+    def tensor_seconds(self, how: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
+        """All-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
+        t, width = how.tensor_parallel, how.devices_per_node
+        groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
+        return sum(self._seconds(how.device_type, "all_reduce", groups, 1, width, size) for size in sizes_bytes)
+
+    def data_seconds(
+        self, how: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
+    ) -> float:
+        """Price these collectives among the replicas, one after another.
+
+        Args:
+            size_bytes: of the weights on one device.
+            gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
+        """
+        t = how.tensor_parallel
+        groups = tuple(tuple(range(first, how.num_devices, t)) for first in range(t))
+        return sum(
+            self._seconds(
+                how.device_type,
+                name,
+                groups,
+                how.num_nodes,
+                how.devices_per_node,
+                size_bytes * (gradient_bytes if name in SUMS else 1.0),
+            )
+            for name in names
+        )
+
+    def once_line(
+        self, how: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
+    ) -> tuple[float, float]:
+        """Seconds and seconds per byte of what the replicas do once a step, as a line through the whole range of sizes.
+
+        A stage's gradients are one message, so its cost has to be a sum over layers and a constant. Least squares of
+        relative errors, both parts ≥ 0.
+
+        Args:
+            sizes_bytes: of single layers on one device.
+            gradient_bytes: as for `data_seconds`.
+        """
+        names = ONCE[how.zero_level] if how.data_parallel > 1 else ()
+        positive = [size for size in sizes_bytes if size > 0]
+        if not names or not positive:
+            return 0.0, 0.0
+        sizes = np.unique(np.geomspace(min(positive), sum(positive), _FITTED_SIZES))
+        seconds = np.array([self.data_seconds(how, names, float(size), gradient_bytes) for size in sizes])
+        scale = float(sizes[-1])  # so that both unknowns are of one order
+        (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))
+        return float(latency), float(whole) / scale
+
+    def _seconds(
+        self, device_type: str, name: str, groups: tuple[tuple[int, ...], ...], nodes: int, per_node: int, size: float
+    ) -> float:
+        if len(groups[0]) == 1 or size <= 0:
+            return 0.0
+        collective = Collective(name=name, replica_groups=groups, mesh_nodes=nodes, devices_per_node=per_node)
+        key = (device_type, collective, name, size)
+        if key not in self._known:
+            if device_type not in self._links:
+                inside, between = inside_link(self._cluster, device_type), between_link(self._cluster, device_type)
+                self._links[device_type] = Links(inside or between, between)
+            model = self._costs.model(name, device_type, self._links[device_type])
+            self._known[key] = model.estimate(collective, size, self._dtype).seconds
+        return self._known[key]
+
+
+def inside_link(cluster: Cluster, device_type: str) -> Link | None:
+    """The slowest link inside a node that has several devices of this type; None where no node has."""
+    links = [group.link for group in cluster.groups if dict(group.devices).get(device_type, 0) > 1]
+    return slowest(links) if links else None
+
+
+def between_link(cluster: Cluster, a: str, b: str | None = None) -> Link:
+    """The slowest link between two nodes that have devices of these types; inside a node where there is but one node.
+
+    Where one device is all there is, nothing is ever sent.
+    """
+    names = (a, a if b is None else b)
+    held = [[group.name for group in cluster.groups if dict(group.devices).get(name, 0)] for name in names]
+    pairs = {(x, y) for x in held[0] for y in held[1]} | {(y, x) for x in held[0] for y in held[1]}
+    links = [link for pair, link in cluster.links_between.items() if pair in pairs]
+    links = links or [group.link for group in cluster.groups if group.name in held[0]]
+    return slowest(links)
+
+
+def stage_transfer(
+    cluster: Cluster, transfers: dict[tuple[str, str], TransferCost], a: StageConfiguration, b: StageConfiguration
+) -> tuple[float, float]:
+    """Latency and seconds per byte of a microbatch that stage `a` hands to `b`, each way.
+
+    Each of the more numerous replicas sends or receives its own part. Two stages that one node has room for are taken
+    to sit in one node, as single devices are (`transfer_cost`), where every pair of replicas has its own link;
+    otherwise all parts of one node share its network card, so that only the side with fewer nodes counts.
+    """
+    typical = transfers[a.device_type, b.device_type]
+    if a.num_devices == b.num_devices == 1:
+        return typical.latency_seconds, typical.seconds_per_byte
+    if _fit_one_node(cluster, a, b):
+        lanes = max(a.data_parallel, b.data_parallel)
+        return typical.latency_seconds, typical.seconds_per_byte / lanes
+    link = between_link(cluster, a.device_type, b.device_type)
+    return link.latency_seconds, 1.0 / (link.bytes_per_second * min(a.num_nodes, b.num_nodes))
+
+
+def _fit_one_node(cluster: Cluster, a: StageConfiguration, b: StageConfiguration) -> bool:
+    needed: dict[str, int] = {a.device_type: a.num_devices}
+    needed[b.device_type] = needed.get(b.device_type, 0) + b.num_devices
+    if a.num_nodes > 1 or b.num_nodes > 1:
+        return False
+    return any(
+        all(dict(group.devices).get(name, 0) >= count for name, count in needed.items()) for group in cluster.groups
+    )
+
+
+def slowest(links: Sequence[Link]) -> Link:
+    """The least bandwidth and the greatest latency among them."""
+    return Link(min(link.bytes_per_second for link in links), max(link.latency_seconds for link in links))

@@ -1,0 +1,166 @@
+"""A few measured kernels correct the roofline of one device: three numbers, held near 1 while there are few.
+
+The correction of the arithmetic, of the memory and of the launch is the most likely one under soft errors and a prior
+around 1. With no kernels it is 1; a dozen decide it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from dejavu.cluster import DeviceType
+from dejavu.cost.kernels.roofline import ITEM_BYTES, Floats, KernelLaw, KernelRoofline, has_matrix_units
+from dejavu.profiles.kernel import Kernel
+
+PRIOR_DEVIATION = math.log(2)  # of a logarithm: a device is seldom more than twice off its catalogue
+KERNEL_DEVIATION = 0.2  # of a logarithm: what the law leaves open once it is calibrated; larger errors count softly
+MOST_CORRECTION = 30.0  # times or one over; more is a fault of the unit, and stays visible
+
+# The micro-benchmark: what each kernel should take at the peaks, so that it runs on a core and on an H200 alike.
+PRODUCT_SECONDS = (20e-6, 200e-6, 2e-3, 10e-3)
+TRAFFIC_SECONDS = (10e-6, 100e-6, 1e-3, 4e-3)
+LAUNCH_ELEMENTS = 256  # so few that only the launch is left
+ROW_ELEMENTS = 1024
+SIZE_STEP = 32  # sizes of products are multiples of it
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How one device differs from the roofline: above 1 is faster than it says, but a longer launch.
+
+    Attributes:
+        num_kernels: what it was fitted to.
+    """
+
+    compute: float = 1.0
+    memory: float = 1.0
+    launch: float = 1.0
+    num_kernels: int = 0
+
+    def law(self, law: KernelLaw) -> KernelLaw:
+        """The law of this device."""
+        return replace(
+            law,
+            compute_efficiency=law.compute_efficiency * self.compute,
+            memory_efficiency=law.memory_efficiency * self.memory,
+            traffic_efficiency={name: share * self.memory for name, share in law.traffic_efficiency.items()},
+            launch_seconds=law.launch_seconds * self.launch,
+        )
+
+    def roofline(self, roofline: KernelRoofline) -> KernelRoofline:
+        """The roofline of this device."""
+        return KernelRoofline(
+            matrix_units=self.law(roofline.matrix_units),
+            scalar_units=self.law(roofline.scalar_units),
+            cpu_core=self.law(roofline.cpu_core),
+        )
+
+
+def calibrate(
+    kernels: Sequence[Kernel],
+    seconds: Sequence[float] | Floats,
+    device: DeviceType,
+    roofline: KernelRoofline | None = None,
+) -> Calibration:
+    """The calibration of one device from measured kernels.
+
+    Raises:
+        CostError: a product in a dtype whose peak is not known.
+    """
+    before, measured_K = roofline or KernelRoofline(), np.asarray(seconds, dtype=float)
+    if not len(kernels):
+        return Calibration()
+
+    def calibration_at(x: Floats) -> Calibration:
+        compute, memory, launch = np.exp(x).tolist()
+        return Calibration(compute, memory, launch, num_kernels=len(kernels))
+
+    def residuals(x: Floats) -> Floats:
+        predicted_K = calibration_at(x).roofline(before).seconds(kernels, device)
+        return np.concatenate([np.log(predicted_K / measured_K) / KERNEL_DEVIATION, x / PRIOR_DEVIATION])
+
+    limit = math.log(MOST_CORRECTION)
+    found = least_squares(residuals, np.zeros(3), loss="soft_l1", bounds=(-limit, limit), diff_step=1e-3)
+    return calibration_at(found.x)
+
+
+def calibration_kernels(device: DeviceType) -> list[Kernel]:
+    """Some two dozen kernels, sized for the device, so that all take 15 seconds with the process' start."""
+    matrix = next((dtype for dtype in ("bfloat16", "float16") if has_matrix_units(device, dtype)), None)
+    kernels: list[Kernel] = []
+    for dtype in ("float32", matrix):
+        if dtype is None or dtype not in device.peak_flops_per_second:
+            continue
+        kernels += _products(dtype, device.peak_flops_per_second[dtype])
+    for seconds in TRAFFIC_SECONDS:
+        kernels += _traffic(seconds * device.memory_bytes_per_second)
+    kernels.append(elementwise("relu", LAUNCH_ELEMENTS, num_read=1))
+    return kernels
+
+
+def _products(dtype: str, peak_flops_per_second: float) -> list[Kernel]:
+    kernels = []
+    for seconds in PRODUCT_SECONDS:
+        side = (seconds * peak_flops_per_second / 2) ** (1 / 3)
+        kernels.append(product(_multiple(side), _multiple(side), _multiple(side), dtype))
+        kernels.append(product(_multiple(side / 4), _multiple(side * 4), _multiple(side), dtype))
+    side = (PRODUCT_SECONDS[1] * peak_flops_per_second / 2 / 8) ** (1 / 3)
+    return [*kernels, product(_multiple(side), _multiple(side), _multiple(side), dtype, batch=8)]
+
+
+def _traffic(size_bytes: float) -> list[Kernel]:
+    elements = max(round(size_bytes / 12), ROW_ELEMENTS)  # float32; most of these read one or two and write one
+    rows = max(elements // ROW_ELEMENTS, 1)
+    return [
+        elementwise("add", elements, num_read=2),
+        elementwise("gelu", elements, num_read=1),
+        row_wise("softmax", "softmax", rows),
+        row_wise("normalization", "native_layer_norm", rows),
+    ]
+
+
+def _multiple(size: float) -> int:
+    return max(round(size / SIZE_STEP), 1) * SIZE_STEP
+
+
+def product(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Kernel:
+    """Matrix products m × k by k × n, as many as `batch`."""
+    item_bytes = ITEM_BYTES[dtype]
+    return Kernel(
+        family="matmul",
+        name="bmm" if batch > 1 else "mm",
+        dtype=dtype,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        flops=2.0 * batch * m * n * k,
+        read_bytes=float(item_bytes * batch * k * (m + n)),
+        written_bytes=float(item_bytes * batch * m * n),
+    )
+
+
+def elementwise(name: str, elements: int, num_read: int, dtype: str = "float32") -> Kernel:
+    """An operation on each element of as many tensors as `num_read`."""
+    size_bytes = float(ITEM_BYTES[dtype] * elements)
+    return Kernel(
+        family="elementwise",
+        name=name,
+        dtype=dtype,
+        m=elements,
+        read_bytes=num_read * size_bytes,
+        written_bytes=size_bytes,
+    )
+
+
+def row_wise(family: str, name: str, rows: int, width: int = ROW_ELEMENTS, dtype: str = "float32") -> Kernel:
+    """A softmax or a norm of each row."""
+    size_bytes = float(ITEM_BYTES[dtype] * rows * width)
+    return Kernel(
+        family=family, name=name, dtype=dtype, m=rows, n=width, read_bytes=size_bytes, written_bytes=size_bytes
+    )

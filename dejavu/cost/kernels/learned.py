@@ -1,0 +1,368 @@
+"""Kernel times learned from measured devices, for devices that nobody has measured.
+
+A kernel's expected time follows from peaks, tiles, waves and the board's power (`features.bounds`). What is learned is
+the logarithm of measured over expected, from ratios that carry no unit, so that it holds on the next device as far as
+that one is built alike. Intervals are conformal: how far off the prediction was for each device when that device was
+left out.
+
+Shape suffixes: K = kernels, F = features, D = devices, B = bins of size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit
+
+from dejavu.cluster import DeviceType
+from dejavu.cost._base import CostError
+from dejavu.cost.kernels.features import BORROWED, FEATURES, MODELS, MONOTONE, Bounds, Work, bounds, features
+from dejavu.cost.kernels.trees import Curve, Trees
+from dejavu.profiles.kernel import Kernel
+
+Floats = NDArray[np.float64]
+SHIPPED = Path(__file__).with_name("learned_kernels.npz")
+FORMAT = 1
+
+LAUNCH_SECONDS = 10e-6  # where no kernel is small enough to show it
+SMALL_SECONDS = 1e-6  # a kernel with less work than this at the peaks takes the launch alone
+# Measured times outside are no kernel: nothing that is launched ends sooner, and an hour is another unit.
+LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
+MOST_SLOWDOWN = 100.0  # predictions end here, in multiples of the expected time
+LEAST_ROWS = 50  # of one model, to learn from
+MOST_ROWS = 6000  # of one model and device
+SIZE_BIN_EDGES = (-2.0, 0.0, 1.0, 2.0, 4.0)  # of the feature `size`: intervals are wider for small kernels
+COVERAGE = 0.90
+# Ordinary values, not tuned; the depth is limited so that 10,000 kernels take well under a second.
+BOOSTING = {
+    "max_iter": 150,
+    "learning_rate": 0.08,
+    "max_leaf_nodes": 24,
+    "max_depth": 8,
+    "min_samples_leaf": 60,
+    "l2_regularization": 1.0,
+    "max_features": 0.5,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Seconds of each kernel, measured alone: its launch included.
+
+    Attributes:
+        low_seconds_K, high_seconds_K: 90 % intervals; equal to `seconds_K` where the kernel is not known.
+        known_K: whether a model knows the kernel; the others have the roofline's time, or NaN without a peak.
+        launch_seconds: part of each time; in a full queue of kernels it is hidden behind the one before.
+    """
+
+    seconds_K: Floats
+    low_seconds_K: Floats
+    high_seconds_K: Floats
+    known_K: NDArray[np.bool_]
+    least_seconds_K: Floats
+    launch_seconds: float
+
+    @property
+    def queued_seconds_K(self) -> Floats:
+        """What each adds to a stream that has work waiting: without the launch, no less than the peaks allow."""
+        return np.maximum(self.seconds_K - self.launch_seconds, np.maximum(self.least_seconds_K, SMALL_SECONDS))
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What is learned of one of `MODELS`.
+
+    Attributes:
+        low_B, high_B: of log(measured / predicted) on left-out devices, by bins of size.
+        devices: names of those it learned from.
+    """
+
+    function: Trees | Curve
+    low_B: Floats
+    high_B: Floats
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A predictor by model, and where it is from.
+
+    Attributes:
+        source: what it was fitted on, by whom it was measured, when it was fitted.
+        notes: rows that were refused, models without enough rows.
+    """
+
+    models: Mapping[str, Model]
+    launch_seconds: float
+    source: str
+    notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def fit(
+        cls,
+        kernels: Sequence[Kernel],
+        devices: Sequence[DeviceType],
+        seconds: Sequence[float] | Floats,
+        *,
+        source: str = "",
+        seed: int = 0,
+        intervals: bool = True,
+    ) -> Learned:
+        """Learn from measurements: three sequences of one length; `source` says whose they are.
+
+        Times that cannot be true are left out and counted in `notes`. With fewer than three devices, or without
+        `intervals`, the interval is of the training residuals, doubled: too few to know better.
+
+        Raises:
+            CostError: no row is left.
+        """
+        times = np.asarray(seconds, dtype=float)
+        usable, notes = _screened(kernels, devices, times)
+        if not usable.any():
+            raise CostError(f"no usable measurement among {len(times)} rows ({'; '.join(notes) or 'none given'})")
+        tables, launch = _tables(kernels, devices, times, usable, seed)
+        models = {}
+        for name in MODELS:
+            found = [table for table in tables if table.model == name]
+            if sum(len(table.target_K) for table in found) < LEAST_ROWS:
+                notes.append(f"{name}: no model, fewer than {LEAST_ROWS} rows")
+                continue
+            models[name] = _fitted(name, found, seed, intervals)
+        text = source or f"fitted {date.today().isoformat()} on {', '.join(sorted({d.name for d in devices}))}"
+        return cls(models, launch, text, tuple(notes))
+
+    def predict(self, kernels: Sequence[Kernel], device: DeviceType) -> Prediction:
+        """What each kernel takes on one such device; equal kernels are priced once."""
+        distinct: dict[Kernel, int] = {}
+        position_K = np.array([distinct.setdefault(kernel, len(distinct)) for kernel in kernels], dtype=np.intp)
+        rows = np.full((4, len(distinct)), np.nan)  # seconds, low, high, least
+        known = np.zeros(len(distinct), dtype=bool)
+        for (name, dtype), at, work in _groups(list(distinct)):
+            found = bounds(name, work, device, dtype)
+            if found is None:
+                continue
+            model = self.models.get(name)
+            rows[:3, at] = found.least_K + self.launch_seconds
+            rows[3, at] = found.least_K
+            if model is not None:
+                known[at] = True
+                rows[:3, at] = self._priced(name, model, work, device, dtype, found)
+        seconds, low, high, least = rows[:, position_K]
+        return Prediction(seconds, low, high, known[position_K], least, self.launch_seconds)
+
+    def _priced(
+        self, name: str, model: Model, work: Work, device: DeviceType, dtype: str, found: Bounds
+    ) -> tuple[Floats, Floats, Floats]:
+        features_KF = features(name, work, device, dtype, found, self.launch_seconds)
+        seconds = _base(name, found, self.launch_seconds) * np.exp(model.function.predict(features_KF))
+        bin_K = np.digitize(features_KF[:, FEATURES[name].index("size")], SIZE_BIN_EDGES)
+        most = MOST_SLOWDOWN * (self.launch_seconds + found.expected_K)
+        clipped = np.clip(seconds, found.least_K, most)
+        low = np.clip(clipped * np.exp(model.low_B[bin_K]), found.least_K, clipped)
+        return clipped, low, np.maximum(clipped * np.exp(model.high_B[bin_K]), clipped)
+
+    def save(self, path: Path) -> None:
+        """As .npz without pickles; `load` gives the same predictions."""
+        header: dict[str, Any] = {
+            "format": FORMAT,
+            "source": self.source,
+            "launch_seconds": self.launch_seconds,
+            "notes": self.notes,
+            "models": {
+                name: {"form": type(model.function).__name__, "devices": model.devices, "features": FEATURES[name]}
+                for name, model in self.models.items()
+            },
+        }
+        arrays: dict[str, NDArray] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
+        for name, model in self.models.items():
+            arrays |= {f"{name}.low_B": model.low_B, f"{name}.high_B": model.high_B}
+            arrays |= {f"{name}.function.{key}": value for key, value in model.function.arrays().items()}
+        with path.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Learned:
+        """Raises CostError where the file is no predictor of this version."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                header = json.loads(stored["header"].tobytes().decode())
+                found = {key: stored[key] for key in stored.files}
+        except (OSError, ValueError, KeyError) as error:
+            raise CostError(f"{path} is no learned predictor: {error}") from None
+        if header.get("format") != FORMAT:
+            raise CostError(f"{path} has format {header.get('format')!r}; wanted {FORMAT}: fit it again")
+        models = {}
+        for name, entry in header["models"].items():
+            if tuple(entry["features"]) != FEATURES.get(name):
+                raise CostError(f"{path}: {name!r} has features {entry['features']}; wanted {FEATURES.get(name)}")
+            start = f"{name}.function."
+            arrays = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
+            form: type[Trees] | type[Curve] = Curve if entry["form"] == "Curve" else Trees
+            models[name] = Model(
+                form.from_arrays(arrays), found[f"{name}.low_B"], found[f"{name}.high_B"], tuple(entry["devices"])
+            )
+        return cls(models, float(header["launch_seconds"]), header["source"], tuple(header["notes"]))
+
+
+@cache
+def shipped() -> Learned:
+    """The predictor in the package; `python -m benchmarks.cost.fit_kernels` makes it anew."""
+    return Learned.load(SHIPPED)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The rows of one device for one model, and how to score them."""
+
+    model: str
+    device: str
+    features_KF: Floats
+    target_K: Floats
+
+    @property
+    def weight_K(self) -> Floats:
+        return np.full(len(self.target_K), 1e3 / len(self.target_K))  # a device counts as one, however many rows
+
+
+def _screened(
+    kernels: Sequence[Kernel], devices: Sequence[DeviceType], seconds: Floats
+) -> tuple[NDArray[np.bool_], list[str]]:
+    if not len(kernels) == len(devices) == len(seconds):
+        raise CostError(
+            f"{len(kernels)} kernels, {len(devices)} devices, {len(seconds)} times; wanted one of each a row"
+        )
+    with np.errstate(invalid="ignore"):
+        true = np.isfinite(seconds) & (seconds >= LEAST_SECONDS) & (seconds <= MOST_SECONDS)
+        not_positive = np.isfinite(seconds) & (seconds <= 0)
+    counts = {
+        "not finite": int((~np.isfinite(seconds)).sum()),
+        "zero or negative": int(not_positive.sum()),
+        f"positive and outside {LEAST_SECONDS:g} to {MOST_SECONDS:g} s": int(
+            (np.isfinite(seconds) & ~true & ~not_positive).sum()
+        ),
+    }
+    return true, [f"{count} times {why} were left out" for why, count in counts.items() if count]
+
+
+def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[tuple[str, str], NDArray[np.intp], Work]]:
+    """By model and dtype: where those kernels are, and their numbers."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for index, kernel in enumerate(kernels):
+        places.setdefault((BORROWED.get(kernel.family, kernel.family), kernel.dtype), []).append(index)
+    for key, found in places.items():
+        yield key, np.array(found, dtype=np.intp), Work.of([kernels[index] for index in found])
+
+
+def _base(name: str, found: Bounds, launch_seconds: float) -> Floats | float:
+    """What the learned logarithm multiplies: element-wise kernels are a function of their size alone."""
+    return launch_seconds if name == "elementwise" else launch_seconds + found.expected_K
+
+
+def _tables(
+    kernels: Sequence[Kernel],
+    devices: Sequence[DeviceType],
+    seconds: Floats,
+    usable: NDArray[np.bool_],
+    seed: int,
+) -> tuple[list[_Table], float]:
+    """Each device's rows by model, against that device's own launch time; and the usual launch time."""
+    random = np.random.default_rng(seed)
+    by_name: dict[str, DeviceType] = {device.name: device for device in devices}
+    names = np.array([device.name for device in devices])
+    tables, launches = [], []
+    for name in sorted(by_name):
+        rows = np.flatnonzero(usable & (names == name))
+        grouped = [
+            (model, dtype, rows[at], bounds(model, work, by_name[name], dtype), work)
+            for (model, dtype), at, work in _groups([kernels[row] for row in rows.tolist()])
+            if model in MODELS
+        ]
+        launch = _launch_seconds([(found, seconds[at]) for _, _, at, found, _ in grouped if found is not None])
+        if launch is not None:
+            launches.append(launch)
+        for model, dtype, at, found, work in grouped:
+            if found is None:
+                continue
+            own = launch or LAUNCH_SECONDS
+            table = features(model, work, by_name[name], dtype, found, own)
+            target = np.log(seconds[at] / _base(model, found, own))
+            kept = np.sort(random.permutation(len(at))[:MOST_ROWS])
+            tables.append(_Table(model, name, table[kept], target[kept]))
+    return tables, float(np.median(launches)) if launches else LAUNCH_SECONDS
+
+
+def _launch_seconds(groups: Sequence[tuple[Bounds, Floats]]) -> float | None:
+    """The lower quartile of kernels with next to no work; None where a device has none."""
+    small = np.concatenate([times[found.least_K < SMALL_SECONDS] for found, times in groups] or [np.zeros(0)])
+    return float(np.quantile(small, 0.25)) if len(small) >= 5 else None
+
+
+def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> Model:
+    names = sorted({table.device for table in tables})
+    few, function = len(names), _function(name, tables, seed)
+    if intervals and few >= 3:
+        held_out = [
+            (
+                [table for table in tables if table.device == left_out],
+                _function(name, [table for table in tables if table.device != left_out], seed),
+            )
+            for left_out in names
+        ]
+        # A device's mean error is one draw of few: Student's 90 % interval for the next draw, over the normal one.
+        scale, widen = 1.0, float(stdtrit(few - 1, 0.95) / ndtri(0.95)) * math.sqrt(1 + 1 / few)
+    else:
+        held_out, scale, widen = [(list(tables), function)], 2.0, 1.0
+    size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out, widen), strict=True))
+    low, high = _quantiles(size, scale * residual, weight)
+    return Model(function, low, high, tuple(names))
+
+
+def _residuals(
+    name: str, held_out: Sequence[tuple[list[_Table], Trees | Curve]], widen: float
+) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """Of each device: size, log error with the device's mean error made `widen` times as large, weight."""
+    for tables, function in held_out:
+        for table in tables:
+            size = table.features_KF[:, FEATURES[name].index("size")]
+            residual = table.target_K - function.predict(table.features_KF)
+            yield size, residual + (widen - 1.0) * residual.mean(), table.weight_K
+
+
+def _quantiles(size_K: Floats, residual_K: Floats, weight_K: Floats) -> tuple[Floats, Floats]:
+    """By bins of size; bins with too few rows take those of all."""
+    edges = ((1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0)
+    bin_K = np.digitize(size_K, SIZE_BIN_EDGES)
+    limits = np.tile([[_quantile(residual_K, weight_K, edge)] for edge in edges], len(SIZE_BIN_EDGES) + 1)
+    for index in range(limits.shape[1]):
+        inside = bin_K == index
+        if inside.sum() >= LEAST_ROWS:
+            limits[:, index] = [_quantile(residual_K[inside], weight_K[inside], edge) for edge in edges]
+    return np.minimum(limits[0], 0.0), np.maximum(limits[1], 0.0)
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][min(np.searchsorted(total, share * total[-1]), len(values) - 1)])
+
+
+def _function(name: str, tables: Sequence[_Table], seed: int) -> Trees | Curve:
+    features_KF = np.concatenate([table.features_KF for table in tables])
+    target_K = np.concatenate([table.target_K for table in tables])
+    weight_K = np.concatenate([table.weight_K for table in tables])
+    if name == "elementwise":
+        return Curve.of(features_KF[:, 0], target_K, weight_K)
+    from sklearn.ensemble import HistGradientBoostingRegressor  # a second to import, and predicting does without
+
+    monotone = [MONOTONE.get(feature, 0) for feature in FEATURES[name]]
+    model = HistGradientBoostingRegressor(**BOOSTING, monotonic_cst=monotone, random_state=seed)
+    return Trees.of(model.fit(features_KF, target_K, sample_weight=weight_K))

@@ -1,0 +1,78 @@
+"""What one of t tensor-parallel devices computes of a layer: each kernel's part of the work.
+
+Weights are cut as in Megatron (Shoeybi et al., 2019): of a product with weights the larger side, of attention the
+heads, of everything else the tokens, as with sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2), which
+is what the memory formulas assume. A part that does not divide is rounded up: the last device pads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from dejavu.capture.graph import Graph, Layer
+from dejavu.capture.kernels import kernel_of
+from dejavu.profiles.kernel import Kernel
+
+
+def most_tensor_parallel(graph: Graph) -> int:
+    """The degree that every allowed one divides, over all layers that can be split; 1 where none can."""
+    return gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel)) or 1
+
+
+def degree_of(layer: Layer, tensor_parallel: int) -> int:
+    """Over how many of the stage's devices this layer is split: one that allows no splitting is whole on each."""
+    return tensor_parallel if layer.tensor_parallel and layer.tensor_parallel.most % tensor_parallel == 0 else 1
+
+
+def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Iterator[Kernel]:
+    """The kernels of a layer's forward or backward on one of so many devices."""
+    degree = degree_of(layer, tensor_parallel)
+    for operator in layer.operators:
+        if operator.direction == direction and (kernel := kernel_of(operator)) is not None:
+            yield shard(kernel, degree, holds_weights=operator.parameter_bytes > 0)
+
+
+def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
+    """One device's part of a kernel; `holds_weights`: one of a product's factors is a weight."""
+    if degree == 1:
+        return kernel
+    side = _side(kernel, holds_weights=holds_weights)
+    part = replace(kernel, **{side: -(-getattr(kernel, side) // degree)})
+    work, read, written = (of(part) / of(kernel) for of in (_products, _read_elements, _written_elements))
+    return replace(
+        part,
+        flops=kernel.flops * work,
+        read_bytes=kernel.read_bytes * read,
+        written_bytes=kernel.written_bytes * written,
+    )
+
+
+def _side(kernel: Kernel, *, holds_weights: bool) -> str:
+    """Which of a kernel's sizes is divided."""
+    if kernel.family == "attention":
+        return "batch"
+    if kernel.family == "convolution":
+        return "n"
+    if kernel.family != "matmul":
+        return "m"
+    if holds_weights:  # m are tokens, which every device sees
+        return "n" if kernel.n >= kernel.k else "k"
+    if kernel.batch > 1:  # attention written out: the heads
+        return "batch"
+    return "m" if kernel.m >= kernel.n else "n"  # a weight's gradient: k are tokens
+
+
+def _products(kernel: Kernel) -> float:
+    return float(kernel.batch) * kernel.m * kernel.n * kernel.k
+
+
+def _read_elements(kernel: Kernel) -> float:
+    if kernel.family != "matmul":
+        return _products(kernel)
+    return float(kernel.batch) * (kernel.m * kernel.k + kernel.k * kernel.n)
+
+
+def _written_elements(kernel: Kernel) -> float:
+    return float(kernel.batch) * kernel.m * kernel.n if kernel.family == "matmul" else _products(kernel)

@@ -1,0 +1,132 @@
+"""Posing the search's question: stage configurations, priced from costs, links and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dejavu.cluster import Cluster
+from dejavu.cost import CostTable, TransferCost
+from dejavu.cost.collectives.stage import stage_transfer
+from dejavu.cost.kernels.sharding import most_tensor_parallel
+from dejavu.cost.memory import cast_bytes, example_bytes, fixed_bytes, message_bytes, step_bytes
+from dejavu.cost.parallel import ParallelPrices
+from dejavu.foundation.errors import InputError
+from dejavu.parallelism import Parallelism
+from dejavu.plan import Problem, StageConfiguration
+from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.workload import Workload
+
+Transfers = dict[tuple[str, str], TransferCost]
+
+
+def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers) -> Posed:
+    """The problem, priced, of cutting the layers into stages of one device each, as `Parallelism.one_device`.
+
+    A plan has at most as many stages as microbatches: torch's pipeline schedules refuse fewer microbatches than stages.
+
+    Args:
+        transfers: (sender's type, receiver's type) -> what a message costs, for every pair of the table's types.
+    """
+    configurations = Parallelism.one_device().configurations(cluster)
+    C, L = len(configurations), len(table.layers)
+    devices = [cluster.device_types[how.device_type] for how in configurations]
+    held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
+    # The table was made for weights that are their own masters; no tensor is larger than its layer's weights.
+    temporary = table.temporary_bytes_L + cast_bytes(table.parameter_bytes_L, workload.optimizer)
+    # Every stage holds the step's examples, also while the optimizer steps: half of them at each of its two cuts.
+    messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
+    costs = AdditiveCosts(
+        seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
+        once_seconds_CL=table.optimizer.seconds_LD.T,
+        once_latency_seconds_C=np.zeros(C),
+        fixed_bytes_CL=np.broadcast_to(held, (C, L)),
+        activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
+        temporary_bytes_CL=np.broadcast_to(temporary, (C, L)),
+        capacity_bytes_C=np.array([float(device.memory_bytes) for device in devices]),
+        message_bytes_CL1=np.broadcast_to(messages, (C, L + 1)),
+        step_bytes_CL=np.array([step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]),
+    )
+    problem = _problem(table, cluster, workload, transfers, configurations, costs)
+    return Posed(problem, table.forward.seconds_LD.T, table.backward.seconds_LD.T)
+
+
+def pose_parallel(
+    prices: ParallelPrices,
+    cluster: Cluster,
+    workload: Workload,
+    transfers: Transfers,
+    parallelism: Parallelism,
+    pass_costs: Mapping[str, PassCost] | None = None,
+    backward_parts_L2: Mapping[str, Floats] | None = None,
+) -> Posed:
+    """The problem of cutting the layers into stages that may take several devices each.
+
+    Raises:
+        CostError: a number is missing; it names layer and device.
+    """
+    graph, table = prices.at(workload.microbatch_size)
+    configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
+    found = prices.costs(configurations, workload)
+    return Posed(
+        _problem(table, cluster, workload, transfers, configurations, found.costs),
+        found.forward_seconds_CL,
+        found.backward_seconds_CL,
+        dict(pass_costs or {}),
+        dict(backward_parts_L2 or {}),
+    )
+
+
+def microbatch_choices(workload: Workload) -> tuple[int, ...]:
+    """Into how many microbatches a step may be split: powers of two that divide the batch, and the workload's own."""
+    powers = {2**k for k in range(workload.batch_size.bit_length()) if workload.batch_size % 2**k == 0}
+    return tuple(sorted(powers | {workload.num_microbatches}))
+
+
+def split_into(workload: Workload, num_microbatches: int) -> Workload:
+    """The same step in so many microbatches.
+
+    Raises:
+        InputError: the batch does not divide into them.
+    """
+    if num_microbatches < 1 or workload.batch_size % num_microbatches:
+        raise InputError(
+            f"batch_size {workload.batch_size} does not divide into {num_microbatches} equal microbatches; wanted one "
+            f"of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
+        )
+    return workload.model_copy(update={"num_microbatches": num_microbatches})
+
+
+def _problem(
+    table: CostTable,
+    cluster: Cluster,
+    workload: Workload,
+    transfers: Transfers,
+    configurations: Sequence[StageConfiguration],
+    costs: AdditiveCosts,
+) -> Problem:
+    links = _links(cluster, transfers, configurations)
+    return Problem(
+        layers=table.layers,
+        configurations=tuple(configurations),
+        device_counts=cluster.device_counts,
+        costs=costs,
+        cut_bytes_L1=table.cut_bytes_L1,
+        link_latency_seconds_CC=links[:, :, 0].copy(),
+        link_seconds_per_byte_CC=links[:, :, 1].copy(),
+        schedule=workload.searched_schedule,
+        num_microbatches=workload.num_microbatches,
+        max_stages=workload.num_microbatches,
+    )
+
+
+def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
+    """(latency, seconds per byte) from each configuration to each; asked once for those that sit alike on nodes."""
+    sits = [(how.device_type, how.num_devices, how.num_nodes, how.data_parallel) for how in configurations]
+    alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
+    place = {key: k for k, key in enumerate(alike)}
+    between = np.array([[stage_transfer(cluster, transfers, a, b) for b in alike.values()] for a in alike.values()])
+    index = [place[key] for key in sits]
+    return between[np.ix_(index, index)]

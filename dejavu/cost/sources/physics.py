@@ -1,0 +1,56 @@
+"""What a layer's arithmetic and traffic allow a measurement of it: rows outside are not used.
+
+The bounds come from the roofline with the device's nominal figures alone. Measured kernels would correct it, but they
+are rows, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dejavu.capture.graph import Graph, Layer
+from dejavu.cluster import DeviceType
+from dejavu.cost.kernels.roofline import KernelRoofline, peak_flops_per_second
+from dejavu.cost.sources.predicted import layer_kernels
+from dejavu.workload import OptimizerSettings
+
+# Measured over expected, of 300 passes of seven small models on a busy core (2026-11-22): 1.5 to 32, the most where
+# there is little but launches. GPUs are closer. A unit or a clock that is wrong is off by 1000.
+FASTEST_RATIO = 20.0
+SLOWEST_RATIO = 100.0
+LAUNCHES_SECONDS = 1e-4  # of a layer's kernels: a layer that does next to nothing still launches some
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Between which times a pass of a layer can have been measured, and what the roofline expects."""
+
+    expected_seconds: float
+
+    @property
+    def least_seconds(self) -> float:
+        return self.expected_seconds / FASTEST_RATIO
+
+    @property
+    def most_seconds(self) -> float:
+        return SLOWEST_RATIO * max(self.expected_seconds, LAUNCHES_SECONDS)
+
+    def hold(self, seconds: float) -> bool:
+        """Whether a measurement can be true."""
+        return self.least_seconds <= seconds <= self.most_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"expected between {self.least_seconds:.3g} and {self.most_seconds:.3g} s, for its arithmetic and traffic "
+            f"take about {self.expected_seconds:.3g} s"
+        )
+
+
+def limits(
+    layer: Layer, direction: str, graph: Graph, device: DeviceType, optimizer: OptimizerSettings
+) -> Limits | None:
+    """Of one pass of one layer; None where the device's peak in the graph's dtype is not known."""
+    if peak_flops_per_second(device, graph.dtype) is None:
+        return None
+    kernels = layer_kernels(layer, direction, graph.dtype, optimizer)
+    return Limits(float(KernelRoofline().seconds(kernels, device).sum()) if kernels else 0.0)

@@ -1,0 +1,259 @@
+"""What physics and other devices' measurements say of a layer: the sum of its kernels.
+
+Each kernel takes its number from the best that knows it: a measurement of that very kernel on such a device, then what
+was learned from measured devices, then the roofline. A few measured kernels calibrate the other two to the device.
+
+Shape suffixes: K = kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.capture.graph import Graph, Layer
+from dejavu.capture.kernels import family_of, kernel_of
+from dejavu.cluster import DeviceType
+from dejavu.cost._base import CostSource, Estimate, Fallback
+from dejavu.cost.kernels.calibration import Calibration, calibrate
+from dejavu.cost.kernels.learned import Learned, shipped
+from dejavu.cost.kernels.roofline import PRODUCTS, KernelRoofline, has_matrix_units, peak_flops_per_second
+from dejavu.cost.memory import ForEachByte
+from dejavu.profiles import Measurement, ProfileDatabase
+from dejavu.profiles.kernel import Kernel
+from dejavu.workload import OptimizerSettings
+
+Floats = NDArray[np.float64]
+
+MEASURED_KERNELS, LEARNED, ROOFLINE = "measured kernels", "learned", "roofline"
+# Half of the roofline's 90 % interval, as a logarithm: products on matrix units are 7 % off in the mean on the device
+# that was left out (A100 and A40, 2026-11-21), anything else 20 to 30 %; a CPU core is not in the catalogue.
+ROOFLINE_REACH = {"matrix units": math.log(1.2), "other": math.log(1.6), "cpu": math.log(3.0)}
+LEAST_CALIBRATION = 8  # measured kernels, before the calibrated reach is taken from what is left of their errors
+FAMILY_PRIOR = 5.0  # as many imagined kernels without error hold a family's correction back
+
+# How torch's optimizers pass over memory, one kernel after another: (name, tensors read, tensors written); from
+# torch/optim/adamw.py and sgd.py (`_single_tensor_*`, `_multi_tensor_*`), torch 2.13.
+_OPTIMIZER_PASSES = {
+    "adamw": (
+        *(("mul", 1, 1), ("lerp", 2, 1), ("mul", 1, 1), ("addcmul", 2, 1)),
+        *(("sqrt", 1, 1), ("div", 1, 1), ("add", 1, 1), ("addcdiv", 3, 1)),
+    ),
+    "sgd": (("add", 2, 1), ("add", 2, 1)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """What each of K kernels takes: 90 % intervals, and which source said so."""
+
+    seconds_K: Floats
+    low_seconds_K: Floats
+    high_seconds_K: Floats
+    source_K: NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Predicted(CostSource):
+    """Layers as sums of kernels, on any device whose peaks are known."""
+
+    database: ProfileDatabase
+    optimizer: OptimizerSettings
+    roofline: KernelRoofline = field(default_factory=KernelRoofline)
+    _prices: dict[tuple[str, str, int], dict[Kernel, Estimate]] = field(default_factory=dict, repr=False)
+
+    def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
+        if peak_flops_per_second(device, graph.dtype) is None:
+            return None
+        prices = self._of(graph, device)
+        return _sum([(kernel.family, prices[kernel]) for kernel in self._kernels(layer, direction, graph)])
+
+    def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
+        if peak_flops_per_second(device, graph.dtype) is None:
+            return ()
+        prices, counts, seconds, total = self._of(graph, device), Counter[str](), defaultdict[str, float](float), 0.0
+        alike = Counter(layer.signature for layer in graph.layers)
+        for layer in {layer.signature: layer for layer in graph.layers}.values():
+            times = alike[layer.signature]
+            for operator in layer.operators:
+                kernel = kernel_of(operator)
+                if kernel is None:
+                    continue
+                total += times * prices[kernel].seconds
+                meant = device.kind == "cpu" or _on_matrix_units(kernel, device)
+                if family_of(operator.kind) is None or (prices[kernel].source == ROOFLINE and not meant):
+                    counts[operator.kind] += times
+                    seconds[operator.kind] += times * prices[kernel].seconds
+        return tuple(
+            Fallback(kind, device.name, count, seconds[kind] / total if total else 0.0)
+            for kind, count in counts.most_common()
+        )
+
+    def prices(self, kernels: Sequence[Kernel], device: DeviceType) -> Prices:
+        """Of each kernel, from the best source that knows it."""
+        own = _latest(self.database, device, [kernel.subject for kernel in kernels])
+        calibration, spread = self._calibration(device)
+        seconds_K = calibration.roofline(self.roofline).seconds(kernels, device)
+        reach_K = np.array([min(spread, _reach(kernel, device)) for kernel in kernels])
+        found = Prices(
+            seconds_K,
+            seconds_K * np.exp(-reach_K),
+            seconds_K * np.exp(reach_K),
+            np.full(len(kernels), ROOFLINE, object),
+        )
+        if device.kind != "cpu":
+            self._take_learned(found, kernels, device)
+        for k, kernel in enumerate(kernels):
+            row = own.get(kernel.subject)
+            if row is not None:
+                found.seconds_K[k], found.source_K[k] = row.seconds, MEASURED_KERNELS
+                found.low_seconds_K[k] = row.seconds if row.seconds_low is None else row.seconds_low
+                found.high_seconds_K[k] = row.seconds if row.seconds_high is None else row.seconds_high
+        return found
+
+    def _take_learned(self, found: Prices, kernels: Sequence[Kernel], device: DeviceType) -> None:
+        """Overwrites the roofline's numbers where the learned predictor knows better: not products on matrix units."""
+        learned = shipped()
+        prediction = learned.predict(kernels, device)
+        take_K = prediction.known_K & np.array([not _on_matrix_units(kernel, device) for kernel in kernels])
+        correction = self._family_corrections(learned, device)
+        factor_K = np.array([correction.get(kernel.family, 1.0) for kernel in kernels])
+        queued_K = prediction.queued_seconds_K * factor_K
+        found.seconds_K[take_K] = queued_K[take_K]
+        for name, bound_K in (
+            ("low_seconds_K", prediction.low_seconds_K),
+            ("high_seconds_K", prediction.high_seconds_K),
+        ):
+            getattr(found, name)[take_K] = (queued_K * bound_K / prediction.seconds_K)[take_K]
+        found.source_K[take_K] = LEARNED
+
+    def _calibration(self, device: DeviceType) -> tuple[Calibration, float]:
+        """How this device differs from the roofline, and how far the calibrated one is still off, as a logarithm."""
+        kernels, seconds = _calibrating(self.database, device)
+        usable = [k for k, kernel in enumerate(kernels) if _has_peak(kernel, device)]
+        kernels, seconds_K = [kernels[k] for k in usable], np.array([seconds[k] for k in usable])
+        calibration = calibrate(kernels, seconds_K, device, self.roofline)
+        if len(kernels) < LEAST_CALIBRATION:
+            return calibration, math.inf
+        left = np.abs(np.log(seconds_K / calibration.roofline(self.roofline).seconds(kernels, device)))
+        return calibration, float(np.quantile(left, 0.9))
+
+    def _family_corrections(self, learned: Learned, device: DeviceType) -> dict[str, float]:
+        """Measured over learned seconds of each family on this device, held back where few kernels were measured.
+
+        Kernels are measured here one behind the other, so that launches are hidden, as in a training.
+        """
+        kernels, seconds = _calibrating(self.database, device)
+        if not kernels:
+            return {}
+        prediction = learned.predict(kernels, device)
+        queued_K = prediction.queued_seconds_K
+        logs: dict[str, list[float]] = defaultdict(list)
+        for k, kernel in enumerate(kernels):
+            if prediction.known_K[k] and not _on_matrix_units(kernel, device):
+                logs[kernel.family].append(math.log(seconds[k] / queued_K[k]))
+        return {
+            family: math.exp(float(np.median(found)) * len(found) / (len(found) + FAMILY_PRIOR))
+            for family, found in logs.items()
+        }
+
+    def _of(self, graph: Graph, device: DeviceType) -> dict[Kernel, Estimate]:
+        """The prices of all of a graph's kernels on one device, asked once."""
+        key = (device.name, graph.fingerprint, graph.microbatch_size)
+        if key not in self._prices:
+            distinct = {layer.signature: layer for layer in graph.layers}.values()
+            kernels = list(
+                dict.fromkeys(
+                    kernel
+                    for layer in distinct
+                    for direction in ("forward", "backward", "optimizer")
+                    for kernel in self._kernels(layer, direction, graph)
+                )
+            )
+            found = self.prices(kernels, device)
+            columns = (found.seconds_K, found.low_seconds_K, found.high_seconds_K, found.source_K)
+            self._prices[key] = {
+                kernel: Estimate(float(seconds), float(low), float(high), str(source))
+                for kernel, seconds, low, high, source in zip(kernels, *columns, strict=True)
+            }
+        return self._prices[key]
+
+    def _kernels(self, layer: Layer, direction: str, graph: Graph) -> list[Kernel]:
+        return layer_kernels(layer, direction, graph.dtype, self.optimizer)
+
+
+def layer_kernels(layer: Layer, direction: str, dtype: str, optimizer: OptimizerSettings) -> list[Kernel]:
+    """What one pass of a layer launches."""
+    if direction == "optimizer":
+        return optimizer_kernels(layer.parameter_bytes, optimizer, dtype)
+    operators = (operator for operator in layer.operators if operator.direction == direction)
+    return [kernel for operator in operators if (kernel := kernel_of(operator)) is not None]
+
+
+def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtype: str) -> list[Kernel]:
+    """What torch's optimizer does to so many bytes of weights, once a step: passes over memory.
+
+    With master weights the passes are over float32 tensors, and one more copies the masters to the weights.
+    """
+    if not parameter_bytes:
+        return []
+    elements = max(int(parameter_bytes) // (4 if dtype == "float32" else 2), 1)
+    update_bytes = parameter_bytes * ForEachByte.of(optimizer).update_bytes
+
+    def over(name: str, read_bytes: float, written_bytes: float) -> Kernel:
+        return Kernel(
+            family="copy" if name == "copy" else "elementwise",
+            name=name,
+            dtype="float32" if optimizer.master_weights else dtype,
+            m=elements,
+            read_bytes=float(read_bytes),
+            written_bytes=float(written_bytes),
+        )
+
+    passes = [over(name, r * update_bytes, w * update_bytes) for name, r, w in _OPTIMIZER_PASSES[optimizer.name]]
+    return [*passes, over("copy", update_bytes, parameter_bytes)] if optimizer.master_weights else passes
+
+
+def _sum(kernels: Iterable[tuple[str, Estimate]]) -> Estimate:
+    """One after another. Errors inside a family are one error (the device is better or worse at it than thought), those
+    of different families are independent."""
+    total = 0.0
+    shares, below, above = (defaultdict[str, float](float) for _ in range(3))
+    for family, price in kernels:
+        total += price.seconds
+        shares[price.source] += price.seconds
+        below[family] += price.seconds - price.low_seconds
+        above[family] += price.high_seconds - price.seconds
+    source = max(shares, key=lambda name: shares[name]) if shares else ROOFLINE
+    return Estimate(total, max(total - math.hypot(*below.values()), 0.0), total + math.hypot(*above.values()), source)
+
+
+def _latest(database: ProfileDatabase, device: DeviceType, subjects: list[str]) -> dict[str, Measurement]:
+    rows = database.latest(kind="operator", device_type=device.name, subject=subjects)
+    return {row.subject: row for row in sorted(rows, key=lambda row: row.measured_at)}
+
+
+def _calibrating(database: ProfileDatabase, device: DeviceType) -> tuple[list[Kernel], list[float]]:
+    """The kernels that were measured here on such a device; imported ones taught the shipped predictor already."""
+    rows = database.latest(kind="operator", device_type=device.name, source="measured")
+    known = [(Kernel.from_json(row.extra), row.seconds) for row in rows if row.extra]
+    return [kernel for kernel, _ in known], [seconds for _, seconds in known]
+
+
+def _on_matrix_units(kernel: Kernel, device: DeviceType) -> bool:
+    return kernel.family in PRODUCTS and has_matrix_units(device, kernel.dtype)
+
+
+def _has_peak(kernel: Kernel, device: DeviceType) -> bool:
+    return kernel.family not in PRODUCTS or peak_flops_per_second(device, kernel.dtype) is not None
+
+
+def _reach(kernel: Kernel, device: DeviceType) -> float:
+    if device.kind == "cpu":
+        return ROOFLINE_REACH["cpu"]
+    return ROOFLINE_REACH["matrix units" if _on_matrix_units(kernel, device) else "other"]

@@ -1,0 +1,1 @@
+"""What trainings teach: their times as rows of the database, and how they correct later prices."""

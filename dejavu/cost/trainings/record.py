@@ -1,0 +1,144 @@
+"""What a training measured becomes rows of the database."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from dejavu.bind.binding import Binding
+from dejavu.capture.graph import Graph
+from dejavu.cost.trainings.stages import StageRecord
+from dejavu.cost.trainings.steps import step_subject
+from dejavu.cost.work import Work
+from dejavu.plan import Plan
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
+from dejavu.timing.events import bubble_fraction, waited_messages
+from dejavu.timing.training import TrainingTimes
+from dejavu.workload import Workload
+
+MESSAGE = "message"  # subject of what a training's messages took; a link measured alone is an "exchange"
+
+
+def remember(
+    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, database: ProfileDatabase
+) -> int:
+    """Append the measured times of the step and of every stage; the number of rows written."""
+    if measured.step_seconds is None:
+        return 0
+    plan = binding.plan
+    shared: dict[str, Any] = {
+        "dtype": workload.dtype,
+        "microbatch_size": workload.microbatch_size,
+        "num_ranks": len(binding.placements),
+        "host_fingerprint": host_fingerprint(),
+        "torch_version": torch.__version__,
+        "source": "training",
+        "measured_at": datetime.now(UTC),
+    }
+    times = measured.step_times
+    steps = times.num_counted if times else measured.num_steps
+    shared["disturbed_share"] = times.disturbed_share if times else None
+    dtype, optimizer = workload.dtype, workload.optimizer
+    passes = [Work.of(graph.layers, direction, dtype, optimizer) for direction in ("forward", "backward")]
+    whole = (passes[0] + passes[1]).times(plan.num_microbatches) + Work.of(graph.layers, "optimizer", dtype, optimizer)
+    rows = [
+        Measurement(
+            kind="step",
+            subject=step_subject(graph, plan),
+            name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
+            device_type=plan.stages[0].configuration.device_type,
+            direction="both",
+            seconds=measured.step_seconds,
+            seconds_low=times.low_seconds if times else None,
+            seconds_high=times.high_seconds if times else None,
+            repeats=steps,
+            flops=whole.flops,
+            how="median step of a pipeline training, of the undisturbed ones where there are any",
+            extra=json.dumps(
+                {
+                    "graph": graph.fingerprint,
+                    "plan": plan.to_dict(),
+                    "bubble_fraction": bubble_fraction(binding, measured.last_step_passes),
+                    **whole.to_dict(),
+                    **_messages_of_a_step(plan, graph),
+                }
+            ),
+            **shared,
+        )
+    ]
+    for stage_times in measured.stages:
+        stage = plan.stages[stage_times.stage]
+        how = stage.configuration
+        if stage_times.replica or how.tensor_parallel > 1 or workload.microbatch_size % how.data_parallel:
+            continue  # one replica speaks for all; parts of layers are no layers
+        shared["microbatch_size"] = workload.microbatch_size // how.data_parallel
+        record = StageRecord.of(graph, stage, workload.optimizer)
+        for direction, seconds, repeats, what in (
+            ("forward", stage_times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("backward", stage_times.backward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("optimizer", stage_times.optimizer_seconds, steps, "step"),
+        ):
+            if seconds <= 0:  # such a stage has nothing to do in this pass
+                continue
+            work = Work.of(graph.layers[stage.start : stage.stop], direction, dtype, optimizer)
+            rows.append(
+                Measurement(
+                    kind="stage",
+                    subject=record.subject,
+                    name=f"{workload.model} {stage}",
+                    device_type=how.device_type,
+                    direction=direction,
+                    seconds=seconds,
+                    repeats=repeats,
+                    peak_bytes=stage_times.peak_bytes,
+                    flops=work.flops,
+                    how=f"median {what} of a pipeline training",
+                    extra=json.dumps({**json.loads(record.to_json()), **work.to_dict()}),
+                    **shared,
+                )
+            )
+    rows += _message_rows(workload, binding, measured, graph, shared)
+    return database.append(rows)
+
+
+def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
+    """How many messages a step sends between stages, and their bytes together."""
+    sent = [graph.layers[cut - 1].output_bytes for cut in plan.cuts]
+    each_way = 2 * plan.num_microbatches
+    return {"num_messages": each_way * len(sent), "sent_bytes": each_way * sum(sent)}
+
+
+def _message_rows(
+    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: dict[str, Any]
+) -> list[Measurement]:
+    """What a message took across each cut in the last step, where somebody waited for it; prices do not use these."""
+    plan, found = binding.plan, dict[tuple[int, int], list[float]]()
+    for event in waited_messages(binding, measured.last_step_passes):
+        cut, way = (event.stage, 0) if event.name[0] == "F" else (event.stage - 1, 1)
+        found.setdefault((cut, way), []).append(event.seconds)
+    rows = []
+    for (cut, way), seconds in sorted(found.items()):
+        ends = [plan.stages[s].configuration for s in (cut, cut + 1)]
+        layer, replicas = graph.layers[plan.cuts[cut] - 1], ends[0].data_parallel
+        low, middle, high = np.percentile(seconds, (10, 50, 90))
+        rows.append(
+            Measurement(
+                kind="transfer",
+                subject=MESSAGE,
+                name=f"{workload.model}, {'gradient' if way else 'activation'} behind {layer.name}",
+                device_type=ends[way].device_type,
+                peer_device_type=ends[1 - way].device_type,
+                size_bytes=layer.output_bytes // replicas,
+                seconds=float(middle),
+                seconds_low=float(low),
+                seconds_high=float(high),
+                repeats=len(seconds),
+                how="from a pass to the pass that waited for it, in the last step of a pipeline training",
+                **{**shared, "microbatch_size": max(1, workload.microbatch_size // replicas)},
+            )
+        )
+    return rows

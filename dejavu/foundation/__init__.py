@@ -1,0 +1,1 @@
+"""What every room stands on: compiled loops, the cache of the user, strict YAML, names for values."""

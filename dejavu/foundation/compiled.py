@@ -1,0 +1,122 @@
+"""Compiled loops: numba's `njit`, and a cache of what it compiled that belongs to the user and not to a checkout.
+
+A loop is compiled once on a machine for each text of its room (`dejavu/search` with all below it): the cache's folders
+are named by a hash of that, so that two versions never read each other's loops (numba itself looks at a function's own
+file only, though loops of other files are compiled into it), and a second checkout of the same version finds what the
+first compiled. Numba writes each file under another name and renames it, so processes that compile at the same time do
+not disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import event
+from numba.core.caching import _CacheLocator
+
+__all__ = ["cache_folder", "njit", "told_of_compiling"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_NUMBAS_OWN = (
+    "UserProvidedCacheLocator",
+    "InTreeCacheLocator",
+    "UserWideCacheLocator",
+    "IPythonCacheLocator",
+    "ZipCacheLocator",
+)
+
+
+def njit(**options: Any) -> Callable[[Callable], Any]:
+    """Numba's `njit`, without the wrapper by which C would call the function: a twentieth of the time to compile."""
+    compiled: Any = numba.njit  # a type checker does not see all of its options
+    return compiled(no_cfunc_wrapper=True, **options)
+
+
+def cache_folder() -> Path:
+    """Where compiled loops are kept, if `NUMBA_CACHE_DIR` names no other place."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dejavu" / "numba"
+
+
+class UserCacheLocator(_CacheLocator):
+    """Numba's way to a function's cache; see the module. Steps aside where the folder cannot be written."""
+
+    def __init__(self, py_func: Callable, py_file: str) -> None:
+        inside = Path(py_file).resolve().relative_to(_PACKAGE).with_suffix("").parts
+        room = inside[0] if len(inside) > 1 else ""
+        self._stamp = _hash_of(room)
+        self._path = cache_folder() / f"{room or _PACKAGE.name}-{self._stamp[:16]}"
+        self._place = f"{'.'.join(inside)}-{py_func.__code__.co_firstlineno}"
+
+    def get_cache_path(self) -> str:
+        return str(self._path)
+
+    def get_source_stamp(self) -> str:
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        return self._place
+
+    @classmethod
+    def from_function(cls, py_func: Callable, py_file: str) -> UserCacheLocator | None:
+        if os.environ.get("NUMBA_CACHE_DIR") or not Path(py_file).resolve().is_relative_to(_PACKAGE):
+            return None
+        try:
+            locator = cls(py_func, py_file)
+            locator.ensure_cache_path()
+        except (OSError, RuntimeError):  # not writable, or a user without a home
+            return None
+        return locator
+
+
+@cache
+def _hash_of(room: str) -> str:
+    """Of the names and texts of a room's modules; without a name, of those that are in none."""
+    digest = hashlib.sha256()
+    for path in sorted((_PACKAGE / room).rglob("*.py") if room else _PACKAGE.glob("*.py")):
+        digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+class _Telling(event.Listener):
+    """Calls once, at the first loop that is compiled."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+        self._lock = threading.Lock()
+
+    def on_start(self, event: Any) -> None:
+        with self._lock:
+            tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` when a loop is compiled inside the block because no cache has it: once, before it is.
+
+    Loading what an earlier process compiled is not compiling. Sees this process only.
+    """
+    listener = _Telling(tell)
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+
+
+_CONFIG: Any = numba.config  # made when numba is loaded: a type checker does not see its attributes
+if not _CONFIG.CACHE_LOCATOR_CLASSES:
+    # The attribute is what NUMBA_CACHE_LOCATOR_CLASSES sets; functions outside this package keep numba's own places.
+    _CONFIG.CACHE_LOCATOR_CLASSES = ",".join([f"{__name__}.{UserCacheLocator.__name__}", *_NUMBAS_OWN])

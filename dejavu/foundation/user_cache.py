@@ -1,0 +1,73 @@
+"""What was worked out once on this machine, kept in the user's cache folder, beside the compiled loops.
+
+Only what follows from its key alone is kept here, so that an entry is never stale: a key holds the texts of the code
+that makes the value, the versions of what that code calls, and every argument. Entries of other keys stay where they
+are until the user deletes the folder. An entry that cannot be read is made again, one that cannot be written is not
+kept, and processes that write the same entry at the same time write the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dejavu.foundation.compiled import cache_folder
+
+_DIGEST_BYTES = 32
+_COMPRESSION = 1  # zlib's fastest: entries are numbers that repeat
+
+
+def load(kind: str, key: Any) -> bytes | None:
+    """The entry of this key; None where there is none that is whole.
+
+    Args:
+        kind: the folder, such as `layers`.
+        key: what JSON can write.
+    """
+    try:
+        content = _path_of(kind, key).read_bytes()
+        payload = zlib.decompress(content[_DIGEST_BYTES:])
+    except (OSError, RuntimeError, zlib.error):  # RuntimeError: a user without a home
+        return None
+    return payload if hashlib.sha256(payload).digest() == content[:_DIGEST_BYTES] else None
+
+
+def save(kind: str, key: Any, payload: bytes) -> None:
+    """Keep the entry, where the folder can be written."""
+    try:
+        path = _path_of(kind, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    except (OSError, RuntimeError):
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(payload).digest() + zlib.compress(payload, _COMPRESSION))
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+
+
+def text_hash(paths: Iterable[Path]) -> str:
+    """Of the files' names and texts."""
+    return _text_hash(tuple(sorted(paths)))
+
+
+@cache  # of the code as this process loaded it
+def _text_hash(paths: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _path_of(kind: str, key: Any) -> Path:
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_folder().parent / kind / name[:2] / name

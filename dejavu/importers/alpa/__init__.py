@@ -1,0 +1,163 @@
+"""Alpa's profile of a cluster, `prof_database.pkl`, or the same as one tidy Parquet file.
+
+Sizes are in elements of the full tensor: what an all_gather puts together, what a reduce_scatter takes.
+
+What is no measurement is left out and counted: products or messages that do nothing (one rank, or so few elements that
+a rank gets none), those that failed (inf), and times that Alpa replaced: it let no size be slower per element than the
+next smaller one, so such a time is a multiple of its neighbour's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dejavu.importers._base import BadRow, Batch, Importer, counted
+from dejavu.importers.alpa.files import COLUMNS, WANTED, parquet_pieces, pickle_pieces
+from dejavu.importers.kernel_rows import kernel_columns, moved_bytes
+from dejavu.importers.sources import files_of
+from dejavu.profiles.collective import COLLECTIVES, Collective
+from dejavu.profiles.kernel import Kernel
+
+DEVICE = "V100-SXM2-16GB"  # of the p3.16xlarge nodes that Alpa was evaluated on (Zheng et al., OSDI 2022, section 8)
+
+_DTYPES = {"f16": ("float16", 2), "f32": ("float32", 4), "bf16": ("bfloat16", 2), "f64": ("float64", 8)}
+_GROUPS = re.compile(r"\(\s*(?:\(\s*\d+(?:\s*,\s*\d+)*\s*,?\s*\)\s*,?\s*)*\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alpa(Importer):
+    """Collectives and matrix products on V100-class nodes, as Alpa profiled them.
+
+    The pickle is read without running anything in it; see `restricted_pickle`. The devices are V100-SXM2-16GB, as in
+    Alpa's own file, unless `--device` says otherwise. See [Zheng et al., OSDI 2022](https://arxiv.org/abs/2201.12023).
+    """
+
+    name: ClassVar[str] = "alpa"
+    published: ClassVar[datetime] = datetime(2022, 7, 11, tzinfo=UTC)  # the first day of OSDI 2022
+
+    def files(self, path: Path) -> list[Path]:
+        return files_of(path, ("prof_database.pkl",), WANTED)
+
+    def batches(self, file: Path) -> Iterator[Batch]:
+        pieces = parquet_pieces(file) if file.suffix == ".parquet" else pickle_pieces(file)
+        device = self.devices.every or self.devices.given.get("default") or DEVICE
+        for start, frame in pieces:
+            yield self._batch(file, start, frame, device)
+
+    def _batch(self, path: Path, start: int, frame: pd.DataFrame, device: str) -> Batch:
+        failed, noop = frame["failed"].to_numpy(bool), frame["is_noop"].to_numpy(bool) & ~frame["failed"].to_numpy(bool)
+        clamped = frame["is_monotone_clamped"].to_numpy(bool) & ~failed & ~noop
+        problems = np.full(len(frame), None, dtype=object)
+        content: list[Kernel | Collective | None] = []
+        for row, entry in enumerate(frame.loc[:, list(COLUMNS)].itertuples(index=False, name=None)):
+            thing: Kernel | Collective | None = None
+            if not (failed[row] or noop[row] or clamped[row]):
+                try:
+                    thing = _thing(*entry)
+                except ValueError as error:
+                    problems[row] = str(error)
+            content.append(thing)
+        used = np.array([thing is not None for thing in content], dtype=bool)
+        products = np.array([isinstance(thing, Kernel) for thing in content], dtype=bool)
+        kernels = [thing for thing in content if isinstance(thing, Kernel)]
+        collectives = [thing for thing in content if isinstance(thing, Collective)]
+        tables = [
+            self._products(frame[products], kernels, device),
+            self._collectives(frame[used & ~products], collectives, device),
+        ]
+        return Batch(
+            file=path,
+            table=pa.concat_tables(tables),
+            positions=start + np.concatenate([np.flatnonzero(products), np.flatnonzero(used & ~products)]),
+            num_read=len(frame),
+            time_name="seconds",
+            time_seconds=1.0,
+            place_word="point",
+            moved_bytes=np.concatenate([moved_bytes(kernels), np.full(len(collectives), np.nan)]),
+            skipped=counted(
+                [
+                    ("nothing to do or send", noop),
+                    ("failed in Alpa", failed),
+                    ("not measured: Alpa raised it from the next smaller size", clamped),
+                ]
+            ),
+            bad=tuple(
+                BadRow(f"{path}: point {start + row}", problem) for row, problem in enumerate(problems) if problem
+            ),
+        )
+
+    def _products(self, frame: pd.DataFrame, kernels: list[Kernel], device: str) -> pa.Table:
+        columns = kernel_columns(kernels)
+        seconds = frame["seconds"].to_numpy(float)
+        how = "Alpa: n × n × n product, timed in XLA"
+        return self.table(len(kernels), **columns, device_type=device, seconds=seconds, repeats=1, how=how)
+
+    def _collectives(self, frame: pd.DataFrame, collectives: list[Collective], device: str) -> pa.Table:
+        dtypes = [_DTYPES[dtype] for dtype in frame["dtype"]]
+        elements = frame["size_elements"].to_numpy(np.int64)
+        return self.table(
+            len(collectives),
+            kind="collective",
+            subject=[collective.subject for collective in collectives],
+            name=[collective.name for collective in collectives],
+            device_type=device,
+            dtype=[name for name, _ in dtypes],
+            num_ranks=[collective.num_ranks for collective in collectives],
+            size_bytes=elements * np.array([size for _, size in dtypes], dtype=np.int64),
+            seconds=frame["seconds"].to_numpy(float),
+            repeats=1,
+            how="Alpa: all groups at once, timed in XLA",
+            extra=[collective.to_json() for collective in collectives],
+        )
+
+
+def _thing(
+    nodes: int, devices_per_node: int, operation: str, groups: str, dtype: str, elements: int, _: float, flop: float
+) -> Kernel | Collective:
+    """What a point measured. Raises ValueError where it is nothing that we know."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; wanted one of {', '.join(_DTYPES)}")
+    if operation == "dot":
+        return _product(flop, *_DTYPES[dtype])
+    if operation not in COLLECTIVES:
+        raise ValueError(f"unknown operator {operation!r}; wanted dot or one of {', '.join(COLLECTIVES)}")
+    if not (0 <= elements < 2**60 and elements == int(elements)):
+        raise ValueError(f"size_elements is {elements}; wanted a whole number, 0 or more")
+    return _collective(operation, groups, int(nodes), int(devices_per_node))
+
+
+@lru_cache(maxsize=4096)
+def _product(flop: float, dtype: str, item_bytes: int) -> Kernel:
+    n = round((flop / 2) ** (1 / 3)) if math.isfinite(flop) and flop > 0 else 0
+    if n < 1 or 2 * n**3 != flop:
+        raise ValueError(f"flop of a product is {flop}; wanted 2n³ for some n ≥ 1")
+    read, written = 2.0 * n * n * item_bytes, 1.0 * n * n * item_bytes
+    return Kernel(
+        family="matmul", name="mm", dtype=dtype, m=n, n=n, k=n, flops=flop, read_bytes=read, written_bytes=written
+    )
+
+
+@lru_cache(maxsize=4096)
+def _collective(operation: str, groups: str, nodes: int, devices_per_node: int) -> Collective:
+    return Collective(
+        name=operation, replica_groups=_groups(groups), mesh_nodes=nodes, devices_per_node=devices_per_node
+    )
+
+
+def _groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """`((0, 1), (2, 3))`; read by a pattern, not by Python's parser."""
+    if not _GROUPS.fullmatch(text):
+        raise ValueError(f"replica_groups is {text[:80]!r}; wanted tuples of ranks like ((0, 1), (2, 3))")
+    groups = re.findall(r"\(([\d\s,]+)\)", text)
+    return tuple(tuple(int(rank) for rank in re.findall(r"\d+", group)) for group in groups)

@@ -1,0 +1,108 @@
+"""Torch's elastic agent as a child that ends when its parent ends; takes the words of torchrun.
+
+Where the launcher asked for it, the agent writes down which rank ended how, and ends ranks that make no progress.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import torch.distributed.elastic.multiprocessing.api
+import torch.distributed.launcher.api
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.run import main
+
+from dejavu.launch.watchdog import Watch, Watchdog
+from dejavu.launch.zygote import Forked, Zygote, handler_of, module_of
+from dejavu.runtime.process import ATTEMPT, die_with_parent, named_parent
+from dejavu.runtime.process.failures import Failure, write_failure
+from dejavu.runtime.process.heartbeat import read_beats
+
+
+class WatchedAgent(LocalElasticAgent):
+    """An agent that names failures, watches progress, and numbers attempts alike on every host."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.attempt = -1
+        self.failed_after: int | None = None  # the last step of the attempt before, if that failed by itself
+        self.watch = Watch.from_environment()
+        self.watchdog = Watchdog(self.watch, self._running) if self.watch else None
+        if self.watchdog:
+            self.watchdog.start()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        assert worker_group.store is not None
+        self.attempt += 1
+        if worker_group.group_rank == 0:
+            worker_group.store.set(ATTEMPT, str(self.attempt))
+        self.attempt = int(worker_group.store.get(ATTEMPT))  # the store is of this rendezvous alone
+        os.environ[ATTEMPT] = str(self.attempt)  # for the ranks
+        return super()._start_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # Asked before torch ends the others for those that ended: torch then counts them as failures too.
+        ended = {local: code for local, process in self._processes().items() if (code := process.poll())}
+        result = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.FAILED and self.watch:
+            ended = ended or self._failed(worker_group, result)
+            for local_rank, exit_code in ended.items():
+                self._tell(local_rank, exit_code)
+            if worker_group.group_world_size == 1 and self._would_fail_again(ended):
+                self._remaining_restarts = 0
+        return result
+
+    def _would_fail_again(self, ended: dict[int, int]) -> bool:
+        """Whether ranks failed by themselves, no signal, and got no further than on the attempt before."""
+        assert self.watch
+        if any(exit_code < 0 for exit_code in ended.values()):
+            self.failed_after = None
+            return False
+        before = self.failed_after
+        self.failed_after = max(
+            (beat.step for beat in read_beats(self.watch.folder, self.attempt).values()), default=-1
+        )
+        return before is not None and self.failed_after <= before
+
+    def _failed(self, worker_group: WorkerGroup, result: RunResult) -> dict[int, int]:
+        local_ranks = {worker.global_rank: worker.local_rank for worker in worker_group.workers}
+        codes = {local_ranks[rank]: failure.exitcode for rank, failure in result.failures.items()}
+        return {local: code for local, code in codes.items() if code != -signal.SIGTERM}
+
+    def _processes(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
+        """This host's ranks by their number on it."""
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        return {local_rank: handler.proc for local_rank, handler in handlers.items()}
+
+    def _tell(self, local_rank: int, exit_code: int) -> None:
+        assert self.watch and self.watchdog
+        rank, stages, host = self.watch.ranks[local_rank]
+        why = self.watchdog.reasons.get((self.attempt, rank), "")
+        failure = Failure(self.attempt, rank, stages, host, exit_code, why)
+        print(failure, file=sys.stderr, flush=True)
+        write_failure(self.watch.folder, failure)
+
+    def _running(self) -> tuple[int, dict[int, int]]:
+        assert self.watch
+        running = {local: process.pid for local, process in self._processes().items() if process.returncode is None}
+        return self.attempt, {self.watch.ranks[local_rank][0]: pid for local_rank, pid in running.items()}
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGTERM)  # the agent ends its ranks on SIGTERM
+    os.environ.update(named_parent())  # for the ranks
+    module = module_of(sys.argv)
+    zygote = Zygote(module) if module else None  # before this process has any other thread
+    try:
+        # torchrun names both there
+        torch.distributed.launcher.api.LocalElasticAgent = WatchedAgent  # type: ignore[misc]
+        torch.distributed.elastic.multiprocessing.api.get_subprocess_handler = handler_of(zygote)
+        main(sys.argv[1:])
+    finally:
+        if zygote:
+            zygote.end()

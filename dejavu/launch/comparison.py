@@ -1,0 +1,230 @@
+"""What a plan gains over another, measured: some steps of each in turn, A B A B, in one launch on this machine.
+
+`measure_gain(plan, baseline)` here, `python -m dejavu.launch.comparison FILE` in each of its ranks. Machines drift;
+what is measured in turn drifts alike. Nothing is kept of the training itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejavu.bind.binding import Binding
+from dejavu.foundation.hashing import stable_hash
+from dejavu.init import Draw
+from dejavu.runtime.job import TrainingJob, write_json
+from dejavu.runtime.process import end_agent, named_parent, rank_environment
+from dejavu.runtime.process.failures import LaunchError
+from dejavu.workload import Workload
+
+ROUNDS = 2  # A B A B
+STEPS = 5  # of a turn, that count
+WARMUP_STEPS = 1  # of a turn: connects ranks, fills caches
+START_SECONDS = 6.0  # of a launch, about
+TIMEOUT_SECONDS = 300.0
+POLL_SECONDS = 0.05
+RESAMPLES = 2_000
+MOST_SECONDS = 20.0  # of a comparison that nobody asked for
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A plan on its devices, and the workload with its number of microbatches."""
+
+    workload: Workload
+    binding: Binding
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measured steps of a plan and of a baseline, in seconds, in the order in which they were trained.
+
+    Attributes:
+        low_gain, high_gain: 90 % interval of `gain`, by resampling the steps.
+        baseline_name: for people.
+    """
+
+    plan_seconds: tuple[float, ...]
+    baseline_seconds: tuple[float, ...]
+    low_gain: float
+    high_gain: float
+    baseline_name: str
+
+    @classmethod
+    def of(cls, plan_seconds: list[float], baseline_seconds: list[float], baseline_name: str) -> Comparison:
+        """With the interval of the ratio of medians (percentile bootstrap, seeded)."""
+        rng = np.random.default_rng(0)
+
+        def medians(seconds: list[float]) -> np.ndarray:
+            drawn = rng.choice(np.array(seconds), size=(RESAMPLES, len(seconds)))
+            return np.median(drawn, axis=1)
+
+        low, high = np.percentile(medians(baseline_seconds) / medians(plan_seconds), (5.0, 95.0))
+        return cls(tuple(plan_seconds), tuple(baseline_seconds), float(low), float(high), baseline_name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"gain": self.gain, "is_slower": self.is_slower}
+
+    @property
+    def gain(self) -> float:
+        """The baseline's median step over the plan's."""
+        return float(np.median(self.baseline_seconds) / np.median(self.plan_seconds))
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the plan is slower than the baseline, beyond what chance explains."""
+        return self.high_gain < 1.0
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        between = f"90 % interval {self.low_gain:.2f} to {self.high_gain:.2f}"
+        steps = f"{len(self.plan_seconds)} steps of each in turn, {between}"
+        said = f"{self.gain:.2f} × as fast as the {self.baseline_name}, measured ({steps})"
+        return f"{said}: slower, so the {self.baseline_name} is trained" if self.is_slower else said
+
+
+def expected_seconds(plan_step_seconds: float, baseline_step_seconds: float) -> float:
+    """How long a comparison will take, from the predicted steps."""
+    turns = ROUNDS * (STEPS + WARMUP_STEPS)
+    return START_SECONDS + turns * (plan_step_seconds + baseline_step_seconds)
+
+
+def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, folder: Path) -> Comparison:
+    """Train some steps of both in turn, from the same weights; what was compared before is read from the folder.
+
+    Raises:
+        LaunchError: a rank failed; the message has the end of what it said.
+    """
+    jobs = [_job(one) for one in (plan, baseline)]
+    kept = folder / f"{stable_hash([ROUNDS, STEPS, *(job.to_dict() for job in jobs)])}.json"
+    if kept.is_file():
+        seconds = json.loads(kept.read_text())
+    else:
+        seconds = _train_in_turn(jobs)
+        write_json(kept, seconds)
+    return Comparison.of(seconds[0], seconds[1], baseline_name)
+
+
+def _job(one: Contestant) -> TrainingJob:
+    draw = Draw(seed=one.workload.seed)
+    return TrainingJob(one.workload, one.binding, draw, None, 0, STEPS + WARMUP_STEPS, folder="")
+
+
+def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
+    """Seconds of the steps that count, job by job."""
+    num_ranks = max(len(job.binding.placements) for job in jobs)
+    with tempfile.TemporaryDirectory(prefix="dejavu-compare-") as folder:
+        path, log = Path(folder) / "jobs.json", Path(folder) / "ranks.log"
+        write_json(path, [job.to_dict() for job in jobs])
+        words = [f"--nproc-per-node={num_ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        words += ["--local-addr=localhost", "--max-restarts=0", "--monitor-interval=0.1", "-m", __name__, str(path)]
+        with log.open("wb") as said:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "dejavu.launch.agent", *words],
+                stdout=said,
+                stderr=said,
+                env={**rank_environment(), **named_parent()},
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        try:
+            while (code := agent.poll()) is None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        finally:
+            end_agent(agent)
+        done = path.with_name("done.json")
+        if code or not done.is_file():
+            end = log.read_text(errors="replace")[-2000:]
+            raise LaunchError(f"the plan and the baseline could not be compared (exit code {code}):\n{end}")
+        return json.loads(done.read_text())
+
+
+def _rank(path: Path) -> None:
+    """One rank: its part of every turn. Where a plan has fewer ranks than the other, those beyond wait."""
+    import torch.distributed as dist
+
+    from dejavu.runtime.process import claim_device, die_with_parent
+
+    die_with_parent(signal.SIGKILL)
+    local = int(os.environ["LOCAL_RANK"])
+    device = claim_device(local)
+    jobs = [TrainingJob.from_dict(data) for data in json.loads(path.read_text())]
+    found: list[list[float]] = [[] for _ in jobs]
+    for turn in range(ROUNDS):
+        for number, job in enumerate(jobs):
+            size = len(job.binding.placements)
+            _join(local, size, f"turn{turn}-{number}", device.type)
+            if local < size:
+                found[number] += _turn(job, local, device)
+                dist.barrier()
+                dist.destroy_process_group()
+            _meet(f"end{turn}-{number}")
+    if local == 0:
+        write_json(path.with_name("done.json"), found)
+
+
+def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
+    """Train this rank's part from the beginning; the slowest rank's seconds of each step that counts."""
+    import torch.distributed as dist
+
+    from dejavu.runtime.layout import Layout
+    from dejavu.runtime.optimizer import make_optimizer
+    from dejavu.runtime.pipeline import Pipeline
+    from dejavu.runtime.training import train
+
+    workload, own = job.workload, list[float]()
+    layout, place = Layout(job.binding, workload.microbatch_size), job.binding.placements[rank]
+    pipeline = Pipeline(workload, job.draw, layout, place, device)
+    optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+
+    def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
+        own.append(step_seconds)
+
+    train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own[WARMUP_STEPS:])
+    return [max(step) for step in zip(*everyone, strict=True)]
+
+
+def _store(name: str) -> Any:
+    """A store of this name: what an earlier group left under another is not seen."""
+    import torch.distributed as dist
+
+    from dejavu.runtime.worker import TIMEOUT
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+
+
+def _join(rank: int, size: int, name: str, kind: str) -> None:
+    """Join the other ranks of this turn; one beyond the plan's has nothing to join."""
+    import torch.distributed as dist
+
+    from dejavu.runtime.worker import TIMEOUT
+
+    if rank < size:
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_store(name), rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def _meet(name: str) -> None:
+    """Wait until every rank of the launch is here."""
+    store = _store(name)
+    store.add("here", 1)
+    while int(store.add("here", 0)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]))

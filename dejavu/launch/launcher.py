@@ -1,0 +1,199 @@
+"""Launching ranks with torch's elastic launcher, watching their progress, and leaving none behind."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dejavu.launch.preflight import refuse_devices, refuse_draw, refuse_hosts, refuse_plan, refuse_spreading
+from dejavu.launch.rendezvous import (
+    HOST,
+    Host,
+    HostAgents,
+    Pulse,
+    is_here,
+    look_at_hosts,
+    look_here,
+)
+from dejavu.launch.torchrun import torchrun_words, words_by_host
+from dejavu.launch.watchdog import STALL_SECONDS, Watch
+from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
+from dejavu.runtime.process import end_agent, named_parent, rank_environment
+from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
+from dejavu.runtime.process.heartbeat import heartbeats
+from dejavu.runtime.process.place import ranks_on
+
+POLL_SECONDS = 0.2
+
+
+def launch(
+    job: TrainingJob,
+    client: Any = None,
+    *,
+    stall_seconds: float = STALL_SECONDS,
+    needed_bytes: Sequence[float] | None = None,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> TrainingResult:
+    """Train the job's steps on its devices; a rank that is killed or stuck costs a restart from the last checkpoint.
+
+    Args:
+        client: a `distributed.Client` with a worker on every host of the plan; not needed where all is on this machine.
+        stall_seconds: without progress for so long, a rank is taken for stuck and ended.
+        needed_bytes: what each rank will take, as predicted; refused where it is more than is free.
+        on_step: (step, loss), as ranks report them.
+
+    Raises:
+        InputError: a host that cannot be reached, or weights that only the whole model could draw.
+        LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
+    """
+    refuse_plan(job)
+    refuse_spreading(job)
+    refuse_draw(job)
+    names = _hosts(job)
+    if client is None or all(map(is_here, names)):
+        refuse_hosts(names)
+        client = None
+    pulse = Pulse(Path(job.folder))
+    agents: _LocalAgent | HostAgents | None = None
+    try:
+        ask = {"gpu_memory": needed_bytes is not None}
+        hosts = look_at_hosts(client, names, pulse.folder, **ask) if client else look_here(names, pulse.folder, **ask)
+        refuse_devices(job, hosts, needed_bytes)
+        path = job.write()
+        for stale in (job.result_path, failures_path(job.folder), *Path(job.folder).glob("error-*-*.txt")):
+            stale.unlink(missing_ok=True)
+        shutil.rmtree(heartbeats(job.folder), ignore_errors=True)
+        read_bytes = job.progress_path.stat().st_size if job.progress_path.exists() else 0
+        agents = _start(job, path, hosts, HostAgents(client, pulse) if client else None, stall_seconds)
+        while (code := agents.poll()) is None:
+            time.sleep(POLL_SECONDS)
+            read_bytes = _report(job.progress_path, read_bytes, on_step)
+        _report(job.progress_path, read_bytes, on_step)
+    finally:
+        if agents:
+            agents.end()
+        pulse.end()
+    if code or not job.result_path.exists():
+        raise _failed(job, code)
+    result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+    result = replace(result, failures=tuple(map(str, read_failures(job.folder))))
+    write_json(job.result_path, result.to_dict())
+    return result
+
+
+def _hosts(job: TrainingJob) -> list[str]:
+    """The hosts of the plan, in the order of its ranks."""
+    return list(dict.fromkeys(placement.device.host for placement in job.binding.placements))
+
+
+class _LocalAgent:
+    """The one agent of a launch on this machine."""
+
+    def __init__(self, words: Sequence[str], watch: Watch, log: Path) -> None:
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dejavu.launch.agent", *words],
+                stdout=file,
+                stderr=file,
+                env={**rank_environment(), **watch.to_environment(), **named_parent()},
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """The agent's exit code; None: it runs."""
+        return self.process.poll()
+
+    def end(self) -> None:
+        end_agent(self.process)
+
+
+def _start(
+    job: TrainingJob, path: Path, hosts: Sequence[Host], agents: HostAgents | None, stall_seconds: float
+) -> _LocalAgent | HostAgents:
+    """Start the agents: one for this machine, or one on each host."""
+    size = len(job.binding.placements)
+    if agents is None:
+        words = torchrun_words(size, path)
+        return _LocalAgent(words, _watch(job, list(range(size)), stall_seconds), log_path(job))
+    for host, words in words_by_host(job.binding, hosts, path).items():
+        watch = _watch(job, ranks_on(job.binding, host.name), stall_seconds)
+        agents.start(host, words, watch.to_environment(), log_path(job, host.name))
+    return agents
+
+
+def _watch(job: TrainingJob, ranks: Sequence[int], stall_seconds: float) -> Watch:
+    places = job.binding.placements
+    stages = job.binding.plan.ranks
+    own = tuple((rank, stages[places[rank].pipeline_rank], places[rank].device.host) for rank in ranks)
+    return Watch(job.folder, stall_seconds, len(places), own)
+
+
+def log_path(job: TrainingJob, host: str | None = None) -> Path:
+    """All that ranks and agents say: of this machine, or of one of several hosts."""
+    return Path(job.folder) / ("ranks.log" if host is None else f"ranks-{host}.log")
+
+
+def _failed(job: TrainingJob, code: int) -> LaunchError:
+    """What to tell of a training that did not finish."""
+    logs = [path for host in (None, *_hosts(job)) if (path := log_path(job, host)).exists()]
+    what = f"the training did not finish (exit code {code}; all that the ranks said is in {', '.join(map(str, logs))})"
+    failures = read_failures(job.folder)
+    told = "".join(f"\n{failure}" for failure in failures)
+    by_itself = not failures or not failures[-1].by_signal
+    if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank says nothing against the others
+        return RankError(f"{what}; {errors[0].read_text()}{told}")
+    told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
+    return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+
+
+def torchrun_line(job: TrainingJob, client: Any = None) -> str:
+    """The line that repeats this training by hand, in a folder of its own beside the job's; of several hosts, one each.
+
+    Args:
+        client: reaches the hosts; see `launch`.
+    """
+    names, arguments = _hosts(job), (Path(job.folder) / "job.json", Path(f"{job.folder}-again"))
+    if client is None or all(map(is_here, names)):
+        words = torchrun_words(len(job.binding.placements), *arguments)
+        return shlex.join(["GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", "torchrun", *words])
+    hosts = look_at_hosts(client, names, Path(job.folder), gpu_memory=False)
+    return "\n".join(
+        shlex.join(
+            [
+                f"{HOST}={host.name}",
+                f"GLOO_SOCKET_IFNAME={host.interface}",
+                f"NCCL_SOCKET_IFNAME={host.interface}",
+                "OMP_NUM_THREADS=1",
+                "torchrun",
+                *words,
+            ]
+        )
+        for host, words in words_by_host(job.binding, hosts, *arguments).items()
+    )
+
+
+def _report(progress: Path, read_bytes: int, on_step: Callable[[int, float], None]) -> int:
+    """Tell the steps that ranks have written since; how far the file is read now."""
+    if not progress.exists():
+        return read_bytes
+    with progress.open("rb") as file:
+        file.seek(read_bytes)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            read_bytes += len(line)
+            if row := parse_progress(line):
+                on_step(*row)
+    return read_bytes
+
+
+def _tail(path: Path, characters: int = 2000) -> str:
+    return path.read_text(errors="replace")[-characters:]

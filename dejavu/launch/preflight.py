@@ -1,0 +1,196 @@
+"""What cannot run is said before any rank starts, with what would do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from dejavu.cluster import Cluster, this_machine
+from dejavu.cluster.catalogue import catalogue
+from dejavu.foundation import units
+from dejavu.foundation.errors import InputError
+from dejavu.init import scheme_named
+from dejavu.launch.rendezvous import Host, is_here
+from dejavu.plan import StageConfiguration
+from dejavu.plan.schedule import actions, allowed_microbatches, schedule_named
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.process.failures import LaunchError
+from dejavu.runtime.shapes import boundaries
+from dejavu.workload.models import LayerBuilder, layers_of
+
+
+def refuse_plan(job: TrainingJob) -> None:
+    """That the plan is one for this model and batch.
+
+    Raises:
+        LaunchError: it is not.
+    """
+    plan, workload = job.binding.plan, job.workload
+    num_layers, num_stages = len(layers_of(workload)), len(plan.stages)
+    if num_stages > num_layers:
+        raise LaunchError(f"{num_stages} stages for {num_layers} layers; wanted at most {num_layers} stages")
+    ends = [0, *(stage.stop for stage in plan.stages)]
+    if [stage.start for stage in plan.stages] != ends[:-1] or ends[-1] != num_layers:
+        raise LaunchError(
+            f"the stages hold layers {', '.join(f'{s.start}–{s.stop - 1}' for s in plan.stages)}; "
+            f"wanted each of the model's {num_layers} layers once, in order"
+        )
+    batch, number = workload.batch_size, plan.num_microbatches
+    if number < 1 or batch % number or not allowed_microbatches(plan.schedule, num_stages, number):
+        why = f"a batch of {batch} does not divide into {number} microbatches"
+        if number >= 1 and not batch % number:
+            try:
+                actions(plan.schedule, num_stages, number)
+            except InputError as error:
+                why = str(error)
+        raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
+
+
+def refuse_spreading(job: TrainingJob) -> None:
+    """That every pipeline rank can be spread over devices as the plan says.
+
+    Raises:
+        LaunchError: it cannot; the message names the rank or the layer.
+        InputError: there are more replicas than examples in a microbatch, or a layer that mixes examples.
+    """
+    plan, workload, builders = job.binding.plan, job.workload, layers_of(job.workload)
+    if workload.num_microbatches != plan.num_microbatches:
+        raise LaunchError(
+            f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
+        )
+    grids = Layout(job.binding, workload.microbatch_size).grids  # refuses what does not fit the microbatches
+    for rank, stages in enumerate(plan.ranks):
+        how = plan.rank_configuration(rank)
+        for s in stages:
+            refuse_split(builders[plan.stages[s].start : plan.stages[s].stop], how)
+        if how.zero_level and how.data_parallel > 1 and workload.optimizer.master_weights:
+            raise LaunchError(
+                f"pipeline rank {rank} has ZeRO level {how.zero_level}, under which master weights are planned but not "
+                "trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, or no "
+                "master_weights"
+            )
+        if how.zero_level >= 2 and how.data_parallel > 1 and schedule_named(plan.schedule).splits_backward:
+            raise LaunchError(
+                f"pipeline rank {rank} has ZeRO level {how.zero_level}, whose gradients are reduced as soon as the "
+                f"input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted level 0 or "
+                "1, or a schedule that does not split the backward pass"
+            )
+    if any(len(grid) > 1 for grid in grids):
+        boundaries(workload)  # refuses layers whose outputs do not begin with the examples
+
+
+def refuse_draw(job: TrainingJob) -> None:
+    """That the weights which the training begins with can be drawn a stage at a time.
+
+    Raises:
+        InputError: there is no such scheme, or it needs the whole model.
+    """
+    if scheme_named(job.draw.scheme).calibrated and job.start_from is None:
+        raise InputError(
+            f"the scheme {job.draw.scheme!r} rescales weights by a batch through the whole model, which no stage has; "
+            "wanted the saved weights of a trial to start from, or another scheme"
+        )
+
+
+def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:
+    """That the layers can be trained in so many shards.
+
+    Raises:
+        LaunchError: one cannot; it is named, with what would do.
+    """
+    degree = how.tensor_parallel
+    for builder in builders if degree > 1 else ():
+        split = builder.tensor_parallel
+        if split is None or split.weights is None:
+            raise LaunchError(
+                f"layer {builder.name!r} cannot be trained tensor-parallel; wanted degree 1, not {degree}"
+            )
+        if split.most % degree:
+            good = [d for d in range(1, split.most + 1) if split.most % d == 0]
+            raise LaunchError(
+                f"layer {builder.name!r} has {split.most} heads, which tensor-parallel degree {degree} does not "
+                f"divide; wanted one of {', '.join(map(str, good))}"
+            )
+
+
+def _microbatches_that_would_do(job: TrainingJob) -> str:
+    plan, batch = job.binding.plan, job.workload.batch_size
+    divisors = [number for number in range(1, batch + 1) if batch % number == 0]
+    for number in sorted(divisors, key=lambda divisor: abs(divisor - plan.num_microbatches)):
+        if allowed_microbatches(plan.schedule, len(plan.stages), number):
+            return f"{number} microbatches would do"
+    return f"no number of microbatches of a batch of {batch} would do: a larger batch, or fewer stages"
+
+
+def refuse_hosts(hosts: Iterable[str]) -> None:
+    """That all these hosts are this machine.
+
+    Raises:
+        InputError: one is not.
+    """
+    elsewhere = sorted(host for host in set(hosts) if not is_here(host))
+    if elsewhere:
+        shown = ", ".join(elsewhere[:3]) + (" …" if len(elsewhere) > 3 else "")
+        raise InputError(
+            f"the cluster's devices are on {shown}; without a Dask client that reaches them, ranks are started on this "
+            "machine only: plan for it without training (--no-train, or the deployment dejavu/plan), "
+            "or train on `nodes: auto`"
+        )
+
+
+def refuse_cluster(cluster: Cluster) -> None:
+    """That all devices of the cluster are on this machine.
+
+    Raises:
+        InputError: a host is not this machine, or has other devices or more of them.
+    """
+    refuse_hosts(device.host for device in cluster.devices())
+    here = this_machine().device_counts
+    for name, count in cluster.device_counts.items():
+        if count > here.get(name, 0):
+            has = ", ".join(f"{number} × {kind}" for kind, number in here.items())
+            raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
+
+
+def refuse_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:
+    """That the hosts see the job's folder, and have the plan's devices and their memory now.
+
+    Cores are shared where there are fewer than ranks; GPUs are not.
+
+    Args:
+        needed_bytes: of each rank, as predicted; None: not known.
+
+    Raises:
+        LaunchError: they do not.
+    """
+    by_name = {host.name: host for host in hosts}
+    if blind := [host.name for host in hosts if not host.sees_folder]:
+        raise LaunchError(
+            f"{', '.join(blind)} cannot see {job.folder}; wanted a folder under one path on every host (a shared file "
+            "system)"
+        )
+    needed: dict[tuple[str, int | None], float] = defaultdict(float)
+    for rank, placement in enumerate(job.binding.placements):
+        device, host = placement.device, by_name[placement.device.host]
+        on_gpu = host.num_gpus > 0 or _is_gpu(device.type_name)
+        if on_gpu and device.index >= host.num_gpus:
+            raise LaunchError(
+                f"rank {rank} is to run on device {device.index} ({device.type_name}) of {host.name}, which is gone: "
+                f"torch sees {host.num_gpus} GPUs there; plan again for what is left"
+            )
+        needed[host.name, device.index if on_gpu else None] += needed_bytes[rank] if needed_bytes else 0.0
+    for (name, index), wanted in needed.items():
+        free = by_name[name].free_bytes if index is None else by_name[name].free_gpu_bytes[index]
+        if needed_bytes and wanted > free:
+            where = f"{name}" if index is None else f"device {index} of {name}"
+            raise LaunchError(
+                f"the ranks on {where} need {units.format_bytes(wanted)} by the prediction; "
+                f"{units.format_bytes(free)} are free now: end what else runs there, or plan again with more stages, "
+                "recomputation or smaller microbatches"
+            )
+
+
+def _is_gpu(type_name: str) -> bool:
+    known = catalogue().get(type_name)
+    return known is not None and known.kind != "cpu"

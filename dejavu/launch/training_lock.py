@@ -1,0 +1,131 @@
+"""One measuring or training process at a time in a project's folder, and the name of who it is.
+
+Two of them share cores and links: each would be slower than what it predicted, and both would remember wrong times.
+The kernel holds the lock for its process, so it is free when that ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from dejavu.foundation.errors import DejavuError
+from dejavu.runtime.job import write_json
+
+LOCK, HOLDER = "training.lock", "training.json"
+POLL_SECONDS = 0.5
+START_SLACK_SECONDS = 2.0  # the boot time, which psutil adds, is whole seconds
+
+
+class BusyError(DejavuError):
+    """Somebody else measures or trains in this folder, or the folder cannot be written."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who measures or trains in a folder.
+
+    Attributes:
+        what: for people, such as `gpt on desk`.
+        start_seconds: when its process was started, since the epoch: a pid alone may be another's by now.
+        since_seconds: when it began to hold the folder, since the epoch.
+    """
+
+    what: str
+    pid: int
+    start_seconds: float
+    host: str
+    since_seconds: float
+
+    @classmethod
+    def here(cls, what: str) -> Holder:
+        """This process."""
+        return cls(what, os.getpid(), psutil.Process().create_time(), socket.gethostname(), time.time())
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there; of another host's it is assumed."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return abs(process.create_time() - self.start_seconds) < START_SLACK_SECONDS
+        except psutil.NoSuchProcess:
+            return False
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since_seconds).strftime("%H:%M:%S")
+        where = "" if self.host == socket.gethostname() else f" on {self.host}"
+        return f"{self.what} (pid {self.pid}{where}, since {since})"
+
+
+def holder_in(project: Path) -> Holder | None:
+    """Who measures or trains in this folder now; None: nobody, or nobody who has said so yet."""
+    try:
+        found = Holder(**json.loads((project / ".dejavu" / HOLDER).read_text()))
+    except (OSError, ValueError, TypeError):  # none, or one that was killed while it wrote
+        return None
+    return found if found.runs else None
+
+
+@contextmanager
+def alone_in(
+    project: Path, what: str, *, wait: bool = False, on_wait: Callable[[str], None] = lambda sentence: None
+) -> Iterator[None]:
+    """Hold the folder against other processes that measure or train; the same process may hold it several times.
+
+    Args:
+        what: is trained, for the others to read.
+        wait: until the folder is free.
+        on_wait: told once, in a sentence, whom this waits for.
+
+    Raises:
+        BusyError: another process holds it and `wait` is not set, or the folder cannot be written.
+    """
+    folder = project.resolve() / ".dejavu"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Any thread may let go of it: Prefect runs tasks in threads of its own.
+        lock = FileLock(folder / LOCK, thread_local=False, is_singleton=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise BusyError(
+                    f"{_who(project)} measures or trains in {project.resolve()}: two at once would slow each other and "
+                    "remember wrong times. Start again when it has ended, with --wait to wait for it, or in a folder "
+                    "of its own"
+                ) from None
+            on_wait(f"waiting for {_who(project)}, which measures or trains in {project.resolve()}")
+            lock.acquire(poll_interval=POLL_SECONDS)
+    except OSError as error:
+        raise BusyError(
+            f"{folder} cannot be written ({error.strerror or error}): runs keep their records there; wanted a project "
+            "folder that this user may write to"
+        ) from error
+    try:
+        if lock.lock_counter == 1:
+            write_json(folder / HOLDER, asdict(Holder.here(what)))
+        yield
+    finally:
+        if lock.lock_counter == 1:
+            with suppress(OSError):
+                (folder / HOLDER).unlink()
+        lock.release()
+
+
+def _who(project: Path) -> str:
+    """The holder by name; it may just have begun."""
+    return str(holder_in(project) or "another process")

@@ -1,0 +1,284 @@
+"""What stages cost: one by one (`DenseCosts`), or as sums over layers (`AdditiveCosts`).
+
+Shape suffixes: L = layers, L1 = L + 1 cut positions (0 and L are the ends), C = stage configurations.
+A stage holds layers `start` to `stop`, `stop` not included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.errors import DejavuError
+
+Floats = NDArray[np.float64]
+
+
+class PlanError(DejavuError):
+    """A problem or a plan that contradicts itself; the message names the row."""
+
+
+UNBOUNDED = 2**31 - 1  # microbatches in flight where memory does not bind
+SUMMED = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
+
+
+# A stage may need so much more than a device's memory: what is left of the order in which layers were summed.
+HAIR = 2.0**-40
+
+
+def _nothing() -> Floats:
+    """Zeros of any shape."""
+    return np.zeros((1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCosts:
+    """The cost of every possible stage, given one by one (Alpa's form, and any small problem's).
+
+    Attributes:
+        seconds_CLL1: [c, start, stop] one microbatch, forward and backward; inf where the stage is not possible.
+        once_seconds_CLL1: what the stage adds once a step: gradient synchronization and the optimizer; inf as above.
+        max_in_flight_CLL1: with how many microbatches in flight the stage still fits its memory; 0: with none.
+    """
+
+    seconds_CLL1: Floats
+    once_seconds_CLL1: Floats
+    max_in_flight_CLL1: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        shape = self.seconds_CLL1.shape
+        if len(shape) != 3 or shape[2] != shape[1] + 1:
+            raise PlanError(f"stage costs have shape {shape}; wanted (configurations, layers, layers + 1)")
+        for name, table in (("seconds", self.seconds_CLL1), ("once_seconds", self.once_seconds_CLL1)):
+            bad = np.argwhere(np.isnan(table) | (table < 0))
+            if len(bad):
+                c, start, stop = (int(i) for i in bad[0])
+                raise PlanError(
+                    f"{name} of configuration {c}, layers {start} to {stop} is {table[c, start, stop]}; wanted ≥ 0"
+                )
+
+    @property
+    def num_layers(self) -> int:
+        return self.seconds_CLL1.shape[1]
+
+    @property
+    def num_configurations(self) -> int:
+        return self.seconds_CLL1.shape[0]
+
+    def stage_seconds(self, start: int, stop: int, c: int) -> float:
+        return float(self.seconds_CLL1[c, start, stop])
+
+    def once_seconds(self, start: int, stop: int, c: int) -> float:
+        return float(self.once_seconds_CLL1[c, start, stop])
+
+    def max_in_flight(self, start: int, stop: int, c: int) -> int:
+        return int(self.max_in_flight_CLL1[c, start, stop])
+
+    def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Unknown in this form: only whether it fits was given."""
+        return float("nan")
+
+    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        """Unknown in this form, and played as nothing."""
+        return 0.0, 0.0
+
+    def dense(self) -> DenseCosts:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Prefix sums over layers whose differences are right to the last bit, however different the layers are.
+
+    A layer of 1e9 s before layers of 1e-8 s takes all digits of an ordinary prefix sum. So each number is split into
+    a multiple of a grid on which all sums of a row are exact, and a rest that is smaller than the grid: the
+    differences of the first are exact, those of the second err by 1e-16 of a rest, and their sum is rounded once. So
+    sums grow with the layers that they hold, and whole numbers below 2^52 are exact.
+
+    Attributes:
+        grid_CL1, rest_CL1: up to each cut.
+    """
+
+    grid_CL1: Floats
+    rest_CL1: Floats
+
+    @classmethod
+    def of(cls, table_CL: Floats) -> Sums:
+        """Sums of finite numbers ≥ 0."""
+        _, exponent_C = np.frexp(table_CL.sum(axis=1))
+        spacing_C1 = np.ldexp(1.0, np.maximum(exponent_C - 52, -1022))[:, None]  # a row's sum is below 2^52 of these
+        on_grid = np.floor(table_CL / spacing_C1) * spacing_C1
+
+        def upto(table: Floats) -> Floats:
+            return np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0)))
+
+        return cls(upto(on_grid), upto(table_CL - on_grid))
+
+    def between(self, start: int, stop: int, c: int) -> float:
+        grid, rest = self.grid_CL1[c], self.rest_CL1[c]
+        return float((grid[stop] - grid[start]) + (rest[stop] - rest[start]))
+
+    def all_spans(self) -> Floats:
+        """[c, start, stop], the same float by float; of no meaning where the stop is not behind the start."""
+        grid, rest = self.grid_CL1, self.rest_CL1
+        return (grid[:, None, :] - grid[:, :-1, None]) + (rest[:, None, :] - rest[:, :-1, None])
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveCosts:
+    """Stage costs as sums over layers, kept as prefix sums: thousands of layers cost nothing extra.
+
+    A layer whose seconds are infinite under a configuration cannot run there, and no stage with it can.
+
+    Attributes:
+        seconds_CL: a layer's forward and backward of one microbatch under each configuration; inf: not possible.
+        once_seconds_CL: a layer's part of gradient synchronization and optimizer, once a step.
+        once_latency_seconds_C: added once a step to any stage of the configuration (the collective's latency).
+        fixed_bytes_CL: parameters, gradients and optimizer state of a layer on one device.
+        activation_bytes_CL: what a layer keeps for one microbatch in flight on one device.
+        temporary_bytes_CL: a layer's scratch; a stage needs the largest of its layers'.
+        capacity_bytes_C: memory of one device.
+        message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
+        step_bytes_CL: what the optimizer needs besides while it steps, when no activations are held; none if not given.
+    """
+
+    seconds_CL: Floats
+    once_seconds_CL: Floats
+    once_latency_seconds_C: Floats
+    fixed_bytes_CL: Floats
+    activation_bytes_CL: Floats
+    temporary_bytes_CL: Floats
+    capacity_bytes_C: Floats
+    message_bytes_CL1: Floats = field(default_factory=_nothing)
+    step_bytes_CL: Floats = field(default_factory=_nothing)
+
+    def __post_init__(self) -> None:
+        C, L = self.seconds_CL.shape
+        shapes = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        for name, shape in shapes.items():
+            if getattr(self, name).shape == (1, 1):
+                object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
+        for name in (
+            "seconds_CL",
+            "once_seconds_CL",
+            "once_latency_seconds_C",
+            "fixed_bytes_CL",
+            "activation_bytes_CL",
+            "temporary_bytes_CL",
+            "capacity_bytes_C",
+            *shapes,
+        ):
+            table = getattr(self, name)
+            wanted = shapes.get(name, (C, L) if name.endswith("CL") else (C,))
+            if table.shape != wanted:
+                raise PlanError(f"{name} has shape {table.shape}; wanted {wanted}")
+            may_be_impossible = "seconds" in name
+            bad = np.argwhere(np.isnan(table) | (table < 0) | (np.isinf(table) & (not may_be_impossible)))
+            if len(bad):
+                where = tuple(int(i) for i in bad[0])
+                rule = "a number ≥ 0, or inf where it cannot run" if may_be_impossible else "a finite number ≥ 0"
+                raise PlanError(f"{name}{list(where)} is {table[where]}; wanted {rule}")
+
+    @property
+    def num_layers(self) -> int:
+        return self.seconds_CL.shape[1]
+
+    @property
+    def num_configurations(self) -> int:
+        return self.seconds_CL.shape[0]
+
+    @cached_property
+    def can_run_CL(self) -> NDArray[np.bool_]:
+        """Which layers can run under which configurations."""
+        every_stage = np.isfinite(self.once_latency_seconds_C)[:, None]
+        return np.isfinite(self.seconds_CL) & np.isfinite(self.once_seconds_CL) & every_stage
+
+    @cached_property
+    def least_seconds_L(self) -> Floats:
+        """A layer's seconds under the configuration where it takes least; 0 where it can run under none."""
+        least = np.where(self.can_run_CL, self.seconds_CL, np.inf).min(axis=0)
+        return np.where(np.isfinite(least), least, 0.0)
+
+    @cached_property
+    def room_bytes_C(self) -> Floats:
+        """What a stage may need."""
+        return self.capacity_bytes_C * (1 + HAIR)
+
+    @cached_property
+    def sums(self) -> dict[str, Sums]:
+        """Of the tables over layers, without the layers that cannot run; `blocked_CL1` counts these."""
+        return {name: Sums.of(np.where(self.can_run_CL, getattr(self, name), 0.0)) for name in SUMMED}
+
+    @cached_property
+    def blocked_CL1(self) -> NDArray[np.int64]:
+        """Up to each cut, how many layers cannot run."""
+        return np.pad(np.cumsum(~self.can_run_CL, axis=1), ((0, 0), (1, 0)))
+
+    def _can_run(self, start: int, stop: int, c: int) -> bool:
+        return bool(self.blocked_CL1[c, start] == self.blocked_CL1[c, stop])
+
+    def _sum(self, name: str, start: int, stop: int, c: int) -> float:
+        return self.sums[name].between(start, stop, c)
+
+    def stage_seconds(self, start: int, stop: int, c: int) -> float:
+        return self._sum("seconds_CL", start, stop, c) if self._can_run(start, stop, c) else float("inf")
+
+    def once_seconds(self, start: int, stop: int, c: int) -> float:
+        if not self._can_run(start, stop, c):
+            return float("inf")
+        return self._sum("once_seconds_CL", start, stop, c) + float(self.once_latency_seconds_C[c])
+
+    def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Bytes on each device of the stage while `in_flight` microbatches are held, or the optimizer steps."""
+        working = float(self.temporary_bytes_CL[c, start:stop].max())
+        working += in_flight * self._sum("activation_bytes_CL", start, stop, c)
+        return self._always_bytes(start, stop, c) + max(working, self._sum("step_bytes_CL", start, stop, c))
+
+    def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        """Bytes on each device of the stage: all through the step, and for each microbatch in flight."""
+        working = float(self.temporary_bytes_CL[c, start:stop].max())
+        return self._always_bytes(start, stop, c) + working, self._sum("activation_bytes_CL", start, stop, c)
+
+    def _always_bytes(self, start: int, stop: int, c: int) -> float:
+        messages = self.message_bytes_CL1[c, start] + self.message_bytes_CL1[c, stop]
+        return self._sum("fixed_bytes_CL", start, stop, c) + float(messages)
+
+    def max_in_flight(self, start: int, stop: int, c: int) -> int:
+        if not self._can_run(start, stop, c):
+            return 0
+        free = float(self.room_bytes_C[c]) - self._always_bytes(start, stop, c)
+        room = free - float(self.temporary_bytes_CL[c, start:stop].max())
+        held = self._sum("activation_bytes_CL", start, stop, c)
+        if room < 0 or free < self._sum("step_bytes_CL", start, stop, c):
+            return 0
+        return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
+
+    def dense(self) -> DenseCosts:
+        """The same costs stage by stage; memory grows with configurations × layers²."""
+        C, L = self.seconds_CL.shape
+        starts, stops = np.arange(L)[:, None], np.arange(L + 1)[None, :]
+        stages = stops > starts
+        can_run = self.blocked_CL1[:, None, :] == self.blocked_CL1[:, :L, None]
+
+        def spans(name: str) -> Floats:
+            return self.sums[name].all_spans()
+
+        temporary = np.zeros((C, L, L + 1))
+        for start in range(L):
+            temporary[:, start, start + 1 :] = np.maximum.accumulate(self.temporary_bytes_CL[:, start:], axis=1)
+        # Summed in the order of max_in_flight, so that both forms agree on what just fits.
+        messages = self.message_bytes_CL1[:, :L, None] + self.message_bytes_CL1[:, None, :]
+        free = self.room_bytes_C[:, None, None] - (spans("fixed_bytes_CL") + messages)
+        room = free - temporary
+        held = spans("activation_bytes_CL")
+        fits = np.where(held > 0, room // np.where(held > 0, held, 1), UNBOUNDED)
+        enough = stages & can_run & (room >= 0) & (free >= spans("step_bytes_CL"))
+        once = spans("once_seconds_CL") + self.once_latency_seconds_C[:, None, None]
+        return DenseCosts(
+            seconds_CLL1=np.where(stages & can_run, spans("seconds_CL"), np.inf),
+            once_seconds_CLL1=np.where(stages, np.where(can_run, once, np.inf), 0.0),
+            max_in_flight_CLL1=np.where(enough, np.clip(fits, 0, UNBOUNDED), 0).astype(np.int64),
+        )

@@ -1,0 +1,61 @@
+"""One kernel on one device: what a cost predictor is asked about, whatever it came from.
+
+An operator that was captured, a row that was imported and a measurement all become a `Kernel`, so that what is learned
+from one prices the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+FAMILIES = (
+    *("matmul", "convolution", "attention"),  # arithmetic
+    *("elementwise", "softmax", "normalization", "reduction", "gather", "copy"),  # memory traffic
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What one kernel computes, reads and writes.
+
+    Attributes:
+        family: one of `FAMILIES`; predictors are per family.
+        name: the operation inside the family, such as `gelu` or `aten.addmm`.
+        dtype: torch's name of the inputs, `float32`, or `tfloat32` where matrix products may round to it.
+        batch, m, n, k: matmul: `batch` products (m × k) · (k × n), k is summed over; convolution: the implicit product,
+            m = images × output pixels, n = output channels, k = input channels × kernel area; attention: batch × heads
+            of m queries, n keys, k wide; softmax, normalization, reduction: m rows of n elements; otherwise m elements.
+        flops: multiplications and additions, each counted.
+        read_bytes, written_bytes: each tensor once, as if nothing were cached.
+    """
+
+    family: str
+    name: str
+    dtype: str
+    batch: int = 1
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"unknown kernel family {self.family!r}; wanted one of {', '.join(FAMILIES)}")
+
+    @property
+    def subject(self) -> str:
+        """The key of its rows in the cost database: the same for kernels that do the same work."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """For the column `extra` of the cost database."""
+        return json.dumps(vars(self), sort_keys=True)  # as asdict, without its copies: an import makes 300,000
+
+    @classmethod
+    def from_json(cls, text: str) -> Kernel:
+        """Raises TypeError or ValueError where the text is no kernel."""
+        return cls(**json.loads(text))

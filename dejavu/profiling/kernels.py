@@ -1,0 +1,283 @@
+"""Measuring single kernels on a device that is present, in a process of its own, as `measure` does with layers.
+
+A kernel is rebuilt from its record, with tensors of its sizes in order. Where the record does not say enough (the shape
+of a filter, the table of an embedding), the kernel is left to predictors: `can_measure` says which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dejavu.foundation.errors import DejavuError
+from dejavu.profiles.kernel import Kernel
+from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent
+from dejavu.runtime.process.failures import what_failed
+from dejavu.timing.spread import spread
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
+
+WARMUP_REPEATS = 3
+LEAST_REPEATS = 3
+MOST_REPEATS = 100
+SECONDS_PER_KERNEL = 0.25
+LEAST_SECONDS = 1e-9  # the clock's own resolution
+
+aten = torch.ops.aten
+Work = Callable[[], Any]
+
+_UNARY = "relu gelu tanh sigmoid silu exp sqrt rsqrt neg abs sin cos log erf"
+_BINARY = "add mul sub div maximum minimum"
+_OF_GRADIENT: dict[str, Callable[..., Any]] = {  # of a gradient and one more tensor
+    "gelu_backward": aten.gelu_backward,
+    "tanh_backward": aten.tanh_backward,
+    "sigmoid_backward": aten.sigmoid_backward,
+    "silu_backward": aten.silu_backward,
+    "threshold_backward": lambda gradient, x: aten.threshold_backward(gradient, x, 0),
+}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "logsumexp": torch.logsumexp,
+}
+_SOFTMAX = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+_SOFTMAX_BACKWARD = {
+    "softmax_backward_data": aten._softmax_backward_data,
+    "log_softmax_backward_data": aten._log_softmax_backward_data,
+}
+
+
+class OperatorError(DejavuError):
+    """A kernel that could not be measured."""
+
+
+def can_measure(kernel: Kernel) -> bool:
+    """Whether the kernel's record says enough to run it."""
+    return kernel.family in _BUILDERS and _work(kernel, torch.device("meta")) is not None
+
+
+def measure_kernels(
+    kernels: Sequence[Kernel], device_type: str, *, core: int = 0, progress: Callable[[str], None] = lambda name: None
+) -> Iterator[Measurement]:
+    """Seconds of each kernel that can be measured, in order, as rows of the database; called `progress` before each.
+
+    Args:
+        core: which core, or which GPU, of this machine.
+
+    Raises:
+        OperatorError: the measuring process failed.
+    """
+    known = [kernel for kernel in kernels if can_measure(kernel)]
+    if not known:
+        return
+    with tempfile.TemporaryFile("w+") as job, tempfile.TemporaryFile("w+") as errors:
+        json.dump({"core": core, "kernels": [kernel.to_json() for kernel in known]}, job)
+        job.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "dejavu.profiling.kernels"],
+            stdin=job,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **named_parent()},
+        )
+        try:
+            assert child.stdout is not None
+            for kernel in known:
+                progress(f"{kernel.family} {kernel.name} on {device_type}")
+                line = child.stdout.readline()
+                if not line:
+                    break
+                yield _row(kernel, device_type, json.loads(line))
+            if child.wait():
+                errors.seek(0)
+                raise OperatorError(what_failed(f"measuring kernels on {device_type}", errors.read()))
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def _row(kernel: Kernel, device_type: str, figures: dict[str, Any]) -> Measurement:
+    # Half a second, which the measuring process need not wait for.
+    from dejavu.profiles import Measurement, host_fingerprint
+
+    return Measurement(
+        kind="operator",
+        subject=kernel.subject,
+        name=f"{kernel.family} {kernel.name}",
+        device_type=device_type,
+        dtype=kernel.dtype,
+        flops=kernel.flops,
+        host_fingerprint=host_fingerprint(),
+        torch_version=torch.__version__,
+        source="measured",
+        how="one kernel again and again in a process of its own, one thread; tensors as the kernel left them in caches",
+        measured_at=datetime.now(UTC),
+        extra=kernel.to_json(),
+        **figures,
+    )
+
+
+def _main() -> None:
+    """The measuring process: one line of JSON for each kernel."""
+    die_with_parent(signal.SIGKILL)
+    job = json.load(sys.stdin)
+    device = claim_device(job["core"])
+    if device.type == "cpu":
+        go_first()
+    for text in job["kernels"]:
+        kernel = Kernel.from_json(text)
+        torch.backends.cuda.matmul.allow_tf32 = kernel.dtype == "tfloat32"
+        work = _work(kernel, device)
+        assert work is not None
+        print(json.dumps(spread(time_work(work, device))), flush=True)
+
+
+def time_work(work: Work, device: torch.device) -> list[float]:
+    """Seconds of every repeat: processor time on a CPU, events on a GPU."""
+    for _ in range(WARMUP_REPEATS):
+        work()
+    if device.type == "cuda":
+        return _time_on_gpu(work)
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while len(seconds) < LEAST_REPEATS or (
+        len(seconds) < MOST_REPEATS and time.perf_counter() - started < SECONDS_PER_KERNEL
+    ):
+        before = time.process_time()  # of this pinned process: what others take of the core is not in it
+        work()
+        seconds.append(max(time.process_time() - before, LEAST_SECONDS))
+    return seconds
+
+
+def _time_on_gpu(work: Work) -> list[float]:
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    once = max(time.perf_counter() - before, LEAST_SECONDS)
+    repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(SECONDS_PER_KERNEL / once)))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, stop in events:
+        start.record()
+        work()
+        stop.record()
+    torch.cuda.synchronize()
+    return [max(start.elapsed_time(stop) / 1e3, LEAST_SECONDS) for start, stop in events]
+
+
+def _work(kernel: Kernel, device: torch.device) -> Work | None:
+    """What runs the kernel once; None where its record does not say enough. On `meta` nothing is allocated."""
+    dtype = getattr(torch, "float32" if kernel.dtype == "tfloat32" else kernel.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return None
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, dtype=dtype, device=device)
+
+    return _BUILDERS[kernel.family](kernel, tensor)
+
+
+def _matmul(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    a, b = tensor(kernel.batch, kernel.m, kernel.k), tensor(kernel.batch, kernel.k, kernel.n)
+    if kernel.batch > 1:
+        return lambda: torch.bmm(a, b)
+    if kernel.name in ("addmm", "linear"):
+        bias = tensor(kernel.n)
+        return lambda: torch.addmm(bias, a[0], b[0])
+    return lambda: torch.mm(a[0], b[0])
+
+
+def _attention(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    query = tensor(1, kernel.batch, kernel.m, kernel.k)
+    key, value = (tensor(1, kernel.batch, kernel.n, kernel.k) for _ in range(2))
+    if "backward" not in kernel.name:
+        return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    inputs = [each.requires_grad_() for each in (query, key, value)]
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    arriving = torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, inputs, arriving, retain_graph=True)
+
+
+def _softmax(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    x = tensor(kernel.m, kernel.n)
+    if kernel.name in _SOFTMAX:
+        forward = _SOFTMAX[kernel.name]
+        return lambda: forward(x, -1)
+    if kernel.name in _SOFTMAX_BACKWARD:
+        backward, gradient = _SOFTMAX_BACKWARD[kernel.name], tensor(kernel.m, kernel.n)
+        return lambda: backward(gradient, x, -1, x.dtype)
+    return None
+
+
+def _normalization(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    x, weight, bias = tensor(kernel.m, kernel.n), tensor(kernel.n), tensor(kernel.n)
+    if kernel.name in ("native_layer_norm", "layer_norm"):
+        return lambda: aten.native_layer_norm(x, [kernel.n], weight, bias, 1e-5)
+    if kernel.name == "native_layer_norm_backward":
+        gradient, mean, scale = tensor(kernel.m, kernel.n), tensor(kernel.m, 1), tensor(kernel.m, 1)
+        every = [True, True, True]
+        return lambda: aten.native_layer_norm_backward(gradient, x, [kernel.n], mean, scale, weight, bias, every)
+    return None
+
+
+def _reduction(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    reduce = _REDUCTIONS.get(kernel.name)
+    x = tensor(kernel.m, kernel.n)
+    return None if reduce is None else lambda: reduce(x, -1)
+
+
+def _elementwise(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    x = tensor(kernel.m)
+    if kernel.name in _UNARY.split():
+        function = getattr(torch.nn.functional if kernel.name in ("relu", "gelu", "silu") else torch, kernel.name)
+        return lambda: function(x)
+    if kernel.name in _OF_GRADIENT:
+        backward, gradient = _OF_GRADIENT[kernel.name], tensor(kernel.m)
+        return lambda: backward(gradient, x)
+    if kernel.name not in _BINARY.split():
+        return None
+    function = getattr(torch, kernel.name)
+    others = round(kernel.read_bytes / x.element_size()) - kernel.m  # elements of the second operand, if it has any
+    if others <= 1:
+        return (lambda: function(x, 2.0)) if kernel.name in ("add", "mul", "sub", "div") else None
+    if kernel.m % others:
+        return None
+    rows, other = x.view(-1, others), tensor(others)
+    return lambda: function(rows, other)
+
+
+def _copy(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
+    x = tensor(kernel.m)
+    if kernel.name == "clone":
+        return lambda: x.clone()
+    if kernel.name in ("zeros", "zeros_like", "new_zeros"):
+        return lambda: torch.zeros_like(x)
+    return None
+
+
+_BUILDERS: dict[str, Callable[[Kernel, Callable[..., torch.Tensor]], Work | None]] = {
+    "matmul": _matmul,
+    "attention": _attention,
+    "softmax": _softmax,
+    "normalization": _normalization,
+    "reduction": _reduction,
+    "elementwise": _elementwise,
+    "copy": _copy,
+}
+
+
+if __name__ == "__main__":
+    _main()

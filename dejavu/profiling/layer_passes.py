@@ -1,0 +1,256 @@
+"""The process that measures layers: each runs forward, backward and through the optimizer as in one rank of a training.
+
+It is pinned to one core (or one GPU), has one compute thread, and prints one JSON line for each figure;
+`runtime.measure` starts it. On a CPU processor time counts, so what other programs take of the core does not; passes
+that had to wait for them, or beside which the core itself was slow, count only where there are too few others
+(`quiet`), and each row says how many of these are in it. A layer beside which the core was slow nearly all the while is
+measured again after all others. It imports nothing that prices or stores: that would take it seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from dejavu.capture.graph import DTYPES, Graph, capture
+from dejavu.plan.schedule import PARTS
+from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.process import claim_device, die_with_parent, go_first
+from dejavu.runtime.split_backward import backward_input, backward_weight
+from dejavu.timing.interference import DISTURBED, Quiet, Timed, counted, undisturbed
+from dejavu.timing.spread import mean_spread, spread
+from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
+
+DIRECTIONS = ("forward", "backward", "optimizer")
+WARMUP_REPEATS = 2
+LEAST_REPEATS = 5
+MOST_REPEATS = 50
+IN_FLIGHT = 4  # microbatches
+WAIT_SECONDS = 20e-6  # less is what reading two clocks takes, or an interrupt
+LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
+SECONDS_PER_LAYER = 1.2  # of this process's own processor time
+MOST_SECONDS_PER_LAYER = 4.0  # on the clock, while there is less than that or fewer repeats than the least are steady
+
+
+def _main(job: dict[str, Any]) -> None:
+    """The measuring process: one line of JSON for each figure; a companion goes on until it is ended."""
+    die_with_parent(signal.SIGKILL)
+    device = claim_device(job["core"])
+    if device.type == "cpu":
+        go_first()
+    for row in _figures(job, device):
+        print(json.dumps(row), flush=True)
+
+
+def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Of each layer and pass, as it is known; again at the end where the core was slow beside the layer all the while.
+
+    The last row is the fastest look.
+    """
+    workload = Workload.model_validate(job["workload"])
+    layers = _Layers(workload, capture(workload, job["kind"]), device)
+    figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
+    quiet = Quiet(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
+    wanted, is_again = list(job["signatures"]), False
+    while wanted:
+        looks: dict[str, float] = {}
+        for signature, work in layers.of(wanted):
+            passes, looks[signature] = _time_layer(work, workload, quiet, is_alone=job["is_alone"])
+            for direction, timings in passes.items():
+                chosen = counted(timings, LEAST_REPEATS)
+                figures = figures_of([timings[k].seconds for k in chosen.places])
+                share = chosen.disturbed_share if quiet else None
+                yield {"signature": signature, "direction": direction, "disturbed_share": share, **figures}
+        if not job["until_ended"]:
+            # By now faster looks may be known than when the layer was measured.
+            wanted = [name for name in wanted if quiet and quiet.slowdown(looks[name]) > DISTURBED and not is_again]
+            is_again = True
+    if quiet:
+        yield {"look_seconds": quiet.least_seconds}
+
+
+class _Work(NamedTuple):
+    """A layer with what comes to it in a training.
+
+    Attributes:
+        loss: behind the last layer.
+        splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
+    """
+
+    module: torch.nn.Module
+    x: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    targets: torch.Tensor
+    splits: bool
+
+
+_Ends = list[tuple[torch.Tensor, torch.Tensor]]  # what came into a layer and what came out of it, by microbatch
+
+
+class _Layers:
+    """The layers of a model, one at a time."""
+
+    def __init__(self, workload: Workload, graph: Graph, device: torch.device) -> None:
+        self.workload, self.graph, self.device = workload, graph, device
+        self.builders, self.loss = layers_of(workload), model_of(workload).loss
+
+    def of(self, signatures: Sequence[str]) -> Iterator[tuple[str, _Work]]:
+        """Those with these signatures, each once."""
+        wanted, dtype = set(signatures), DTYPES[self.workload.dtype]
+        inputs, targets = dataset_of(self.workload).batch(0, self.workload.microbatch_size, seed=self.workload.seed)
+        x = inputs.to(self.device, dtype) if inputs.is_floating_point() else inputs.to(self.device)
+        for position, (layer, builder) in enumerate(zip(self.graph.layers, self.builders, strict=True)):
+            if layer.signature in wanted:
+                wanted.discard(layer.signature)
+                loss = self.loss if position == len(self.builders) - 1 else None
+                module = builder.build().to(self.device, dtype)
+                yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0)
+            x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
+
+
+def _time_layer(
+    work: _Work, workload: Workload, quiet: Quiet | None, *, is_alone: bool = True
+) -> tuple[dict[str, list[Timed]], float]:
+    """Every pass of every repeat after the first ones, and the median look beside the steady ones.
+
+    Gradients accumulate, as they do over the microbatches of a step.
+
+    Args:
+        quiet: None: waiting is part of what is measured, or nobody can tell.
+        is_alone: no companion shares the core; waiting for one is no disturbance.
+    """
+    parameters = list(work.module.parameters())
+    optimizer = make_optimizer(workload.optimizer, parameters) if parameters else None
+    splits = work.splits and work.x.is_floating_point() and bool(parameters)
+    repeats: list[dict[str, list[_Clocks]]] = []
+    stretches, looks = list[float](), list[float]()
+    for number in range(WARMUP_REPEATS):
+        _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
+    if quiet:
+        quiet.look()
+    started = before = _Clocks.now()
+    while not _are_enough(looks, before.since(started), quiet):
+        repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
+        looks.append(quiet.look() if quiet else 0.0)
+        now = _Clocks.now()
+        stretches.append(now.since(before).stretch if is_alone else 1.0)
+        before = now
+    slowdowns = _slowdowns(looks, quiet)
+    passes = {
+        direction: [
+            _timed(took, stretch * took.stretch if is_alone else 1.0, slowdown, quiet)
+            for repeat, stretch, slowdown in zip(repeats, stretches, slowdowns, strict=True)
+            for took in repeat.get(direction, ())
+        ]
+        for direction in (*DIRECTIONS, *(PARTS if splits else ()))
+    }
+    return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
+
+
+def _timed(took: _Clocks, stretch: float, slowdown: float, quiet: Quiet | None) -> Timed:
+    """One pass. A wait anywhere in its repeat counts as well as one in itself: behind it caches are cold."""
+    if quiet is None:
+        return Timed(max(took.seconds, LEAST_SECONDS))
+    return Timed(max(took.processor_seconds, LEAST_SECONDS), stretch, slowdown)
+
+
+def _are_enough(looks: Sequence[float], took: _Clocks, quiet: Quiet | None) -> bool:
+    if len(looks) < LEAST_REPEATS:
+        return False
+    if took.seconds > MOST_SECONDS_PER_LAYER:
+        return True
+    steady = len(undisturbed(_slowdowns(looks, quiet)))
+    own_seconds = took.processor_seconds if quiet else took.seconds
+    return steady >= LEAST_REPEATS and (len(looks) >= MOST_REPEATS or own_seconds > SECONDS_PER_LAYER)
+
+
+def _slowdowns(looks: Sequence[float], quiet: Quiet | None) -> list[float]:
+    return [quiet.slowdown(seconds) if quiet else 1.0 for seconds in looks]
+
+
+class _Clocks(NamedTuple):
+    """The clock's seconds and this process's processor seconds, which on its one core are all of its threads'."""
+
+    seconds: float
+    processor_seconds: float
+
+    @property
+    def stretch(self) -> float:
+        waited = self.seconds - self.processor_seconds
+        return self.seconds / max(self.processor_seconds, WAIT_SECONDS) if waited > WAIT_SECONDS else 1.0
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, start: _Clocks) -> _Clocks:
+        return _Clocks(self.seconds - start.seconds, self.processor_seconds - start.processor_seconds)
+
+
+def _repeat(
+    work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
+) -> dict[str, list[_Clocks]]:
+    """What each pass takes.
+
+    Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
+    its activations still in the cache and be some per cent too fast. So it is with the two parts of a backward pass.
+    """
+    seconds: dict[str, list[_Clocks]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
+    ends = []
+    for _ in range(IN_FLIGHT):
+        fresh = work.x.clone().requires_grad_(work.x.is_floating_point())
+        with _timing(seconds["forward"]):
+            output = work.module(fresh)
+            ends.append((fresh, work.loss(output, work.targets) if work.loss else output))
+    (_backward_in_parts if in_parts else _backward)(work, ends, parameters, seconds)
+    with _timing(seconds["optimizer"]):
+        if optimizer:
+            optimizer.step()
+    return seconds
+
+
+def _backward(
+    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
+) -> None:
+    for _, end in ends:
+        arriving = torch.ones_like(end)
+        with _timing(seconds["backward"]):
+            if end.requires_grad:
+                torch.autograd.backward(end, arriving)
+
+
+def _backward_in_parts(
+    work: _Work, ends: _Ends, parameters: list[torch.nn.Parameter], seconds: dict[str, list[_Clocks]]
+) -> None:
+    waiting = []
+    for x, end in ends:
+        arriving = [torch.ones_like(end)]
+        with _timing(seconds["backward_input"]):
+            _, groups = backward_input([end], arriving, [x], parameters)
+        waiting.append(groups)
+    for groups in waiting:
+        with _timing(seconds["backward_weight"]):
+            backward_weight(parameters, groups)
+
+
+@contextmanager
+def _timing(found: list[_Clocks]) -> Iterator[None]:
+    started = _Clocks.now()
+    yield
+    found.append(_Clocks.now().since(started))
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

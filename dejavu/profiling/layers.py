@@ -1,0 +1,156 @@
+"""Measuring layers on a device that is present, in a process of its own, as one training rank would run them.
+
+Companions do the same on the other cores meanwhile, because in a pipeline they are busy too and share caches and
+memory. What a process does is `runtime.layer_passes`; here its figures become rows of the database.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import torch
+
+from dejavu.capture.graph import Graph, Layer
+from dejavu.cost.sources.measured import subject_of
+from dejavu.cost.work import Work
+from dejavu.foundation.errors import DejavuError
+from dejavu.plan.schedule import PARTS
+from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT
+from dejavu.runtime.process import named_parent, rank_environment
+from dejavu.runtime.process.failures import what_failed
+from dejavu.timing.interference import TURNS
+from dejavu.workload import Workload
+
+LOOP = "loop"  # subject of the rows of kind `probe`
+
+
+class MeasureError(DejavuError):
+    """A layer that could not be measured; the message names it."""
+
+
+def measure_layers(
+    workload: Workload,
+    graph: Graph,
+    signatures: Sequence[str],
+    device_type: str,
+    *,
+    num_busy: int = 1,
+    in_slices: bool = False,
+    least_look_seconds: float = math.inf,
+    progress: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[int, int], None] = lambda number, process: None,
+) -> Iterator[Measurement]:
+    """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
+
+    On a CPU the last row is of kind `probe`: the fastest look at the core.
+
+    Args:
+        num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
+            machine without GPUs, they share these.
+        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
+            so only the mean of many on the clock tells what they take.
+        least_look_seconds: the fastest look at a core of this host that is known.
+        on_start: called with the number and process id of each that works; 0 is the measured one.
+
+    Raises:
+        MeasureError: the measuring process failed.
+    """
+    average = "mean" if in_slices else "median"
+    job = {
+        "workload": workload.model_dump(mode="json"),
+        "kind": graph.kind,
+        "signatures": list(signatures),
+        "average": average,
+        "least_look_seconds": least_look_seconds,
+        "is_alone": num_busy <= len(os.sched_getaffinity(0)),
+    }
+    how = f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}"
+    if graph.kind == "cpu" and not in_slices:
+        how += " of processor seconds"
+    companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
+    # A pipe that nobody reads would stop a process that warns much.
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
+    child = _start({**job, "core": 0, "until_ended": False}, errors)
+    layers = {layer.signature: layer for layer in graph.layers}
+    begun: set[str] = set()
+    try:
+        for number, process in enumerate((child, *companions)):
+            on_start(number, process.pid)
+        assert child.stdout is not None
+        for line in child.stdout:
+            row = json.loads(line)
+            if "look_seconds" in row:
+                yield probe_row(device_type, row["look_seconds"])
+                continue
+            layer = layers[row.pop("signature")]
+            if row["direction"] == DIRECTIONS[0] and layer.signature not in begun:
+                progress(layer.name)
+                begun.add(layer.signature)
+            yield _layer_row(workload, layer, device_type, row, how)
+        if child.wait():
+            errors.seek(0)
+            raise MeasureError(what_failed(f"measuring layers on {device_type}", errors.read()))
+    finally:
+        for process in (child, *companions):
+            process.kill()
+            process.communicate()
+        errors.close()
+
+
+def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict[str, Any], how: str) -> Measurement:
+    """The row of one pass."""
+    direction = figures["direction"]
+    work = Work.of([layer], direction, workload.dtype, workload.optimizer)
+    return Measurement(
+        kind="layer",
+        subject=subject_of(layer.signature, direction, workload.optimizer),
+        name=layer.name,
+        device_type=device_type,
+        dtype=workload.dtype,
+        microbatch_size=workload.microbatch_size,
+        flops=None if direction in PARTS else work.flops or None,  # of a part nobody knows how much
+        extra=json.dumps({"family": layer.family, **work.to_dict()}),
+        host_fingerprint=host_fingerprint(),
+        torch_version=torch.__version__,
+        source="measured",
+        how=how,
+        measured_at=datetime.now(UTC),
+        **figures,
+    )
+
+
+def probe_row(device_type: str, look_seconds: float) -> Measurement:
+    """The fastest look at a core (`dejavu.timing.interference`) as a row: by it later ones see what disturbs them."""
+    return Measurement(
+        kind="probe",
+        subject=LOOP,
+        name="a loop of plain Python",
+        device_type=device_type,
+        dtype="int64",
+        seconds=look_seconds,
+        repeats=TURNS,
+        host_fingerprint=host_fingerprint(),
+        torch_version=torch.__version__,
+        source="measured",
+        how="processor seconds, the fastest of all looks beside a measurement",
+        measured_at=datetime.now(UTC),
+    )
+
+
+def _start(job: dict[str, Any], errors: IO[str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dejavu.profiling.layer_passes", json.dumps(job)],
+        stdout=subprocess.PIPE if errors else subprocess.DEVNULL,
+        stderr=errors or subprocess.DEVNULL,
+        text=True,
+        env={**rank_environment(), **named_parent()},
+    )

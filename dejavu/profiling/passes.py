@@ -1,0 +1,176 @@
+"""Measuring what torch's pipeline runtime itself takes of a CPU: for every pass, and for every message.
+
+Ranks share their cores with the threads that send and receive for them, so on CPUs a message costs computing time on
+both ends. A pipeline of layers that do almost nothing shows it: the processor seconds of a pass less those of its layer
+alone. Run as `python -m dejavu.profiling.passes` it is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dejavu.bind.binding import Binding, Placement
+from dejavu.cluster import Device
+from dejavu.init import Draw
+from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.pipeline import Pipeline
+from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
+from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.timing.interference import Quiet, Timed, counted, waited_seconds
+from dejavu.timing.repeats import stretch_of
+from dejavu.timing.spread import spread
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+from dejavu.workload.models import model_of
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
+
+ALONE, EXCHANGE = "alone", "exchange"  # subjects of the rows: stages on one rank, and on two
+SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
+NUM_MICROBATCHES = 16
+WARMUP_STEPS, STEPS = 2, 24
+LEAST_STEPS = 8  # count, however disturbed
+TIMEOUT_SECONDS = 300.0
+LEAST_SECONDS = 1e-6  # of a step: differences of two noisy times may come out below zero
+
+
+class Scale(nn.Module):
+    """The least that a layer with a weight can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(Scale(), Scale())
+
+
+def measure_passes(device_type: str) -> Iterator[Measurement]:
+    """Processor seconds of a pass beside its layers: without messages, and with one message of each of `SIZES_BYTES`.
+
+    Raises:
+        LaunchError: the ranks failed.
+    """
+    from dejavu.profiles import Measurement, host_fingerprint  # half a second, which ranks need not wait for
+
+    for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
+        words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dejavu.launch.agent", *words, "dejavu.profiling.passes"],
+            env=rank_environment() | named_parent(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        if done.returncode:
+            raise LaunchError(what_failed("measuring what a pass costs", done.stderr))
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                yield Measurement(
+                    kind="pass",
+                    subject=subject,
+                    name=f"a pass and {num_ranks - 1} messages",
+                    device_type=device_type,
+                    dtype="float32",
+                    num_ranks=num_ranks,
+                    host_fingerprint=host_fingerprint(),
+                    torch_version=torch.__version__,
+                    source="measured",
+                    how="processor seconds of layers that do little, less those of the layers alone, median",
+                    measured_at=datetime.now(UTC),
+                    **json.loads(line),
+                )
+
+
+def _main() -> None:
+    die_with_parent(signal.SIGKILL)
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = claim_device(rank)
+    if device.type == "cpu":
+        go_first()
+    dist.init_process_group("gloo")
+    quiet = Quiet()
+    for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:
+        both: list[Any] = [None] * num_ranks
+        dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, quiet))
+        if rank == 0:
+            steps = [_of_all_ranks(step) for step in zip(*both, strict=True)]
+            chosen = counted(steps, LEAST_STEPS)
+            figures = spread([steps[k].seconds for k in chosen.places])
+            share = chosen.disturbed_share
+            print(json.dumps({"size_bytes": size, "disturbed_share": share, **figures}), flush=True)
+    dist.destroy_process_group()
+
+
+def _of_all_ranks(step: Sequence[Timed]) -> Timed:
+    """The mean pass of a step, disturbed as it was on the rank where it was disturbed most."""
+    return Timed(fmean(t.seconds for t in step), max(t.stretch for t in step), max(t.slowdown for t in step))
+
+
+def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, quiet: Quiet) -> list[Timed]:
+    """One pass in each step: processor seconds, and what was beside the step on this rank's core."""
+    B = NUM_MICROBATCHES
+    workload = Workload(
+        model=f"{__spec__.name}:two_layers",
+        data="synthetic",
+        synthetic=SyntheticSettings(num_classes=2, image_shape=(1, 1, width)),
+        batch_size=B,
+        num_microbatches=B,
+        trials=TrialSettings(count=0),
+    )
+    how = StageConfiguration("cpu")
+    bounds = (0, 2) if num_ranks == 1 else (0, 1, 2)
+    plan = Plan(tuple(Stage(a, b, how) for a, b in itertools.pairwise(bounds)), "1f1b", B)
+    places = tuple(Placement(r, 0, 0, Device("cpu", "here", "localhost", 0, r)) for r in range(num_ranks))
+    layout = Layout(Binding(plan, places, 0.0, 0.0), 1)
+    pipeline = Pipeline(workload, Draw(), layout, places[rank], device)
+    batch, targets = torch.randn(B, 1, 1, width), torch.zeros(B, dtype=torch.int64)
+    loss, has_loss = model_of(workload).loss, rank == num_ranks - 1
+    (module,) = pipeline.modules.values()
+
+    def layers_alone() -> None:
+        for x in batch.chunk(B):
+            for layer in module:
+                x = layer(x.detach().requires_grad_(rank > 0))
+            end = loss(x, targets[:1]) if has_loss else x.sum()
+            end.backward()
+
+    found, looks = list[tuple[float, float]](), list[float]()
+    quiet.look()
+    for step in range(WARMUP_STEPS + STEPS):
+        began, waited = time.perf_counter(), waited_seconds(all_threads=False)
+        times = [time.process_time()]
+        pipeline(step, batch, targets)
+        times.append(time.process_time())
+        layers_alone()
+        times.append(time.process_time())
+        stretch = stretch_of(time.perf_counter() - began, waited_seconds(all_threads=False) - waited)
+        look = quiet.look()
+        if step >= WARMUP_STEPS:
+            looks.append(look)
+            whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
+            found.append((max(whole - alone, LEAST_SECONDS) / (2 * B), stretch))
+    return [Timed(*one, quiet.slowdown(look)) for one, look in zip(found, looks, strict=True)]
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,286 @@
+"""Measuring on this machine what the database lacks: layers, transfers, passes, operators, collectives.
+
+Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
+stopped. What was measured beside other work is measured again when the machine is quiet. What was shipped, or measured
+on another machine of the same kind, serves predictions, but a device that is here is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from dejavu.capture.graph import Graph
+from dejavu.capture.kernels import kernel_of
+from dejavu.cluster import Cluster, this_machine
+from dejavu.cost import transfer_cost
+from dejavu.cost.collectives.transfer import EXCHANGE
+from dejavu.cost.kernels.calibration import calibration_kernels
+from dejavu.cost.sources.measured import Measured, subject_of
+from dejavu.foundation.errors import InputError
+from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
+from dejavu.profiles.collective import COLLECTIVES
+from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives
+from dejavu.profiling.kernels import can_measure, measure_kernels
+from dejavu.profiling.layer_passes import DIRECTIONS
+from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.links import measure_link
+from dejavu.profiling.passes import measure_passes
+from dejavu.timing.interference import are_quiet
+from dejavu.workload import Workload
+
+KEPT_EVERY_SECONDS = 10.0
+T = TypeVar("T")
+Measure = Callable[[Callable[[str], None]], Iterator[Measurement]]
+Progress = Callable[[str, int, int], None]  # what is measured now, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """What was measured now, and what was known before.
+
+    Attributes:
+        num_new, num_known: figures: layers (all passes are one), pairs of devices, operators, sizes of collectives.
+        not_here: device types of the cluster that this machine does not have; their costs are predicted.
+        num_disturbed: figures that were measured beside other work, never yet without.
+    """
+
+    num_new: int
+    num_known: int
+    not_here: tuple[str, ...]
+    num_disturbed: int = 0
+
+    def __str__(self) -> str:
+        absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
+        beside = f", {self.num_disturbed} of all beside other work" if self.num_disturbed else ""
+        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{beside}{absent}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be known of the cluster's devices that this machine has.
+
+    Attributes:
+        again: measure what is known, too.
+    """
+
+    graph: Graph
+    workload: Workload
+    cluster: Cluster
+    database: ProfileDatabase
+    again: bool = False
+
+    def run(
+        self,
+        kinds: Collection[str] = ("layers", "transfers", "passes"),
+        progress: Progress = lambda name, done, total: None,
+    ) -> MeasureResult:
+        """Measure what is missing of these `KINDS`.
+
+        Raises:
+            InputError: an unknown kind.
+            MeasureError, LaunchError: a measuring process failed.
+        """
+        unknown = [kind for kind in kinds if kind not in KINDS]
+        if unknown:
+            raise InputError(f"unknown kind of measurement {unknown[0]!r}; wanted one of {', '.join(KINDS)}")
+        here = this_machine()
+        counts = {
+            name: min(count, here.device_counts[name])
+            for name, count in self.cluster.device_counts.items()
+            if name in here.device_types
+        }
+        wanted = [(kind, name, count) for name, count in counts.items() for kind in kinds]
+        errands = [KINDS[kind](self, name, count) for kind, name, count in wanted]
+        total, done = sum(errand.num_missing for errand in errands), 0
+
+        def step(name: str) -> None:
+            nonlocal done
+            progress(name, done, total)
+            done += 1
+
+        for errand in errands:
+            if errand.num_missing:
+                self._keep(errand.measure(step))
+        absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
+        disturbed = sum(KINDS[kind](self, name, count).num_disturbed for kind, name, count in wanted)
+        return MeasureResult(total, sum(errand.num_known for errand in errands), absent, disturbed)
+
+    @cached_property
+    def _is_quiet(self) -> bool:
+        """Whether what was disturbed may be measured better now; asked only where something was."""
+        return are_quiet(len(os.sched_getaffinity(0)), self._least_look_seconds)
+
+    @property
+    def _least_look_seconds(self) -> float:
+        rows = self._own.read(kind="probe", host_fingerprint=host_fingerprint())
+        return min(rows["seconds"].to_pylist(), default=math.inf)
+
+    @property
+    def _own(self) -> ProfileDatabase:
+        return replace(self.database, with_shipped=False)
+
+    def _keep(self, rows: Iterator[Measurement]) -> None:
+        """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
+        kept: list[Measurement] = []
+        last, least = time.monotonic(), self._least_look_seconds
+        try:
+            for row in rows:
+                if row.kind == "probe" and row.seconds >= least:
+                    continue
+                kept.append(row)
+                if time.monotonic() - last > KEPT_EVERY_SECONDS:
+                    self.database.append(kept)
+                    kept, last = [], time.monotonic()
+        finally:
+            self.database.append(kept)
+
+    def _layers(self, device_type: str, num_devices: int) -> Errand:
+        known = Measured(self._own, self.workload.optimizer, host=host_fingerprint())
+        device = self.cluster.device_types[device_type]
+        layers = {layer.signature: layer for layer in self.graph.layers}
+        missing = [
+            signature
+            for signature, layer in layers.items()
+            if self.again or any(known.estimate(layer, way, self.graph, device) is None for way in DIRECTIONS)
+        ]
+        rows = known.rows(device_type, self.graph.dtype)
+        disturbed = [
+            signature
+            for signature in layers
+            if any(
+                (
+                    row := rows.get(
+                        (subject_of(signature, way, self.workload.optimizer), way, self.graph.microbatch_size)
+                    )
+                )
+                and row.is_disturbed
+                for way in DIRECTIONS
+            )
+        ]
+        wanted = self._with_disturbed(missing, disturbed)
+        return Errand(
+            len(wanted),
+            len(layers) - len(wanted),
+            lambda step: measure_layers(
+                self.workload,
+                self.graph,
+                wanted,
+                device_type,
+                num_busy=num_devices,
+                least_look_seconds=self._least_look_seconds,
+                progress=step,
+            ),
+            len(disturbed),
+        )
+
+    def _with_disturbed(self, missing: Sequence[T], disturbed: Sequence[T]) -> list[T]:
+        """What is missing, and what was disturbed if this is the moment to measure it better."""
+        again = [one for one in disturbed if one not in missing]
+        return [*missing, *again] if again and self._is_quiet else [*missing]
+
+    def _transfers(self, device_type: str, num_devices: int) -> Errand:
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            step(f"transfers between two of {device_type}")
+            yield from measure_link(device_type)
+
+        declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
+        if num_devices < 2 or declared:  # a measurement would not override what a person wrote
+            return Errand(0, 0, measure)
+        return self._all_or_nothing("transfer", EXCHANGE, device_type, measure)
+
+    def _all_or_nothing(self, kind: str, subject: str, device_type: str, measure: Measure) -> Errand:
+        """Rows that are one figure: of a link, of what passes take."""
+        rows = self._own.latest(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
+        rows = [row for row in rows if not subject or row.subject == subject]
+        disturbed = [kind] if any(row.is_disturbed for row in rows) else []
+        missing: list[str] = [] if rows and not self.again else [kind]
+        wanted = self._with_disturbed(missing, disturbed)
+        return Errand(len(wanted), 1 - len(wanted), measure, len(disturbed))
+
+    def _passes(self, device_type: str, num_devices: int) -> Errand:
+        """What the runtime itself takes: of CPUs only, whose cores compute and communicate."""
+
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            step(f"passes and messages on {device_type}")
+            yield from measure_passes(device_type)
+
+        if num_devices < 2 or self.cluster.kind != "cpu":
+            return Errand(0, 0, measure)
+        return self._all_or_nothing("pass", "", device_type, measure)
+
+    def _operators(self, device_type: str, num_devices: int) -> Errand:
+        kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
+        for layer in self.graph.layers:
+            for operator in layer.operators:
+                kernel = kernel_of(operator)
+                if kernel is not None:
+                    kernels.setdefault(kernel.subject, kernel)
+        kernels = {subject: kernel for subject, kernel in kernels.items() if can_measure(kernel)}
+        known = set() if self.again else self._own_subjects("operator", device_type) & kernels.keys()
+        missing = [kernel for subject, kernel in kernels.items() if subject not in known]
+        return Errand(len(missing), len(known), lambda step: measure_kernels(missing, device_type, progress=step))
+
+    def _collectives(self, device_type: str, num_devices: int) -> Errand:
+        if num_devices < 2:
+            return Errand(0, 0, lambda step: iter(()))
+        known = set() if self.again else self._own_subjects("collective", device_type)
+        rows = self._own.latest(kind="collective", device_type=device_type, host_fingerprint=host_fingerprint())
+        disturbed = [row.subject for row in rows if row.is_disturbed]
+        known -= set(self._with_disturbed([], disturbed))
+        missing = [
+            (name, ranks)
+            for ranks in _group_sizes(num_devices)
+            for name in COLLECTIVES
+            if (name != "send_recv" or ranks == 2) and collective_of(name, ranks, ranks).subject not in known
+        ]
+        wanted = sum(len(COLLECTIVES) - (ranks != 2) for ranks in _group_sizes(num_devices))
+
+        def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
+            for ranks in sorted({ranks for _, ranks in missing}):
+                names = [name for name, among in missing if among == ranks]
+                yield from measure_collectives(names, ranks, device_type, progress=step)
+
+        size = len(SIZES_BYTES)
+        return Errand(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
+
+    def _own_subjects(self, kind: str, device_type: str) -> set[str]:
+        """What of this kind was measured on this very machine."""
+        rows = self._own.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
+        return set(rows["subject"].to_pylist())
+
+
+@dataclass(frozen=True)
+class Errand:
+    """One kind of measurement on one type of device.
+
+    Attributes:
+        num_missing: figures that are measured now, the disturbed ones among them if this is the moment.
+        measure: calls its argument before each figure.
+        num_disturbed: figures that are known from beside other work only.
+    """
+
+    num_missing: int
+    num_known: int
+    measure: Measure
+    num_disturbed: int = 0
+
+
+KINDS: dict[str, Callable[[Campaign, str, int], Errand]] = {
+    "layers": Campaign._layers,
+    "transfers": Campaign._transfers,
+    "passes": Campaign._passes,
+    "operators": Campaign._operators,
+    "collectives": Campaign._collectives,
+}
+
+
+def _group_sizes(num_devices: int) -> list[int]:
+    """2, 4, 8 … and all."""
+    powers = [2**k for k in range(1, num_devices.bit_length()) if 2**k <= num_devices]
+    return sorted({*powers, num_devices})

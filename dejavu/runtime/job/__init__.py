@@ -1,0 +1,212 @@
+"""The process boundary of training: one JSON file in (`TrainingJob`), one out (`TrainingResult`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dejavu.bind.binding import Binding
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.init import Draw
+from dejavu.plan.schedule import Pass
+from dejavu.timing.clock import Timed
+from dejavu.timing.steps import StepTimes
+from dejavu.timing.training import StageTimes, TrainingTimes
+from dejavu.workload import Workload
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """All that a rank needs to know.
+
+    Attributes:
+        draw: the initial weights, where there are no weights to start from.
+        start_from: a trial's state (safetensors), or None.
+        first_step, last_step: the steps to train, `last_step` not included.
+        folder: checkpoints, progress and the result go here; an absolute path that every host sees.
+    """
+
+    workload: Workload
+    binding: Binding
+    draw: Draw
+    start_from: str | None
+    first_step: int
+    last_step: int
+    folder: str
+
+    @property
+    def result_path(self) -> Path:
+        return Path(self.folder) / "result.json"
+
+    @property
+    def progress_path(self) -> Path:
+        """One JSON line a step, written by the rank that has the loss."""
+        return Path(self.folder) / "progress.jsonl"
+
+    def error_path(self, attempt: int, rank: int) -> Path:
+        """What a rank said when it failed by itself."""
+        return Path(self.folder) / f"error-{attempt}-{rank}.txt"
+
+    def errors(self) -> list[Path]:
+        """What ranks of the last attempt that failed said, the first to fail first."""
+        found = [(int(path.name.split("-")[1]), path) for path in Path(self.folder).glob("error-*-*.txt")]
+        last = max((attempt for attempt, _ in found), default=0)
+        return sorted((path for attempt, path in found if attempt == last), key=lambda path: path.stat().st_mtime_ns)
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.folder) / "checkpoints"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "workload": self.workload.model_dump(mode="json"),
+            "binding": self.binding.to_dict(),
+            "draw": asdict(self.draw),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingJob:
+        return cls(
+            **{
+                **data,
+                "workload": Workload.model_validate(data["workload"]),
+                "binding": Binding.from_dict(data["binding"]),
+                "draw": Draw(**data["draw"]),
+            }
+        )
+
+    def write(self) -> Path:
+        """The job as a file in its folder."""
+        path = Path(self.folder) / "job.json"
+        write_json(path, self.to_dict())
+        return path
+
+    @classmethod
+    def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
+        """The job of a file, to be done in its own folder or another."""
+        data = json.loads(path.read_text())
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            data["folder"] = str(folder.resolve())
+        return cls.from_dict(data)
+
+
+def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
+    """Read the job of an earlier training that this workload may go on with.
+
+    Raises:
+        InputError: there is no training, it cannot be read, or it is of another model, data, batch or optimizer.
+    """
+    path = folder / "job.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no training to resume: {path} is not there; wanted a folder of .dejavu/runs")
+    try:
+        before = TrainingJob.read(path)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, DejavuError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
+        ) from error
+    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare"}
+    old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
+    for name, value in new.items():
+        if old[name] != value:
+            raise InputError(f"{folder} was trained with {name} {old[name]!r}; wanted the same, found {value!r}")
+    return before
+
+
+def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
+    """Continue the training of this folder from its last checkpoint: on another plan, or for more steps.
+
+    Raises:
+        InputError: as `earlier_job`.
+    """
+    before, whole = earlier_job(folder, workload), str(folder.resolve())
+    return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training did.
+
+    Attributes:
+        first_step: the step of `losses[0]`.
+        losses: of every step, in order, across restarts.
+        step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had none to do.
+        stages: each stage's times; empty where there are none.
+        restarts: how often the ranks were started again.
+        resumed_from_step: the checkpoint that the last attempt went on from; None: none.
+        final_checkpoint: the folder of the last complete checkpoint.
+        failures: a sentence for each rank that made all start again: attempt, rank, stages, host, and how it ended.
+        last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
+            that rank's own beginning of the step.
+        step_times: how long the last attempt's steps took, and whether other work was beside them.
+    """
+
+    first_step: int
+    losses: tuple[float, ...]
+    step_seconds: float | None
+    stages: tuple[StageTimes, ...]
+    restarts: int
+    resumed_from_step: int | None
+    final_checkpoint: str
+    failures: tuple[str, ...] = ()
+    last_step_passes: tuple[tuple[Timed, ...], ...] = ()
+    step_times: StepTimes | None = None
+
+    @property
+    def times(self) -> TrainingTimes:
+        """What was measured on the way."""
+        return TrainingTimes(self.step_seconds, self.step_times, len(self.losses), self.stages, self.last_step_passes)
+
+    @property
+    def origin(self) -> str:
+        """From where the last attempt went on."""
+        return "the beginning" if self.resumed_from_step is None else f"step {self.resumed_from_step}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingResult:
+        stages = tuple(StageTimes(**row) for row in data["stages"])
+        passes = tuple(
+            tuple(Timed(stage, Pass(direction), *rest) for stage, direction, *rest in rank)
+            for rank in data["last_step_passes"]
+        )
+        known = {
+            "losses": tuple(data["losses"]),
+            "failures": tuple(data["failures"]),
+            "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
+            "stages": stages,
+            "last_step_passes": passes,
+        }
+        return cls(**{**data, **known})
+
+
+def parse_progress(line: bytes) -> tuple[int, float] | None:
+    """Step and loss of one line of progress; None if its rank was killed in the middle of it."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row["step"], row["loss"]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""Ranks that ended before their training did: written down by the agent that sees it, told by the launcher."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from dejavu.foundation.errors import DejavuError
+
+
+class LaunchError(DejavuError):
+    """The ranks did not finish; the message says why, or has the end of their log."""
+
+
+class RankError(LaunchError):
+    """A rank failed by itself, not by a signal: trying again would fail again."""
+
+
+_ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")  # that a rank failed is known
+
+
+def what_failed(what: str, said: str) -> str:
+    """A sentence for a process that failed: the last error it wrote, and the file in which all that it said is kept.
+
+    Args:
+        what: what failed, such as `measuring layers`.
+        said: its standard error.
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.fullmatch(line)]
+    last = (errors or lines or ["it said nothing"])[-1]
+    with tempfile.NamedTemporaryFile("w", prefix="dejavu-failed-", suffix=".log", delete=False) as file:
+        file.write(said)
+    return f"{what} failed: {last} (all it said: {file.name})"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that ended before its training did.
+
+    Attributes:
+        attempt: how often the ranks had been started again before.
+        rank, stages, host: its number in the world, what it ran, and where.
+        exit_code: its own; below 0: minus the signal that ended it.
+        why: what the watchdog saw before it ended the rank; empty where it was not the watchdog.
+    """
+
+    attempt: int
+    rank: int
+    stages: tuple[int, ...]
+    host: str
+    exit_code: int
+    why: str = ""
+
+    def __str__(self) -> str:
+        stages = f"stage{'s' if len(self.stages) > 1 else ''} {', '.join(map(str, self.stages))}"
+        how = f"was ended by {_signal_name(-self.exit_code)}" if self.by_signal else f"failed (exit {self.exit_code})"
+        why = f": {self.why}" if self.why else ""
+        return f"attempt {self.attempt}: rank {self.rank} ({stages} on {self.host}) {how}{why}"
+
+    @property
+    def by_signal(self) -> bool:
+        return self.exit_code < 0
+
+
+def failures_path(folder: Path | str) -> Path:
+    """One JSON line for each rank that ended before its time."""
+    return Path(folder) / "failures.jsonl"
+
+
+def write_failure(folder: Path | str, failure: Failure) -> None:
+    """Add a line, in one write: several hosts may."""
+    with failures_path(folder).open("a") as file:
+        file.write(json.dumps(asdict(failure)) + "\n")
+
+
+def read_failures(folder: Path | str) -> list[Failure]:
+    """What made each attempt end, in order: ranks that a signal ended, or else the first that failed.
+
+    The others of an attempt failed because these had gone.
+    """
+    path = failures_path(folder)
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    listed = [Failure(**{**row, "stages": tuple(row["stages"])}) for row in rows]
+    return [
+        failure
+        for _, group in groupby(sorted(listed, key=lambda f: f.attempt), key=lambda f: f.attempt)
+        for failure in _causes(list(group))
+    ]
+
+
+def _causes(failures: list[Failure]) -> Iterable[Failure]:
+    return [failure for failure in failures if failure.by_signal] or failures[:1]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name of their own
+        return f"signal {number}"

@@ -1,0 +1,139 @@
+"""Thousands of operators: search over clusters of them, move the cuts one by one, and prove it on the original."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dejavu.plan import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
+from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.search._base import Incumbent, Search, TooLargeError
+from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search.coarse.undominated import Undominated
+from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.exact import Exact
+from dejavu.search.feasible import Feasible
+from dejavu.search.pipedream import PipeDream
+from dejavu.search.shared.stage_table import StageTable
+
+_FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
+
+
+@dataclass(frozen=True)
+class Coarse(Search):
+    """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
+
+    The bound is one of the original problem, with all of its cuts: prices on devices, and memory by the fewest stages
+    behind (`_windowed`). Choose it for more layers than `exact` can list the stages of, on as many devices as there
+    are; costs have to be sums over layers.
+
+    Attributes:
+        quick: gives the first plan, in seconds.
+        fitting: gives it where the quick search has none, or proves that there is none.
+        inner: searches the clustered problem.
+        incumbent: a plan to start from in place of the quick one.
+        num_clusters: so many layers at most.
+        num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
+        round_share: of the budget, for each round; the proof runs beside the rounds from the second on.
+        max_options: fewer clusters where they and the configurations would make more stages than this.
+        relative_gap: proved to be as close as this to the best, it stops.
+    """
+
+    name: ClassVar[str] = "coarse"
+    quick: Search = field(default_factory=PipeDream)
+    fitting: Search = field(default_factory=Feasible)
+    inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
+    incumbent: Plan | None = None
+    num_clusters: int = 192
+    num_rounds: int = 4
+    round_share: float = 0.22
+    max_options: float = 6e6
+    relative_gap: float = 0.005
+
+    def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
+        if problem.num_layers <= self._affordable(problem):
+            inner = replace(self.inner, incumbent=best.plan)
+            return replace(inner.run(problem, budget_seconds=best.budget_seconds, seed=seed), search=self.name)
+        if not isinstance(problem.costs, AdditiveCosts):
+            raise TooLargeError("coarse search clusters layers whose costs add up; these are given stage by stage")
+        kept = Undominated.of(problem)
+        num_clusters = self._affordable(kept.problem)
+        first = self._start(problem, best, seed)
+        if isinstance(first, Infeasible):
+            return replace(first, search=self.name)
+        self._round(kept, best, num_clusters, seed)
+        with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
+            proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
+            for k in range(1, self.num_rounds):
+                if best.remaining_seconds < 0 or proof.done():
+                    break
+                best.take_over()
+                self._round(kept, best, num_clusters + k, seed)
+            best.take_over()
+            return self._combined(best, proof.result())
+
+    def _combined(self, best: Incumbent, bound: float) -> Answer:
+        """The answer with a bound on all plans of the original problem; inf: there are none."""
+        if best.plan is not None:
+            return best.result(bound)
+        if bound == np.inf:
+            return best.infeasible("no plan fits: with every cut and devices without number no stages cover the layers")
+        late = best.remaining_seconds < 0
+        obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
+        return best.not_found(obstacle, "no plan was met that cuts between clusters of layers; others may fit", bound)
+
+    def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
+        """A first plan, from the searches for one where none was given; what the last of them said."""
+        answer = None
+        for search in (self.quick, self.fitting):
+            if best.plan is None and not isinstance(answer, Infeasible):
+                answer = search.run(problem, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
+                if isinstance(answer, SearchResult):
+                    best.offer(answer.plan)
+        if best.plan is not None:
+            _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
+        return answer
+
+    def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> None:
+        """Search over clusters, the cuts of the best plan among those between them; then move the cuts of the best.
+
+        What this search says of the clusters' problem, infeasible or too large, it does not say of the original.
+        """
+        problem = kept.problem
+        cuts, inner = boundaries(problem, num_clusters), self.inner
+        if best.plan is not None:
+            around = kept.plan(best.plan)
+            own = [0, *around.cuts, problem.num_layers]
+            cuts = np.union1d(boundaries(problem, max(num_clusters - len(own), 1)), own)
+            inner = replace(inner, incumbent=reclustered(around, cuts))
+        share = min(self.round_share * best.budget_seconds, max(best.remaining_seconds, 0.0))
+        few = clustered(problem, cuts)
+        if inner.incumbent is not None and not is_valid(few, inner.incumbent):
+            inner = self.inner  # sums in another order: it just does not fit
+        found = inner.run(few, budget_seconds=share, seed=seed)
+        if isinstance(found, SearchResult):
+            best.offer(unclustered(found.plan, cuts))
+        if best.plan is not None:  # maybe of configurations that are not kept: from the start, or handed over
+            _move_cuts(kept.original, best, _FIRST_REACH * problem.num_layers / len(cuts))
+
+    def _affordable(self, problem: Problem) -> int:
+        """So many clusters that the exact search over them can list its stages."""
+        return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
+
+
+def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:
+    """Refine the best plan's cuts until that gains nothing."""
+    table = StageTable.of(problem)
+    while reach >= 1.0 and best.remaining_seconds > 0:
+        assert best.plan is not None
+        before = best.step_seconds
+        for plan in refined(problem, best.plan, int(reach), table):
+            if is_valid(problem, plan):  # sums in another order: one may just not fit
+                best.offer(plan)
+        if best.step_seconds >= before * (1 - 1e-6):
+            reach /= 4.0

@@ -1,0 +1,94 @@
+"""Fewer configurations: without those that another is as good as in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.plan import Plan, Problem
+from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.search.shared.options import link_classes
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Undominated:
+    """A problem without the configurations that no plan needs.
+
+    Attributes:
+        problem: with the others only; its best plan is as good as the original's.
+        kept: which of the original's configurations these are.
+        instead_C: for each of the original's configurations one that is as good, itself where it is kept; −1 where the
+            cluster has too few devices for it.
+        original: the problem with all of them.
+    """
+
+    problem: Problem
+    kept: Ints
+    instead_C: Ints
+    original: Problem
+
+    @classmethod
+    def of(cls, problem: Problem) -> Undominated:
+        """A configuration goes where another of the same type and links is nowhere worse, with no more devices.
+
+        Where every device has to be used all stay: a plan may need one that is worse but takes more devices.
+        """
+        costs = problem.costs
+        assert isinstance(costs, AdditiveCosts)
+        class_C, _ = link_classes(problem)
+        tables = [getattr(costs, name) for name in AdditiveCosts.__dataclass_fields__ if name != "capacity_bytes_C"]
+        tables = [table.reshape(len(problem.configurations), -1) for table in (*tables, -costs.capacity_bytes_C)]
+        instead_C = np.full(len(problem.configurations), -1, dtype=np.int64)
+        kept: list[int] = []
+        order = sorted(range(len(problem.configurations)), key=lambda c: (problem.configurations[c].num_devices, c))
+        for c in order:
+            how = problem.configurations[c]
+            if how.num_devices > problem.device_counts[how.device_type]:
+                continue
+            instead_C[c] = c
+            if problem.use_all_devices:
+                kept.append(c)
+                continue
+            better = next((k for k in kept if _is_as_good(problem, class_C, tables, k, c)), None)
+            if better is not None:
+                instead_C[c] = better
+                continue
+            for k in [k for k in kept if _is_as_good(problem, class_C, tables, c, k)]:
+                kept.remove(k)
+                instead_C[instead_C == k] = c
+            kept.append(c)
+        rows = np.array(sorted(kept), dtype=np.int64)
+        return cls(_with(problem, rows) if len(rows) else problem, rows, instead_C, problem)
+
+    def plan(self, plan: Plan) -> Plan:
+        """A plan of the original with kept configurations only: it fits where that one fits, and is as cheap."""
+        of = self.original
+        stages = (
+            replace(stage, configuration=of.configurations[self.instead_C[of.index(stage.configuration)]])
+            for stage in plan.stages
+        )
+        return replace(plan, stages=tuple(stages))
+
+
+def _is_as_good(problem: Problem, class_C: Ints, tables: list[Floats], a: int, b: int) -> bool:
+    one, other = problem.configurations[a], problem.configurations[b]
+    if one.device_type != other.device_type or class_C[a] != class_C[b] or one.num_devices > other.num_devices:
+        return False
+    return all(bool((table[a] <= table[b]).all()) for table in tables)
+
+
+def _with(problem: Problem, kept: Ints) -> Problem:
+    """The problem with some of its configurations only."""
+    costs = problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    return replace(
+        problem,
+        configurations=tuple(problem.configurations[c] for c in kept),
+        costs=AdditiveCosts(**{name: getattr(costs, name)[kept] for name in AdditiveCosts.__dataclass_fields__}),
+        link_latency_seconds_CC=problem.link_latency_seconds_CC[np.ix_(kept, kept)],
+        link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[np.ix_(kept, kept)],
+    )

@@ -1,0 +1,89 @@
+"""The prices on devices that prove most: cutting planes over the plans that prices bring forth (Kelley, 1960).
+
+Letters: T = device types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from dejavu.plan.stage_costs import Floats
+
+_MOST_ROUNDS = 30  # of prices for one limit
+_MOST_PLANES = 200  # plans that are remembered from one limit to the next
+
+
+@dataclass(frozen=True, eq=False)
+class PricedPlan:
+    """The cheapest plan at some prices.
+
+    Attributes:
+        sum_seconds: Σ of its stages and transfers, without prices.
+        bottleneck_seconds: the plan is one for every limit that is not below this.
+        use_T: its devices of each type.
+    """
+
+    sum_seconds: float
+    bottleneck_seconds: float
+    use_T: NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class CuttingPlanes:
+    """Maximizes min over plans of Σ + prices · (use − count) over the prices: a bound on Σ of all plans within counts.
+
+    Attributes:
+        are_signed: prices may be negative, because every device has to be used.
+    """
+
+    count_T: NDArray[np.int64]
+    are_signed: bool
+    _known: list[PricedPlan] = field(default_factory=list)
+
+    def bound(
+        self,
+        cheapest: Callable[[Floats], PricedPlan | None],
+        *,
+        limit: float,
+        cutoff: float,
+        most_price: float,
+        precision_seconds: float,
+        prices_T: Floats,
+        is_late: Callable[[], bool],
+    ) -> tuple[float, Floats]:
+        """The bound, up to the cutoff, and its prices; inf if there is no plan.
+
+        Args:
+            cheapest: the cheapest plan under the limit at the prices it is given; None: no plan is under the limit.
+            prices_T: to begin with.
+            is_late: whether to stop with what there is.
+        """
+        T = len(self.count_T)
+        best, best_prices = -np.inf, prices_T
+        known = [plan for plan in self._known[-_MOST_PLANES:] if plan.bottleneck_seconds <= limit]
+        bounds = [*[(-most_price if self.are_signed else 0.0, most_price)] * T, (None, None)]
+        for _ in range(_MOST_ROUNDS):
+            plan = cheapest(prices_T)
+            if plan is None:
+                return np.inf, prices_T
+            value = plan.sum_seconds + float((plan.use_T - self.count_T) @ prices_T)
+            if value > best:
+                best, best_prices = value, prices_T
+            if best >= cutoff or is_late():
+                break
+            known.append(plan)
+            self._known.append(plan)
+            planes = np.array([np.append(self.count_T - plan.use_T, 1.0) for plan in known])
+            sums = np.array([plan.sum_seconds for plan in known])
+            unit = float(sums.max()) or 1.0  # the solver's tolerances are absolute
+            box = [(None if low is None else low / unit, None if high is None else high / unit) for low, high in bounds]
+            answer = linprog(np.append(np.zeros(T), -1.0), planes, sums / unit, bounds=box)
+            if not answer.success or -answer.fun * unit - best <= precision_seconds:
+                break
+            prices_T = answer.x[:T] * unit
+        return best, best_prices

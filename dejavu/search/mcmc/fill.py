@@ -1,0 +1,112 @@
+"""Where to cut, compiled: stages as long as memory and a limit on the bottleneck allow, and random plans made so.
+
+Suffixes, rows and columns as in `_stage_table` and `_moves`. A limit is on (B − 1) · seconds + once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dejavu.foundation.compiled import njit
+from dejavu.search.mcmc.moves import HOW, REFUSED, STOP, below, draw, random
+from dejavu.search.shared.stage_table import DEVICES, TYPE, stage_cost
+
+_DRAWS = 30  # configurations that are tried before a construction gives up on a stage
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def farthest(costs, repeats, at, end, c, need, limit):
+    """The stage that reaches from cut `at` nearest to cut `end`, before or behind it, fits, and keeps the limit.
+
+    `at` if there is none. Sums grow with the layers, so that the middle tells which half to look at; a dense table need
+    not, and is scanned.
+    """
+    dense = len(costs[3]) > 0
+    low, high, best = 1, abs(end - at), 0  # layers of the stage
+    while low <= high:
+        length = low if dense else (low + high) // 2
+        start, stop = (at, at + length) if end > at else (at - length, at)
+        seconds, once, fits = stage_cost(costs, start, stop, c)
+        if fits >= need and repeats * seconds + once <= limit and seconds < np.inf:
+            best = length
+            low = length + 1
+        elif dense:
+            low = length + 1
+        else:
+            high = length - 1
+    return at + best if end > at else at - best
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def refill(costs, need_SS, repeats, num_layers, stage_S3, S, limit, rest):
+    """Cut a plan anew: each stage as long as may be, stage `rest` takes what is left; whether that works."""
+    cut = num_layers
+    for s in range(S - 1, rest, -1):
+        start = farthest(costs, repeats, cut, s, stage_S3[s, HOW], need_SS[S, s], limit)
+        if start >= cut:  # also where no layer is left for it
+            return False
+        stage_S3[s, STOP] = cut
+        cut = start
+    stage_S3[rest, STOP] = cut
+    high, cut = cut, 0
+    for s in range(rest):
+        stop = farthest(costs, repeats, cut, high - (rest - s), stage_S3[s, HOW], need_SS[S, s], limit)
+        if stop <= cut:
+            return False
+        stage_S3[s, STOP] = stop
+        cut = stop
+    return cut < high
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def settle(costs, need_SS, repeats, kinds, stage_S3, S, first, last):
+    """The stages first to last each take the member of their group that fits and is busy for the least time."""
+    _, _, member_C, first_G1, group_C = kinds
+    for s in range(first, last + 1):
+        start = stage_S3[s - 1, STOP] if s > 0 else 0
+        g = group_C[stage_S3[s, HOW]]
+        least, least_short = np.inf, np.inf
+        for i in range(first_G1[g], first_G1[g + 1]):
+            seconds, once, fits = stage_cost(costs, start, stage_S3[s, STOP], member_C[i])
+            busy, short = (repeats + 1) * seconds + once, max(need_SS[S, s] - fits, 0)
+            if short < least_short or (short == least_short and busy < least):
+                least, least_short = busy, short
+                stage_S3[s, HOW] = member_C[i]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def random_plan(costs, kinds, need_SS, repeats, num_layers, stage_S3, used_D, state, limit, full, looks):
+    """Stages from the last to the first, each as long as may be with probability `full`; how many, or REFUSED.
+
+    Of `looks` configurations the one is taken that holds the most layers on each of its devices.
+    From the back, because there the memory that a stage needs is known: that of the stages behind it.
+    """
+    kind_C2, count_D, _, _, _ = kinds
+    most, stop, S = len(stage_S3) - 1, num_layers, 0
+    used_D[:] = 0
+    while stop > 0:
+        if most <= S:
+            return REFUSED
+        start, c, looked, most_each = stop, 0, 0, 0.0
+        for _ in range(_DRAWS):
+            other = draw(kinds, state)
+            if used_D[kind_C2[other, TYPE]] + kind_C2[other, DEVICES] > count_D[kind_C2[other, TYPE]]:
+                continue
+            reach = farthest(costs, repeats, stop, 0, other, need_SS[S + 1, 0], limit)
+            each = (stop - reach) / kind_C2[other, DEVICES]
+            if each > most_each:
+                start, c, most_each = reach, other, each
+            looked += reach < stop
+            if looked == looks:
+                break
+        if start == stop:
+            return REFUSED
+        if random(state) >= full:
+            start += below(state, stop - start)
+        stage_S3[most - S, STOP], stage_S3[most - S, HOW] = stop, c  # from the back of the rows
+        used_D[kind_C2[c, TYPE]] += kind_C2[c, DEVICES]
+        stop = start
+        S += 1
+    for s in range(S):
+        stage_S3[s, STOP], stage_S3[s, HOW] = stage_S3[most - S + 1 + s, STOP], stage_S3[most - S + 1 + s, HOW]
+    return S

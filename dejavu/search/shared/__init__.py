@@ -1,0 +1,1 @@
+"""What several searches work on: options, tables of stages, clocks, rows of even splits."""

@@ -1,0 +1,104 @@
+"""Rows of equal stages: what a person tries before any planner, and cuts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
+from dejavu.plan.stage_costs import AdditiveCosts, PlanError
+from dejavu.search._base import Incumbent
+
+_MAX_TYPES_IN_EVERY_ORDER = 3  # 3! orders; with more types only the cluster's own order is tried
+
+Row = Sequence[StageConfiguration]
+
+
+def rows_of_one_type(problem: Problem) -> Iterator[list[StageConfiguration]]:
+    """One configuration, any number of stages that there are devices for."""
+    for configuration in problem.configurations:
+        room = problem.device_counts[configuration.device_type] // configuration.num_devices
+        for num_stages in range(1, min(room, problem.most_stages) + 1):
+            yield [configuration] * num_stages
+
+
+def rows_of_several_types(problem: Problem) -> Iterator[list[StageConfiguration]]:
+    """One shape of stage on several types, as many stages as each type has room for, the types in any order."""
+    alike: dict[StageConfiguration, list[StageConfiguration]] = {}
+    for configuration in problem.configurations:
+        alike.setdefault(_shape(configuration), []).append(configuration)
+    for present in alike.values():
+        for order in _orders(present):
+            stages = [c for c in order for _ in range(problem.device_counts[c.device_type] // c.num_devices)]
+            if 1 <= len(stages) <= problem.most_stages:
+                yield stages
+
+
+def plan_of_row(problem: Problem, row: Row, cuts: Sequence[int]) -> Plan:
+    """The row's stages between these cuts."""
+    stages = (Stage(a, b, how) for (a, b), how in zip(pairwise(cuts), row, strict=True))
+    return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+
+
+def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: Incumbent, what: str) -> Answer:
+    """The cheapest of those that fit; `what` names them where none does. It proves nothing.
+
+    Rows are looked at by rising price, so that the first one that fits is the cheapest: few are priced as plans.
+    """
+    quick, complaint = _QuickPrice(problem), ""
+    found = [(row, cuts) for row, cuts in rows]
+    prices = np.array([quick.step_seconds(row, cuts) for row, cuts in found])
+    for k in np.argsort(prices, kind="stable"):
+        try:
+            best.offer(plan_of_row(problem, *found[k]))
+            break
+        except (PlanError, DoesNotFitError) as error:
+            complaint = complaint or str(error)
+    if best.plan is None:
+        why = f"the cheapest: {complaint}" if complaint else "no configuration fits the devices"
+        return best.not_found(Obstacle.NONE_CONSIDERED_FITS, f"no plan of {what} fits ({why}); another may")
+    return best.result(lower_bound_seconds=0.0)
+
+
+class _QuickPrice:
+    """`plan.price` without its checks, from sums over layers; as near to it as rounding."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._index = problem, {how: c for c, how in enumerate(problem.configurations)}
+        costs = problem.costs
+        self._sums_CL1 = None
+        if isinstance(costs, AdditiveCosts) and np.isfinite(costs.seconds_CL).all():
+            tables = (costs.seconds_CL, costs.once_seconds_CL)
+            self._sums_CL1 = [np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0))) for table in tables]
+
+    def step_seconds(self, row: Row, cuts: Sequence[int]) -> float:
+        """The formula's step; inf or nan where a stage is not possible."""
+        problem, repeats = self._problem, self._problem.num_microbatches - 1
+        c, at = np.array([self._index[how] for how in row]), np.asarray(cuts)
+        if self._sums_CL1 is not None and isinstance(problem.costs, AdditiveCosts):
+            seconds, once = (sums[c, at[1:]] - sums[c, at[:-1]] for sums in self._sums_CL1)
+            once = once + problem.costs.once_latency_seconds_C[c]
+        else:
+            spans = list(zip(at[:-1], at[1:], c, strict=True))
+            seconds = np.array([problem.costs.stage_seconds(*map(int, span)) for span in spans])
+            once = np.array([problem.costs.once_seconds(*map(int, span)) for span in spans])
+        links = problem.link_latency_seconds_CC[c[:-1], c[1:]]
+        links = 2.0 * (links + problem.link_seconds_per_byte_CC[c[:-1], c[1:]] * problem.cut_bytes_L1[at[1:-1]])
+        once = once + repeats * seconds if repeats else once  # 0 · inf is no number
+        busiest = max(float(once.max()), repeats * float(links.max(initial=0.0)))
+        return float(seconds.sum() + links.sum()) + busiest
+
+
+def _orders(present: list[StageConfiguration]) -> Iterator[tuple[StageConfiguration, ...]]:
+    if len(present) > _MAX_TYPES_IN_EVERY_ORDER:
+        yield tuple(present)
+        return
+    for num_types in range(2, len(present) + 1):
+        yield from permutations(present, num_types)
+
+
+def _shape(configuration: StageConfiguration) -> StageConfiguration:
+    return replace(configuration, device_type="")

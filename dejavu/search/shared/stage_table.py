@@ -1,0 +1,194 @@
+"""A problem as a few flat arrays for compiled loops: any stage's seconds and memory in a few reads, for any layers.
+
+Few, because a compiled function pays for every array that it is handed; plain tuples of arrays, because numba's cache
+on disk cannot be read any more when a class in a signature is renamed.
+Shape suffixes: C = configurations, G = groups of them, L = layers, L1 = L + 1 cuts, S = stages, D = device types;
+a last digit counts the columns named below. K = levels of the table of maxima, M = blocks of `_BLOCK` layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.compiled import njit
+from dejavu.plan import Plan, Problem, Stage
+from dejavu.plan.schedule import schedule_named
+from dejavu.plan.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
+
+Ints = NDArray[np.int64]
+
+_BLOCK = 16  # layers; a maximum over a span costs at most this many reads, and 3.2 numbers for each layer
+_NEAR_WHOLE = 1e-9  # a quotient this near to a whole number, relative, is rounded down exactly, as Python does it
+# Columns of sums_CL1N: of each of SUMMED the part on a grid and, _REST columns further, the rest; see `Sums`. NumPy's
+# integers: for each of Python's, which numba takes as a type of its own, `_between` would be compiled again.
+_SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP = np.arange(5)
+_REST = 5
+_MESSAGE, _LATENCY, _ROOM, _BLOCKED = range(10, 14)
+_COLUMNS = 16  # two lines of cache
+_LAYER, _TAIL, _HEAD = range(3)  # columns of scratch_CL3
+TYPE, DEVICES = range(2)  # columns of kind_C2
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """What `stage_cost` and the loops of the searches read.
+
+    Attributes:
+        costs: sums_CL1N (up to each cut the sums of `SUMMED` and how many layers cannot run; then bytes of messages
+            at the cut, and what does not depend on it), scratch_CL3 (temporary bytes of a layer, the largest from it
+            to the end of its block, the largest from the block's beginning to it), span_CKM (the largest of 2**k
+            blocks from a block on), dense_CLL13 (seconds, once seconds and microbatches that fit, of every stage). Of
+            the two forms of costs the other's are empty.
+        links: link_CC2 (latency, seconds for each byte) and cut_bytes_L1.
+        kinds: kind_C2 (the type, how many devices a stage takes), count_D (how many there are), member_C, first_G1 (the
+            configurations that the cluster has devices for, in groups of the same type and number of devices), group_C.
+        rules: need_SS ([num_stages, stage] microbatches in flight), microbatches − 1, whether all devices must be used.
+    """
+
+    costs: tuple[Floats, Floats, Floats, Floats]
+    links: tuple[Floats, Floats]
+    kinds: tuple[Ints, Ints, Ints, Ints, Ints]
+    rules: tuple[Ints, int, bool]
+
+    @property
+    def most_stages(self) -> int:
+        """For how many stages there are layers and devices; at least one."""
+        return len(self.rules[0]) - 1
+
+    @property
+    def num_usable(self) -> int:
+        """Configurations that the cluster has devices for."""
+        return len(self.kinds[2])
+
+    @classmethod
+    def of(cls, problem: Problem) -> StageTable:
+        links = [problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC]
+        nothing = np.zeros((1, 1, _COLUMNS)), np.zeros((1, 1, 3)), np.zeros((1, 1, 1))
+        additive = isinstance(problem.costs, AdditiveCosts)
+        return cls(
+            costs=(
+                *(_additive(problem.costs) if isinstance(problem.costs, AdditiveCosts) else nothing),
+                np.zeros((0, 1, 1, 3)) if additive else _dense(problem.costs.dense()),
+            ),
+            links=(
+                np.stack(links, axis=2).astype(np.float64),
+                np.ascontiguousarray(problem.cut_bytes_L1, dtype=np.float64),
+            ),
+            kinds=_kinds(problem),
+            rules=(_needs(problem), problem.num_microbatches - 1, problem.use_all_devices),
+        )
+
+
+def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:
+    """The plan whose stages stop there, under those configurations."""
+    starts = [0, *(int(stop) for stop in stops[:-1])]
+    stages = (
+        Stage(start, int(stop), problem.configurations[c])
+        for start, stop, c in zip(starts, stops, configurations, strict=True)
+    )
+    return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+
+
+def _kinds(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    types, counts = list(problem.device_counts), list(problem.device_counts.values())
+    kinds = [(types.index(how.device_type), how.num_devices) for how in problem.configurations]
+    usable = [c for c, (kind, taken) in enumerate(kinds) if taken <= counts[kind]]
+    member = sorted(usable, key=lambda c: (kinds[c], c))
+    first = [i for i, c in enumerate(member) if i == 0 or kinds[c] != kinds[member[i - 1]]] + [len(member)]
+    group = np.zeros(len(kinds), dtype=np.int64)
+    for g, (begin, end) in enumerate(pairwise(first)):
+        group[member[begin:end]] = g
+    kind_C2, count_D, member_C, first_G1 = (np.array(rows, dtype=np.int64) for rows in (kinds, counts, member, first))
+    return kind_C2, count_D, member_C, first_G1, group
+
+
+def _needs(problem: Problem) -> Ints:
+    most = max(1, min(problem.most_stages, sum(problem.device_counts.values())))
+    in_flight, B = schedule_named(problem.schedule).in_flight, problem.num_microbatches
+    need_SS = np.zeros((most + 1, most + 1), dtype=np.int64)
+    for num_stages in range(1, most + 1):
+        need_SS[num_stages, :num_stages] = [in_flight(stage, num_stages, B) for stage in range(num_stages)]
+    return need_SS
+
+
+def _dense(costs: DenseCosts) -> Floats:
+    possible = np.isfinite(costs.seconds_CLL1) & np.isfinite(costs.once_seconds_CLL1)
+    fits = np.where(possible, costs.max_in_flight_CLL1, 0)
+    return np.stack((costs.seconds_CLL1, costs.once_seconds_CLL1, fits), axis=3).astype(np.float64)
+
+
+def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
+    C, L = costs.seconds_CL.shape
+    sums_CL1N = np.zeros((C, L + 1, _COLUMNS))
+    for column, name in enumerate(SUMMED):
+        sums_CL1N[:, :, column] = costs.sums[name].grid_CL1
+        sums_CL1N[:, :, column + _REST] = costs.sums[name].rest_CL1
+    sums_CL1N[:, :, _BLOCKED] = costs.blocked_CL1
+    sums_CL1N[:, :, _MESSAGE] = costs.message_bytes_CL1
+    sums_CL1N[:, :, _LATENCY] = costs.once_latency_seconds_C[:, None]
+    sums_CL1N[:, :, _ROOM] = costs.room_bytes_C[:, None]
+    blocks = -(-L // _BLOCK)
+    padded = np.pad(costs.temporary_bytes_CL, ((0, 0), (0, blocks * _BLOCK - L))).reshape(C, blocks, _BLOCK)
+    tail = np.maximum.accumulate(padded[:, :, ::-1], axis=2)[:, :, ::-1]
+    scratch_CL3 = np.stack([padded, tail, np.maximum.accumulate(padded, axis=2)], axis=3).reshape(C, -1, 3)
+    spans = [padded.max(axis=2)]
+    while 2 ** len(spans) <= blocks:
+        last, half = spans[-1], 2 ** (len(spans) - 1)
+        spans.append(np.concatenate([np.maximum(last[:, :-half], last[:, half:]), last[:, -half:]], axis=1))
+    return sums_CL1N, np.ascontiguousarray(scratch_CL3), np.stack(spans, axis=1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def most_scratch(scratch_CL3, span_CKM, start, stop, c):
+    """The largest temporary bytes of the layers `start` to `stop` (not included)."""
+    first, last = start // _BLOCK, (stop - 1) // _BLOCK
+    if first == last:
+        most = 0.0
+        for layer in range(start, stop):
+            most = max(most, scratch_CL3[c, layer, _LAYER])
+        return most
+    most = max(scratch_CL3[c, start, _TAIL], scratch_CL3[c, stop - 1, _HEAD])
+    between = last - first - 1
+    if between > 0:
+        k, width = 0, 1
+        while 2 * width <= between:
+            k += 1
+            width *= 2
+        most = max(most, span_CKM[c, k, first + 1], span_CKM[c, k, last - width])
+    return most
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _between(sums_CL1N, start, stop, c, column):
+    """A sum over layers, as `Sums.between`."""
+    grid = sums_CL1N[c, stop, column] - sums_CL1N[c, start, column]
+    return grid + (sums_CL1N[c, stop, column + _REST] - sums_CL1N[c, start, column + _REST])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def stage_cost(costs, start, stop, c):
+    """(seconds, once seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
+    sums_CL1N, scratch_CL3, span_CKM, dense_CLL13 = costs
+    if len(dense_CLL13):
+        return dense_CLL13[c, start, stop, 0], dense_CLL13[c, start, stop, 1], int(dense_CLL13[c, start, stop, 2])
+    if sums_CL1N[c, stop, _BLOCKED] > sums_CL1N[c, start, _BLOCKED]:
+        return np.inf, np.inf, 0
+    seconds = _between(sums_CL1N, start, stop, c, _SECONDS)
+    once = _between(sums_CL1N, start, stop, c, _ONCE) + sums_CL1N[c, start, _LATENCY]
+    messages = sums_CL1N[c, start, _MESSAGE] + sums_CL1N[c, stop, _MESSAGE]
+    free = sums_CL1N[c, start, _ROOM] - (_between(sums_CL1N, start, stop, c, _FIXED) + messages)
+    room = free - most_scratch(scratch_CL3, span_CKM, start, stop, c)
+    held = _between(sums_CL1N, start, stop, c, _ACTIVE)
+    if room < 0 or free < _between(sums_CL1N, start, stop, c, _STEP):
+        return seconds, once, 0
+    if held <= 0 or room / held >= UNBOUNDED:
+        return seconds, once, UNBOUNDED
+    quotient = room / held
+    whole = np.floor(quotient)
+    if abs(quotient - np.floor(quotient + 0.5)) <= _NEAR_WHOLE * quotient:
+        whole = room // held  # several times slower: the remainder is taken exactly
+    return seconds, once, int(whole)

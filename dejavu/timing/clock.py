@@ -1,0 +1,113 @@
+"""When each pass of each microbatch ran on this rank: light enough to be always on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from dejavu.plan.schedule import Pass
+
+KEPT_STEPS = 1000  # the last ones, for medians
+
+
+class Timed(NamedTuple):
+    """One pass of one microbatch through one stage, in seconds since this step began."""
+
+    stage: int
+    direction: Pass
+    microbatch: int
+    start_seconds: float
+    stop_seconds: float
+
+    def later(self, seconds: float) -> Timed:
+        return self._replace(start_seconds=self.start_seconds + seconds, stop_seconds=self.stop_seconds + seconds)
+
+
+class Clock:
+    """Times passes by wrapping the methods of torch's stages.
+
+    On a GPU with events on the stream, which are read once a step, so that nothing waits for the clock. On a CPU the
+    medians are processor seconds: ranks that share a core do not count each other's work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._open: list[tuple[int, Pass, int, Any, Any, float]] = []
+        self._began: Any = None
+        self._steps: deque[dict[tuple[int, Pass], list[float]]] = deque(maxlen=KEPT_STEPS)
+        self.last_step: list[Timed] = []
+        self.began_seconds = 0.0  # on this host's clock
+
+    def watch(self, stage: Any) -> None:
+        """Time every pass of a torch stage from now on."""
+        index = stage.stage_index
+        stage.forward_one_chunk = self._timed(stage.forward_one_chunk, lambda options: Pass.FORWARD, index)
+        stage.backward_one_chunk = self._timed(
+            stage.backward_one_chunk,
+            lambda options: Pass.BACKWARD if options.get("full_backward", True) else Pass.BACKWARD_INPUT,
+            index,
+        )
+        stage.backward_weight_one_chunk = self._timed(
+            stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, index
+        )
+
+    def watch_loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The same loss; its time belongs to the forward pass that it ends."""
+
+        def timed(*arguments: Any) -> torch.Tensor:
+            busy = time.thread_time()
+            result = loss(*arguments)
+            stage, direction, microbatch, start, _, seconds = self._open[-1]
+            whole = seconds + time.thread_time() - busy
+            self._open[-1] = (stage, direction, microbatch, start, self._now(), whole)
+            return result
+
+        return timed
+
+    def begin_step(self) -> None:
+        self._open.clear()
+        self.began_seconds = time.perf_counter()
+        self._began = self._now()
+
+    def end_step(self) -> None:
+        """Add this step's passes up; the device has to be through with them."""
+        self.last_step, all_seconds = [], dict[tuple[int, Pass], list[float]]()
+        for stage, direction, microbatch, start, stop, processor_seconds in self._open:
+            timed = Timed(stage, direction, microbatch, self._since(self._began, start), self._since(self._began, stop))
+            self.last_step.append(timed)
+            seconds = timed.stop_seconds - timed.start_seconds if self._on_gpu else processor_seconds
+            all_seconds.setdefault((stage, direction), []).append(seconds)
+        self._steps.append(all_seconds)
+
+    def keep(self, steps: Collection[int]) -> None:
+        """Of the steps so far, numbered from 0, count only these: a first step also sets things up."""
+        self._steps = deque((step for k, step in enumerate(self._steps) if k in steps), maxlen=KEPT_STEPS)
+
+    def median_seconds(self, stage: int, direction: Pass) -> float:
+        """Of the device, for one microbatch; 0.0 where the stage never ran this pass."""
+        return median([one for step in self._steps for one in step.get((stage, direction), ())] or [0.0])
+
+    def _timed(self, inner: Callable[..., Any], pass_of: Callable[[dict[str, Any]], Pass], stage: int) -> Any:
+        def timed(microbatch: int, *arguments: Any, **options: Any) -> Any:
+            start, busy = self._now(), time.thread_time()
+            result = inner(microbatch, *arguments, **options)
+            row = (stage, pass_of(options), microbatch, start, self._now(), time.thread_time() - busy)
+            self._open.append(row)
+            return result
+
+        return timed
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _since(self, began: Any, at: Any) -> float:
+        return began.elapsed_time(at) / 1e3 if self._on_gpu else at - began

@@ -1,0 +1,85 @@
+"""What a training's last step looked like: for a trace beside the simulated one, and for what is remembered of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dejavu.bind.binding import Binding
+from dejavu.plan.schedule import Pass
+from dejavu.simulate import Event
+from dejavu.timing.clock import Timed
+
+_LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}
+
+
+def first_replicas(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Sequence[Timed]]:
+    """One row for each pipeline rank: its first replica's first shard. Empty where nothing was measured."""
+    rows = zip(binding.placements, passes or [()] * len(binding.placements), strict=True)
+    return [row for placed, row in rows if placed.replica == 0 and placed.shard == 0]
+
+
+def measured_events(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Event]:
+    """The passes as the simulator names them."""
+    return [
+        Event(one.stage, f"{_LETTERS[one.direction]}{one.microbatch}", one.start_seconds, one.stop_seconds, rank)
+        for rank, row in enumerate(first_replicas(binding, passes))
+        for one in row
+    ]
+
+
+def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Event]:
+    """Messages that were sent when the receiving rank had nothing else to do, from that moment until their pass began.
+
+    Of others nobody can tell when they arrived. Between stages of as many replicas on one host, whose ranks share a
+    clock.
+    """
+    plan = binding.plan
+    events = {(event.stage, event.name): event for event in measured_events(binding, passes)}
+    rank_of = {stage: rank for rank, stages in enumerate(plan.ranks) for stage in stages}
+    free_seconds = _free_seconds(list(events.values()))
+    hosts = {
+        placed.pipeline_rank: placed.device.host
+        for placed in binding.placements
+        if placed.replica == 0 and placed.shard == 0
+    }
+    found = []
+    for sent, received in _pairs(events):
+        rank, to_rank = rank_of[sent.stage], rank_of[received.stage]
+        alike = plan.rank_configuration(rank).data_parallel == plan.rank_configuration(to_rank).data_parallel
+        if rank == to_rank or not alike or hosts[rank] != hosts[to_rank]:
+            continue
+        # A pass that began before is of a stage that waits for no gradient: nothing in front of it has weights.
+        if free_seconds[received.stage, received.name] <= sent.stop_seconds < received.start_seconds:
+            found.append(Event(sent.stage, sent.name, sent.stop_seconds, received.start_seconds, rank, to_rank))
+    return found
+
+
+def _pairs(events: dict[tuple[int, str], Event]) -> Iterator[tuple[Event, Event]]:
+    """Every pass with the one that takes its result: an activation goes one stage on, a gradient one stage back."""
+    for (stage, name), event in events.items():
+        way, microbatch = name[0], name[1:]
+        if way == "W":
+            continue
+        for taker in "F" if way == "F" else "BI":
+            received = events.get((stage + 1 if way == "F" else stage - 1, f"{taker}{microbatch}"))
+            if received is not None:
+                yield event, received
+
+
+def _free_seconds(events: list[Event]) -> dict[tuple[int, str], float]:
+    """When the rank of each pass was through with the one before it."""
+    found, before = {}, dict[int, float]()
+    for event in sorted(events, key=lambda event: event.start_seconds):
+        found[event.stage, event.name] = before.get(event.rank, 0.0)
+        before[event.rank] = event.stop_seconds
+    return found
+
+
+def bubble_fraction(binding: Binding, passes: Sequence[Sequence[Timed]]) -> float | None:
+    """Share of the pipeline ranks' time, from the first pass to the last, in which no pass ran; None: nothing ran."""
+    events = measured_events(binding, passes)
+    if not events:
+        return None
+    whole = max(event.stop_seconds for event in events) - min(event.start_seconds for event in events)
+    ranks = len({event.rank for event in events})
+    return 1.0 - sum(event.seconds for event in events) / (ranks * whole)

@@ -1,0 +1,136 @@
+"""How long the steps of a training took, and which of them had other work beside them on some rank's core."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from dejavu.timing.clock import KEPT_STEPS
+from dejavu.timing.interference import Quiet, Timed, counted, waited_seconds
+from dejavu.timing.repeats import stretch_of
+from dejavu.timing.spread import spread
+
+LEAST_STEPS = 3  # count, however disturbed
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of the last attempt at a training, its first one left out; of each step the slowest rank's time.
+
+    Attributes:
+        seconds: the median of the steps that count: the undisturbed ones, or the least disturbed where these are few.
+        low_seconds, high_seconds: their 10th and 90th percentile.
+        num_counted: how many these are.
+        disturbed_share: of these, the share that had other work beside them; None: nobody can tell, as on GPUs.
+        all_seconds: the median of all steps, disturbed or not: what the person waited for.
+        num_steps, num_disturbed: how many steps were timed, and how many of them had other work beside them.
+    """
+
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    num_counted: int
+    disturbed_share: float | None
+    all_seconds: float
+    num_steps: int
+    num_disturbed: int
+
+    @property
+    def beside_other_work(self) -> bool:
+        """Whether `seconds` itself was measured beside other work: then it says nothing of a quiet machine."""
+        from dejavu.profiles import MOST_DISTURBED_SHARE  # half a second, which ranks need not wait for
+
+        return self.disturbed_share is not None and self.disturbed_share > MOST_DISTURBED_SHARE
+
+    def __str__(self) -> str:
+        if not self.num_disturbed:
+            return f"median of {self.num_counted} steps"
+        beside = f"{self.num_disturbed} of {self.num_steps} steps had other work beside them"
+        if self.beside_other_work:
+            return f"measured beside other work: {beside}"
+        return f"median of {self.num_counted} undisturbed steps; {beside}, all together {1e3 * self.all_seconds:.4g} ms"
+
+
+class RankStep(NamedTuple):
+    """One step on one rank, in seconds on its clock.
+
+    Attributes:
+        once_seconds: of the optimizer.
+        counts: whether it is not the first one, which also sets things up.
+    """
+
+    seconds: float
+    once_seconds: float
+    stretch: float
+    slowdown: float
+    counts: bool
+
+
+class StepWatch:
+    """Watches the steps of one rank: a look at its core before and after each, and what it waited for the core.
+
+    Args:
+        is_alone: no other rank of the training shares the core: waiting for these is no disturbance.
+    """
+
+    def __init__(self, *, is_cpu: bool, is_alone: bool) -> None:
+        self._is_cpu, self._is_alone, self._quiet = is_cpu, is_alone, Quiet()
+        self._steps: deque[tuple[RankStep, float]] = deque(maxlen=KEPT_STEPS)  # aligned with the steps of `Clock`
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins, or what leads to it: a rank that waits for its core before a step keeps the others waiting."""
+        if self._is_cpu:
+            self._quiet.look()
+        self._waited, self._began = waited_seconds(all_threads=False) if self._is_cpu else 0.0, time.perf_counter()
+
+    def end(self, seconds: float, once_seconds: float, *, counts: bool) -> None:
+        """A step ended that took so long."""
+        stretch = 1.0
+        if self._is_cpu and self._is_alone:
+            stretch = stretch_of(time.perf_counter() - self._began, waited_seconds(all_threads=False) - self._waited)
+        look = self._quiet.look() if self._is_cpu else 0.0
+        self._steps.append((RankStep(seconds, once_seconds, stretch, 1.0, counts), look))
+
+    def steps(self) -> list[RankStep]:
+        """The last steps, as many as a `Clock` keeps."""
+        if not self._is_cpu:
+            return [step for step, _ in self._steps]
+        return [step._replace(slowdown=self._quiet.slowdown(look)) for step, look in self._steps]
+
+
+class CountedSteps(NamedTuple):
+    """Which steps count, as places in the ranks' lists, and what all come to; None: none was timed."""
+
+    places: tuple[int, ...]
+    times: StepTimes | None
+
+
+def count_steps(ranks: Sequence[Sequence[RankStep]], *, is_cpu: bool) -> CountedSteps:
+    """The steps of all ranks, each as disturbed as on the rank where it was disturbed most."""
+    places = [place for place, step in enumerate(zip(*ranks, strict=True)) if step[0].counts]
+    if not places:
+        return CountedSteps((), None)
+    timed = [_of_all_ranks([rank[place] for rank in ranks]) for place in places]
+    chosen = counted(timed, LEAST_STEPS)
+    seconds = [timed[k].seconds for k in chosen.places]
+    figures = spread(seconds if len(seconds) > 1 else seconds * 2)
+    times = StepTimes(
+        seconds=figures["seconds"],
+        low_seconds=figures["seconds_low"],
+        high_seconds=figures["seconds_high"],
+        num_counted=len(seconds),
+        disturbed_share=chosen.disturbed_share if is_cpu else None,
+        all_seconds=median(one.seconds for one in timed),
+        num_steps=len(timed),
+        num_disturbed=sum(one.is_disturbed for one in timed),
+    )
+    return CountedSteps(tuple(places[k] for k in chosen.places), times)
+
+
+def _of_all_ranks(step: Sequence[RankStep]) -> Timed:
+    return Timed(max(r.seconds for r in step), max(r.stretch for r in step), max(r.slowdown for r in step))

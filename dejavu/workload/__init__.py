@@ -1,0 +1,27 @@
+"""What is trained: the workload's form (settings.py), the data sets (data/), the models (models/)."""
+
+from __future__ import annotations
+
+from dejavu.workload.settings import (
+    AUTO,
+    COMPARED_PART,
+    HALVED_PART,
+    LEAST_RUNG_STEPS,
+    TRIED_PART,
+    OptimizerSettings,
+    SyntheticSettings,
+    TrialSettings,
+    Workload,
+)
+
+__all__ = [
+    "AUTO",
+    "COMPARED_PART",
+    "HALVED_PART",
+    "LEAST_RUNG_STEPS",
+    "TRIED_PART",
+    "OptimizerSettings",
+    "SyntheticSettings",
+    "TrialSettings",
+    "Workload",
+]

@@ -1,0 +1,154 @@
+"""What every data set gives: any step's batch, computed from its number alone, so that a resumed run sees the same."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+from dejavu.foundation.errors import InputError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+# Spawn keys: streams of random numbers apart from each other and from that of every step.
+_SPLIT_STREAM, _TEST_STREAM = 0, 1
+
+
+@dataclass(frozen=True)
+class ExampleShape:
+    """One example without the batch: what a model is fed and what its loss compares with.
+
+    Attributes:
+        input_shape, input_dtype: of one example.
+        target_shape: of one example's targets, integer classes.
+        num_classes: how many values an input token (text) or a target (images) can take.
+    """
+
+    input_shape: tuple[int, ...]
+    input_dtype: torch.dtype
+    target_shape: tuple[int, ...]
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """Examples, addressed by step: no iterator, no state to save.
+
+    Attributes:
+        held_out: share of the examples that no step trains on.
+        split_seed: decides which ones.
+    """
+
+    held_out: float = field(default=0.0, repr=False)  # repr: what describes the examples leaves their parts out
+    split_seed: int = field(default=0, repr=False)
+
+    @property
+    @abstractmethod
+    def shape(self) -> ExampleShape:
+        """The shape of one example."""
+
+    @property
+    @abstractmethod
+    def content_hash(self) -> str:
+        """The same for the same examples, whatever their file is called."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same examples, the same of them held out."""
+        if not self.held_out:
+            return self.content_hash
+        return hash_of(f"{self.content_hash} held_out={self.held_out!r} seed={self.split_seed}".encode())
+
+    @abstractmethod
+    def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
+        """Inputs and targets of one step, the same wherever and whenever it is asked.
+
+        Raises:
+            InputError: `held_out` leaves nothing to train on, or nothing to test on.
+        """
+
+    @abstractmethod
+    def test_batch(self, count: int, *, seed: int) -> Batch:
+        """So many examples that no step trains on, none of them twice; all of them where there are fewer.
+
+        Raises:
+            InputError: there is none: `held_out` is 0, and the data have no test part of their own.
+        """
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples to train on, or to test on.
+
+    Attributes:
+        take: the examples at these places (whole numbers below `num_examples`).
+    """
+
+    num_examples: int
+    take: Callable[[np.ndarray], Batch]
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray, take: Callable[[np.ndarray], Batch]) -> Part:
+        """Of some rows of a table; `take` gives any row of it."""
+        return cls(len(rows), lambda places: take(rows[places]))
+
+
+@dataclass(frozen=True)
+class Stored(Dataset):
+    """A limited number of examples. Steps draw with replacement, tests without."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Part, Part]:
+        """What is trained on and what is tested on; the latter is empty where nothing is held out."""
+
+    def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
+        train, _ = self._usable_parts
+        return train.take(np.random.default_rng((seed, step)).integers(0, train.num_examples, size=batch_size))
+
+    def test_batch(self, count: int, *, seed: int) -> Batch:
+        _, test = self._usable_parts
+        if not test.num_examples:
+            raise nothing_held_out()
+        return test.take(stream_of_tests(seed).choice(test.num_examples, min(count, test.num_examples), replace=False))
+
+    @cached_property  # a text's windows are counted anew otherwise for every batch
+    def _usable_parts(self) -> tuple[Part, Part]:
+        train, test = self.parts()
+        if self.held_out and not (train.num_examples and test.num_examples):
+            raise InputError(
+                f"held_out {self.held_out:g} leaves {train.num_examples:,} examples to train on and "
+                f"{test.num_examples:,} to test on; wanted at least one of each",
+                ("held_out",),
+            )
+        return train, test
+
+
+@lru_cache(maxsize=64)  # splits: a permutation of 50,000 rows takes milliseconds, as much as a small model's step
+def split_rows(num_rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows to train on and those held out, each in ascending order; of share 0 all and none."""
+    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SPLIT_STREAM,))).permutation(num_rows)
+    num_held_out = round(share * num_rows)
+    return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+
+
+def stream_of_tests(seed: int) -> np.random.Generator:
+    """The random numbers that choose or make what is tested on."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_TEST_STREAM,)))
+
+
+def nothing_held_out() -> InputError:
+    """The error of asking for test examples where there are none."""
+    return InputError(
+        "held_out is 0 and the data have no test part of their own; wanted a share of the examples, as 0.1",
+        ("held_out",),
+    )
+
+
+def hash_of(content: bytes) -> str:
+    """16 hex digits that stand for the content."""
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,62 @@
+"""The zoo. To add a model: its file, and one line here."""
+
+from __future__ import annotations
+
+import difflib
+
+from dejavu.foundation.errors import InputError
+from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, source_hash
+from dejavu.workload.models.bert import BERT
+from dejavu.workload.models.cnn import CNN
+from dejavu.workload.models.gpt import GPT
+from dejavu.workload.models.hugging_face import PREFIX, load_config
+from dejavu.workload.models.mlp import MLP
+from dejavu.workload.models.moe import MoE
+from dejavu.workload.models.t5 import T5
+from dejavu.workload.models.user import UserModel, load_model
+from dejavu.workload.models.vgg import VGG
+from dejavu.workload.models.wide_resnet import WideResNet
+
+__all__ = ["MODELS", "LayerBuilder", "Model", "TensorParallel", "UserModel", "layers_of", "model_of", "source_hash"]
+
+MODELS: dict[str, type[Model]] = {
+    "gpt": GPT,
+    "bert": BERT,
+    "t5": T5,
+    "moe": MoE,
+    "cnn": CNN,
+    "mlp": MLP,
+    "vgg": VGG,
+    "wide_resnet": WideResNet,
+}
+
+
+def model_of(workload: Workload) -> Model:
+    """The model that the workload names, with its options.
+
+    Raises:
+        InputError: an unknown name, or options that the model does not have.
+    """
+    if workload.model.startswith(PREFIX):
+        return load_config(workload.model, workload.model_options)
+    if ":" in workload.model:
+        return load_model(workload.model, workload.model_options)
+    if workload.model not in MODELS:
+        near = difflib.get_close_matches(workload.model, MODELS, n=1)
+        wanted = f"one of {', '.join(MODELS)}, package.module:factory or {PREFIX}config.json"
+        hint = f"; did you mean {near[0]!r}?" if near else f"; wanted {wanted}"
+        raise InputError(f"unknown model {workload.model!r}{hint}", ("model",))
+    try:
+        return MODELS[workload.model](**workload.model_options)
+    except TypeError as error:
+        raise InputError(
+            f"model {workload.model!r} does not take model_options {workload.model_options}: {error}",
+            ("model_options",),
+        ) from error
+
+
+def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
+    """The layers of the workload's model, for the workload's data."""
+    return model_of(workload).layers(dataset_of(workload).shape)

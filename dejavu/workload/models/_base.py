@@ -1,0 +1,183 @@
+"""What every model of the zoo gives: its layers in order, each built on its own, and its loss."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from dejavu.foundation.errors import InputError
+from dejavu.workload.data import ExampleShape
+
+
+def source_hash(thing: object) -> str:
+    """A hash of the whole file that defines a class, a function or a module."""
+    return hashlib.sha256(inspect.getsource(inspect.getmodule(thing) or type(thing)).encode()).hexdigest()[:16]
+
+
+IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
+DIGITS = {"data": "digits"}
+
+Split = Literal["columns", "rows", "gathered"]
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """How one layer may be split over devices that each hold a part of every weight (Shoeybi et al., 2019).
+
+    Attributes:
+        most: the highest degree; every degree must divide it (attention heads stay whole).
+        forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
+        weights: which modules inside the layer are cut, by name: `columns` of a linear map (its outputs stay cut), its
+            `rows` (its outputs are summed; of an embedding its words), or columns `gathered` behind it. All others are
+            whole on every device. None: priced, but not trained so.
+    """
+
+    most: int
+    forward_sums: tuple[float, ...] = ()
+    backward_sums: tuple[float, ...] = ()
+    weights: tuple[tuple[str, Split], ...] | None = None
+
+    @classmethod
+    def block(cls, num_heads: int, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> TensorParallel:
+        """A transformer block: a sum behind attention, one behind the feed-forward network, and as many backward."""
+        weights: list[tuple[str, Split]] = [
+            *((name, "columns") for name in columns),
+            *((name, "rows") for name in rows),
+        ]
+        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None)
+
+    @classmethod
+    def embedding(cls, num_heads: int, words: str | None = None) -> TensorParallel:
+        """Words cut into parts, padded to any degree as Megatron does: each device adds the vectors of its own."""
+        return cls(num_heads, (1.0,), (), None if words is None else ((words, "rows"),))
+
+    @classmethod
+    def head(cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None) -> TensorParallel:
+        """Words cut into parts: the scores stay cut, and what returns is the sum of the input's gradient.
+
+        The loss needs a maximum and two sums of one number a token besides, which are left out. (A training gathers
+        the scores.)
+        """
+        weights: tuple[tuple[str, Split], ...] | None = None if scores is None else ((scores, "gathered"),)
+        return cls(num_heads, (), (width / num_tokens,), weights)
+
+
+@dataclass(frozen=True)
+class LayerBuilder:
+    """One layer: its name, unique in the model, and how it is made.
+
+    A stage builds its own layers only, so no process ever holds a model that is too large for it.
+
+    Attributes:
+        tensor_parallel: how it may be split; None: not at all.
+        residual: names of the modules inside the layer whose output is added to a residual stream; a scheme may draw
+            their weights smaller. Empty: none is known.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    tensor_parallel: TensorParallel | None = None
+    residual: tuple[str, ...] = ()
+
+
+class Model(ABC):
+    """A model as a chain of layers: each takes the output of the one before it. Settings are the fields.
+
+    Attributes:
+        usual_data: the workload's fields that say what such a model is trained on, where nobody says it; empty: text.
+    """
+
+    usual_data: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        """The layers in order, for examples of this shape.
+
+        Raises:
+            InputError: the model cannot take such examples.
+        """
+
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        """Weights that the published model shares with others and that are weights of their own here.
+
+        Tied weights have to be on one stage, and a head is seldom on the stage of its embedding. What the paper calls
+        the model's number of parameters is what is captured less these.
+        """
+        return 0
+
+    def notes(self, shape: ExampleShape) -> tuple[str, ...]:
+        """What a person should know of how the model was cut into layers; empty where nothing is unusual."""
+        return ()
+
+    @property
+    def code(self) -> str:
+        """Names the code behind the model: what was learned under one code is not taken for another's."""
+        return source_hash(type(self))
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy over all targets of a microbatch; classes are the last dimension of the output."""
+        return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def check_whole_numbers(model: Model, *names: str) -> None:
+    """That these settings are whole numbers ≥ 1.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name in names:
+        value = getattr(model, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"model_options: {name} is {value!r}; wanted a whole number ≥ 1", ("model_options",))
+
+
+def check_divides(model: Model, name: str, divisor: str) -> None:
+    """That one setting is a multiple of another.
+
+    Raises:
+        InputError: it is not.
+    """
+    if getattr(model, name) % getattr(model, divisor):
+        raise InputError(
+            f"model_options: {name} {getattr(model, name)} does not divide into {divisor} {getattr(model, divisor)}",
+            ("model_options",),
+        )
+
+
+def check_tokens(model: str, shape: ExampleShape, least_length: int = 1) -> None:
+    """That examples are tokens, at least so many.
+
+    Raises:
+        InputError: they are not.
+    """
+    if shape.input_dtype.is_floating_point or len(shape.input_shape) != 1:
+        raise InputError(
+            f"model {model} reads tokens; the data gives {shape.input_shape} of {shape.input_dtype}", ("data",)
+        )
+    if shape.input_shape[0] < least_length:
+        raise InputError(
+            f"model {model} needs at least {least_length} tokens; the data gives {shape.input_shape[0]}", ("data",)
+        )
+
+
+def check_images(model: str, shape: ExampleShape, least_pixels: int = 1) -> None:
+    """That examples are images (channels, height, width), at least so many pixels high and wide.
+
+    Raises:
+        InputError: they are not.
+    """
+    if len(shape.input_shape) != 3:
+        raise InputError(f"model {model} reads images; the data gives examples of shape {shape.input_shape}", ("data",))
+    if min(shape.input_shape[1:]) < least_pixels:
+        raise InputError(
+            f"model {model} needs images of at least {least_pixels} × {least_pixels} pixels; "
+            f"the data gives {shape.input_shape[1]} × {shape.input_shape[2]}",
+            ("data",),
+        )

@@ -1,0 +1,131 @@
+"""BERT: an encoder that sees the whole text (Devlin et al., 2019), post-norm, learned positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dejavu.workload.data import ExampleShape
+from dejavu.workload.models._base import (
+    LayerBuilder,
+    Model,
+    TensorParallel,
+    check_divides,
+    check_tokens,
+    check_whole_numbers,
+)
+
+NORM_EPSILON = 1e-12  # as published
+MASK_EVERY, MASK_FROM = 7, 3  # 14.3 % of the positions; the paper draws 15 %
+NUM_SEGMENTS = 2
+RESIDUAL = ("projection", "contract")  # what a block adds to its input
+
+
+def masked_positions(length: int) -> list[int]:
+    """The positions whose tokens are hidden, of every example alike: embedding and loss must agree."""
+    return list(range(MASK_FROM, length, MASK_EVERY))
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, length) to vectors (batch, length, width), positions and the first segment's vector added.
+
+    Tokens at `masked_positions` are replaced by the vocabulary's last one.
+    """
+
+    def __init__(self, num_tokens: int, length: int, width: int) -> None:
+        super().__init__()
+        self.mask_token = num_tokens - 1
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Embedding(length, width)
+        self.segment = nn.Embedding(NUM_SEGMENTS, width)
+        self.norm = nn.LayerNorm(width, NORM_EPSILON)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens = torch.where(positions % MASK_EVERY == MASK_FROM, self.mask_token, tokens)
+        first = torch.zeros_like(tokens)
+        return self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+
+
+class Block(nn.Module):
+    """Self-attention and a feed-forward network, each added to its input and normalized."""
+
+    def __init__(self, width: int, num_heads: int, feedforward: int) -> None:
+        super().__init__()
+        self.head_width = width // num_heads  # columns of a head stay together: query, key, value
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, NORM_EPSILON)
+        self.expand = nn.Linear(width, feedforward)
+        self.contract = nn.Linear(feedforward, width)
+        self.feedforward_norm = nn.LayerNorm(width, NORM_EPSILON)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = self.attention_norm(x + self.projection(attended.transpose(1, 2).flatten(2)))
+        return self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+
+
+class TokenHead(nn.Module):
+    """Vectors to a score for each token."""
+
+    def __init__(self, width: int, num_tokens: int) -> None:
+        super().__init__()
+        self.transform = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, NORM_EPSILON)
+        self.logits = nn.Linear(width, num_tokens)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.norm(nn.functional.gelu(self.transform(x))))
+
+
+@dataclass(frozen=True)
+class BERT(Model):
+    """Trained to say which tokens were hidden.
+
+    Base is 12 blocks, width 768, 12 heads; large 24, 1024, 16; BERT-48 is large with 48 blocks (as PipeDream and DAPPLE
+    use it). Dropout is left out: a step has to give the same loss under every plan. The hidden positions are fixed and
+    their tokens always replaced; data with next-token targets is read one token back. `feedforward` is 4 × width if 0.
+    """
+
+    num_blocks: int = 12
+    width: int = 768
+    num_heads: int = 12
+    feedforward: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole_numbers(self, "num_blocks", "width", "num_heads")
+        check_divides(self, "width", "num_heads")
+        if self.feedforward:
+            check_whole_numbers(self, "feedforward")
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        check_tokens("bert", shape, MASK_FROM + 1)
+        block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
+        embedding = partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)
+        heads = self.num_heads
+        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
+        return (
+            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads, "token")),
+            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(TokenHead, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
+            ),
+        )
+
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        """The head's table, which BERT shares with the embedding."""
+        return shape.num_classes * self.width
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of the hidden tokens; the target of a position is the token behind it."""
+        hidden = torch.tensor(masked_positions(output.shape[1]), device=output.device)
+        return super().loss(output[:, hidden], target[:, hidden - 1])

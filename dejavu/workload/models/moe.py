@@ -1,0 +1,180 @@
+"""A language model with a mixture of experts in every other block, after GShard (Lepikhin et al., 2021).
+
+Shape letters: N = tokens of a microbatch, E = experts, C = an expert's capacity, W = width, F = inner width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dejavu.foundation.errors import InputError
+from dejavu.workload.data import ExampleShape
+from dejavu.workload.models._base import (
+    LayerBuilder,
+    Model,
+    TensorParallel,
+    check_divides,
+    check_tokens,
+    check_whole_numbers,
+)
+
+NUM_CHOICES = 2  # experts that a token is sent to
+RESIDUAL = ("projection", "feedforward.contract")  # what a block adds to its input
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, length) to vectors (batch, length, width), positions added."""
+
+    def __init__(self, num_tokens: int, length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Embedding(length, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(positions)
+
+
+class FeedForward(nn.Module):
+    """What every token of a dense block passes through."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.contract(nn.functional.gelu(self.expand(x)))
+
+
+class Experts(nn.Module):
+    """E feed-forward networks; each token goes through the two that its gate ranks first.
+
+    An expert takes at most C = capacity_factor · N / E tokens of a microbatch, first choices before second ones, in the
+    order of the text; for what is over, the expert adds nothing. So all shapes are known beforehand.
+    """
+
+    def __init__(self, width: int, inner: int, num_experts: int, capacity_factor: float) -> None:
+        super().__init__()
+        self.num_experts, self.capacity_factor = num_experts, capacity_factor
+        self.gate = nn.Linear(width, num_experts, bias=False)
+        # All experts' weights as one matrix below another, so that they are drawn as those of a linear layer.
+        self.expand = nn.Linear(width, num_experts * inner, bias=False)
+        self.contract = nn.Linear(inner, num_experts * width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, -2)
+        N, W = tokens.shape
+        E = self.num_experts
+        C = math.ceil(self.capacity_factor * N / E)
+        share, choice = torch.softmax(self.gate(tokens).float(), dim=-1).topk(NUM_CHOICES)
+        share = share / share.sum(dim=-1, keepdim=True)
+        expert = choice.T.flatten()  # all first choices, then all second ones
+        rank = nn.functional.one_hot(expert, E).cumsum(0).gather(1, expert[:, None]).squeeze(1) - 1
+        fits = rank < C
+        place = torch.where(fits, expert * C + rank, E * C)  # behind the last: what does not fit
+        waiting = tokens.new_zeros(E * C + 1, W).index_copy(0, place, tokens.repeat(NUM_CHOICES, 1))
+        inner = torch.bmm(waiting[:-1].view(E, C, W), self.expand.weight.view(E, -1, W).transpose(1, 2))
+        done = torch.bmm(nn.functional.gelu(inner), self.contract.weight.view(E, W, -1).transpose(1, 2))
+        taken = done.flatten(0, 1).index_select(0, place.clamp(max=E * C - 1))
+        weight = torch.where(fits, share.T.flatten(), 0.0).to(taken.dtype)
+        return (taken * weight[:, None]).view(NUM_CHOICES, N, W).sum(0).view_as(x)
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward network, dense or of experts, each added to its input."""
+
+    def __init__(self, width: int, num_heads: int, inner: int, num_experts: int, capacity_factor: float) -> None:
+        super().__init__()
+        self.head_width = width // num_heads  # columns of a head stay together: query, key, value
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.feedforward: nn.Module = (
+            Experts(width, inner, num_experts, capacity_factor) if num_experts else FeedForward(width, inner)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
+        return x + self.feedforward(self.feedforward_norm(x))
+
+
+class Head(nn.Module):
+    """Vectors to a score for each token."""
+
+    def __init__(self, width: int, num_tokens: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.logits = nn.Linear(width, num_tokens, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.norm(x))
+
+
+@dataclass(frozen=True)
+class MoE(Model):
+    """Every second block has experts; all tokens of a microbatch are one group of GShard's.
+
+    Alpa's family (Zheng et al., 2022, table 3) has feedforward_factor 8: 380M is 8 blocks, width 768, 8 experts; 2.4B
+    16, 1024, 16; 10B 16, 1536, 32; 70B 32, 2048, 64; all with 16 heads. GShard's balance loss is not added, since only
+    the last layer of a chain has a loss: the capacity alone bounds what an expert is given.
+
+    Attributes:
+        feedforward_factor: inner width of an expert or a dense network, as a multiple of the width.
+        capacity_factor: places of all experts together, as a multiple of the tokens; 2 holds all choices if balanced.
+    """
+
+    num_blocks: int = 16
+    width: int = 1024
+    num_heads: int = 16
+    num_experts: int = 16
+    feedforward_factor: int = 8
+    capacity_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_whole_numbers(self, "num_blocks", "width", "num_heads", "num_experts", "feedforward_factor")
+        check_divides(self, "width", "num_heads")
+        if self.num_experts < NUM_CHOICES:
+            raise InputError(
+                f"model_options: num_experts is {self.num_experts}; wanted at least {NUM_CHOICES}", ("model_options",)
+            )
+        if not 0 < self.capacity_factor < math.inf:
+            raise InputError(
+                f"model_options: capacity_factor is {self.capacity_factor!r}; wanted a number > 0", ("model_options",)
+            )
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        check_tokens("moe", shape)
+        inner = self.feedforward_factor * self.width
+        dense = partial(Block, self.width, self.num_heads, inner, 0, self.capacity_factor)
+        experts = partial(Block, self.width, self.num_heads, inner, self.num_experts, self.capacity_factor)
+        heads = self.num_heads
+        # An expert's inner width is cut like that of a dense network; its part of the sum passes through the combining.
+        # Such blocks are priced so, not trained so: their experts' weights are views of one matrix.
+        split = TensorParallel.block(heads)
+        return (
+            LayerBuilder(
+                "embedding",
+                partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
+                TensorParallel.embedding(heads, "token"),
+            ),
+            *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split, RESIDUAL) for i in range(self.num_blocks)),
+            LayerBuilder(
+                "head",
+                partial(Head, self.width, shape.num_classes),
+                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
+            ),
+        )
+
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        """The head's table, which the published sizes share with the embedding."""
+        return shape.num_classes * self.width

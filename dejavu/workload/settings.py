@@ -1,0 +1,235 @@
+"""What is to be trained: the model, its data, one step's batch, the optimizer, and how initial weights are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
+
+from dejavu.plan.schedule import SCHEDULES
+
+AUTO = "auto"
+LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
+TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap beside the training that they start
+# Of a short training the longest trials take more than that: for two rungs up to one step in four, for the one
+# comparison without which no draw is chosen by how it learns, up to every second step. (The winner's steps are no loss:
+# the training goes on from them.)
+HALVED_PART, COMPARED_PART = 4, 2
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class OptimizerSettings(_Record):
+    """A torch optimizer by name.
+
+    Attributes:
+        warmup_steps: the learning rate rises linearly from zero.
+        decay: what it does afterwards, to the end of the training.
+        momentum: of sgd.
+        master_weights: of bfloat16 weights the optimizer keeps float32 masters, which it updates; gradients add up in
+            float32 and so do its moments (Micikevicius et al., ICLR 2018; Megatron's mixed precision).
+        clip_norm: the most that the norm of all gradients may be; None: no bound.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0, lt=float("inf"))
+    weight_decay: float = Field(0.01, ge=0, lt=float("inf"))
+    warmup_steps: int = Field(0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
+    master_weights: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What its step costs depends on this and the weights alone: measurements are kept under it."""
+        return f"{self.name} with master weights" if self.master_weights else self.name
+
+
+class TrialSettings(_Record):
+    """How many initializations are tried, which ones, and for how long.
+
+    Attributes:
+        count: how many; 0: none, the framework's default is trained.
+        steps: of the longest trials, the winner's among them; None: a twentieth of the training, and in a short one
+            as many as two rungs need (10 and 30 steps) or at least one (10), where that leaves enough to train.
+        reduction: of so many trials about one goes on from a rung to the next, which is so many times longer.
+        proposer: a name of `dejavu.init.PROPOSERS`.
+        schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
+        deadline_seconds: for all trials together.
+        default_draws: so many draws of the framework's default, each with another seed, are tried for the winner to be
+            compared with: those that a proposer tries anyway, and others beside the `count`. 0: no comparison.
+    """
+
+    count: int = Field(8, ge=0, le=100_000)
+    steps: int | None = Field(None, ge=1)
+    reduction: int = Field(3, ge=2)
+    proposer: str = "mixed"
+    schemes: tuple[str, ...] | None = None
+    deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
+    default_draws: int = Field(3, ge=0, le=1000)
+
+    def longest(self, num_steps: int) -> int:
+        """Return the steps of the longest trials, where the whole training has `num_steps`.
+
+        Of the default settings: 30 from 120 steps on, 10 from 20 on, half of the training below; 0 of a training of
+        one step, which leaves none for a trial.
+        """
+        if self.steps:
+            return self.steps
+        part = num_steps // TRIED_PART
+        two_rungs = LEAST_RUNG_STEPS * self.reduction
+        if self.count >= self.reduction and HALVED_PART * two_rungs <= num_steps:
+            return max(part, two_rungs)
+        return max(part, min(LEAST_RUNG_STEPS, num_steps // COMPARED_PART))
+
+
+class SyntheticSettings(_Record):
+    """What random examples look like; the workload's `sequence_length` says how many tokens one has.
+
+    Attributes:
+        num_classes: the vocabulary of tokens, or the classes of images.
+        image_shape: channels, height and width of an image; None: examples are tokens.
+    """
+
+    num_classes: int = Field(ge=2, le=2**31)
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+
+
+class Workload(_Record):
+    """What is to be trained.
+
+    Attributes:
+        model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
+        model_options: settings of that model.
+        data: `text` (characters), `digits` (scikit-learn's images), `cifar10` or `synthetic` (random, of any shape).
+        text: a file or folder of text; None: the text of Python's own standard library found on this machine.
+        images: the folder of CIFAR-10's binary files, exactly where data is cifar10.
+        synthetic: the shape of random examples.
+        held_out: share of the examples that are never trained on, to test with; which ones depends on `seed`. Of a text
+            it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
+        sequence_length: characters or tokens in one example, where the data is no images.
+        mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
+            crosses a cut stay float32.
+        batch_size: examples in one step, over all devices.
+        schedule: which pipeline schedule; `auto`: the one whose played step is shortest.
+        num_microbatches: into how many equal parts a step is split.
+        num_steps: length of the whole training, the winning trial's own steps included.
+        checkpoint_every: steps between two checkpoints.
+        compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
+            expected to take no longer than 20 s.
+    """
+
+    model: str = "gpt"
+    model_options: dict[str, Any] = {}
+    data: Literal["text", "digits", "cifar10", "synthetic"] = "text"
+    text: Path | None = None
+    images: Path | None = None
+    synthetic: SyntheticSettings | None = None
+    held_out: float = Field(0.0, ge=0, lt=1)
+    sequence_length: int = Field(128, ge=2)
+    batch_size: int = Field(32, ge=1)
+    num_microbatches: int = Field(8, ge=1)
+    schedule: str = AUTO
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mixed_precision: bool = False
+    optimizer: OptimizerSettings = OptimizerSettings()
+    num_steps: int = Field(160, ge=1)
+    checkpoint_every: int = Field(10, ge=1)
+    compare: bool | None = None
+    seed: int = Field(0, ge=0, lt=2**31)
+    trials: TrialSettings = TrialSettings()
+
+    @field_validator("optimizer")
+    @classmethod
+    def _masters_are_wider(cls, optimizer: OptimizerSettings, info: ValidationInfo) -> OptimizerSettings:
+        if optimizer.master_weights and info.data.get("dtype") != "bfloat16":
+            raise ValueError(
+                f"master_weights is for bfloat16 weights, and dtype is {info.data.get('dtype')!r}: float32 weights are "
+                "their own masters; wanted dtype: bfloat16, or no master_weights"
+            )
+        return optimizer
+
+    @field_validator("text")
+    @classmethod
+    def _text_is_there(cls, text: Path | None, info: ValidationInfo) -> Path | None:
+        _belongs_to("text", "text", text, info)
+        if text is not None and not text.exists():
+            raise ValueError(f"there is no file or folder {text}")
+        return text
+
+    @field_validator("images")
+    @classmethod
+    def _images_are_there(cls, images: Path | None, info: ValidationInfo) -> Path | None:
+        _belongs_to("images", "cifar10", images, info, "the folder with CIFAR-10's binary files")
+        if images is not None and not images.is_dir():
+            raise ValueError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
+        return images
+
+    @field_validator("synthetic")
+    @classmethod
+    def _shape_is_there(cls, synthetic: SyntheticSettings | None, info: ValidationInfo) -> SyntheticSettings | None:
+        _belongs_to("synthetic", "synthetic", synthetic, info, "the shape of random examples, as {num_classes: 10}")
+        return synthetic
+
+    @field_validator("num_microbatches")
+    @classmethod
+    def _parts_are_equal(cls, num_microbatches: int, info: ValidationInfo) -> int:
+        batch_size = info.data.get("batch_size", 0)
+        if batch_size % num_microbatches:
+            raise ValueError(f"batch_size {batch_size} does not divide into {num_microbatches} equal microbatches")
+        return num_microbatches
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_is_known(cls, schedule: str) -> str:
+        if schedule not in (AUTO, *SCHEDULES):
+            raise ValueError(f"unknown schedule {schedule!r}; wanted one of {', '.join((AUTO, *SCHEDULES))}")
+        return schedule
+
+    @field_validator("trials")
+    @classmethod
+    def _trials_leave_something(cls, trials: TrialSettings, info: ValidationInfo) -> TrialSettings:
+        num_steps = info.data.get("num_steps")
+        if not num_steps or not trials.count:
+            return trials
+        if trials.steps is None and num_steps < COMPARED_PART:
+            raise ValueError(
+                f"num_steps {num_steps} is too short for trials, whose steps are part of it; "
+                f"wanted num_steps of at least {COMPARED_PART}, or trials: {{count: 0}}"
+            )
+        if trials.longest(num_steps) >= num_steps:
+            raise ValueError(
+                f"trials of {trials.steps} steps leave nothing of num_steps {num_steps} to train as a pipeline; "
+                f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
+            )
+        return trials
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps of the longest trials."""
+        return self.trials.longest(self.num_steps)
+
+    @property
+    def searched_schedule(self) -> str:
+        """The schedule of one stage a rank by which searches price plans for this workload."""
+        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
+
+    @property
+    def microbatch_size(self) -> int:
+        """Examples in one microbatch."""
+        return self.batch_size // self.num_microbatches
+
+
+def _belongs_to(key: str, data: str, value: object, info: ValidationInfo, needed: str = "") -> None:
+    """Refuse a key beside other data than its own; with `needed`, in which it is described, also its absence there."""
+    found = info.data.get("data")
+    if found is None:  # it is wrong itself, and told so
+        return
+    if value is not None and found != data:
+        raise ValueError(f"{key} is given, but data is {found!r}; wanted data: {data}, or no {key}")
+    if value is None and found == data and needed:
+        raise ValueError(f"data is {found!r}, but the key {key} is missing; wanted {needed}")
