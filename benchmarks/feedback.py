@@ -23,7 +23,7 @@ from dejavu.bind import bind
 from dejavu.capture.graph import capture
 from dejavu.cluster import this_machine
 from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
-from dejavu.cost.problem import pose
+from dejavu.cost.problem import single_device_problem
 from dejavu.cost.trainings.record import remember
 from dejavu.cost.trainings.steps import step_factor
 from dejavu.foundation.strict_yaml import load
@@ -31,9 +31,9 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.profiler import Campaign
+from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import Workload
 
 LEAST_SHARE = 0.25
@@ -59,15 +59,17 @@ def main(
 
 def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     cluster, database, graph = this_machine(), ProfileDatabase(folder / "profiles_db"), capture(workload)
-    Campaign(graph, workload, cluster, database).run()
+    Profiler(graph, workload, cluster, database).run()
     fresh = cost_table(graph, cluster, sources(database, workload.optimizer))
     configuration = StageConfiguration(fresh.device_types[0])
     seconds = (fresh.forward.seconds_LD + fresh.backward.seconds_LD)[:, 0]
     share = np.cumsum(seconds)[:-1] / seconds.sum()
     cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
 
-    def played(table: CostTable, one: Plan) -> float:
-        return play_posed(pose(table, cluster, workload, transfer_costs(cluster, database)), one).step_seconds
+    def simulated(table: CostTable, one: Plan) -> float:
+        return simulate_plan(
+            single_device_problem(table, cluster, workload, transfer_costs(cluster, database)), one
+        ).step_seconds
 
     rows = []
     for cut in np.random.default_rng(seed).permutation(cuts):
@@ -76,10 +78,14 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         plan = Plan(stages, workload.searched_schedule, workload.num_microbatches)
 
         corrected, _ = remember_stages(fresh, graph, database, workload.optimizer)
-        factor = step_factor(graph, plan, database, partial(played, corrected))
+        factor = step_factor(graph, plan, database, partial(simulated, corrected))
         job = TrainingJob(
             workload=workload.model_copy(update={"num_steps": steps}),
-            binding=bind(pose(fresh, cluster, workload, transfer_costs(cluster, database)).problem, plan, cluster),
+            binding=bind(
+                single_device_problem(fresh, cluster, workload, transfer_costs(cluster, database)).problem,
+                plan,
+                cluster,
+            ),
             draw=Draw(),
             start_from=None,
             first_step=0,
@@ -90,8 +96,8 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         assert result.step_seconds is not None
         row: dict[str, Any] = {"cut": int(cut), "measured_ms": 1e3 * result.step_seconds}
         for name, predicted in (
-            ("without_memory", played(fresh, plan)),
-            ("with_memory", played(corrected, plan) * factor.factor),
+            ("without_memory", simulated(fresh, plan)),
+            ("with_memory", simulated(corrected, plan) * factor.factor),
         ):
             row[f"{name}_ms"] = 1e3 * predicted
             row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)

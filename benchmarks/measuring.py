@@ -44,15 +44,15 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest
 from dejavu.planning.schedules import under
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
 from dejavu.profiling.layers import measure_layers
-from dejavu.profiling.profiler import Campaign
+from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.timing.steps import StepTimes
 from dejavu.workload import TrialSettings, Workload
 
@@ -142,11 +142,11 @@ def _measured(workload: Workload, graph: Graph) -> list[Measurement]:
 # Steps
 
 
-def _under_every_schedule(posed: Posed, plan: Plan) -> Iterator[Plan]:
+def _under_every_schedule(priced: PricedProblem, plan: Plan) -> Iterator[Plan]:
     """The plan's devices under each schedule that can run them."""
     for name in SCHEDULES:
         with suppress(InputError):
-            yield under(posed, plan, name)
+            yield under(priced, plan, name)
 
 
 @dataclass(frozen=True)
@@ -157,17 +157,17 @@ class Prices:
     cluster: Cluster
     graph: Graph
     database: ProfileDatabase
-    fresh: Posed
-    corrected: Posed
+    fresh: PricedProblem
+    corrected: PricedProblem
 
     @classmethod
     def measured(cls, workload: Workload, cluster: Cluster, folder: Path) -> Prices:
         """Measure what is missing, and price."""
         graph, database = capture(workload, cluster.kind), ProfileDatabase(folder)
-        Campaign(graph, workload, cluster, database).run()
+        Profiler(graph, workload, cluster, database).run()
         prices = planning.Prices(PlanRequest(workload, cluster, folder, Parallelism.one_device()))
         count = workload.num_microbatches
-        return cls(workload, cluster, graph, database, prices.fresh.posed(count), prices.posed(count))
+        return cls(workload, cluster, graph, database, prices.fresh.priced(count), prices.priced(count))
 
     def predicted(self, plan: Plan) -> tuple[float, StepFactor]:
         """Seconds of a step with what trainings taught."""
@@ -177,9 +177,9 @@ class Prices:
     def fastest(self) -> Plan:
         """Two stages under any schedule: the one that was trained and is fastest, unless another surely is faster."""
         (device_type,) = self.cluster.device_counts
-        how, L = StageConfiguration(device_type), len(self.graph.layers)
+        configuration, L = StageConfiguration(device_type), len(self.graph.layers)
         by_hand = [
-            Plan((Stage(0, cut, how), Stage(cut, L, how)), "1f1b", self.workload.num_microbatches)
+            Plan((Stage(0, cut, configuration), Stage(cut, L, configuration)), "1f1b", self.workload.num_microbatches)
             for cut in range(1, L)
         ]
         first = min(by_hand, key=partial(_simulated, self.corrected))
@@ -209,8 +209,8 @@ class Prices:
             return result.step_times
 
 
-def _simulated(posed: Posed, plan: Plan) -> float:
-    return play_posed(posed, plan).step_seconds
+def _simulated(priced: PricedProblem, plan: Plan) -> float:
+    return simulate_plan(priced, plan).step_seconds
 
 
 def _first_predictions(workload: Workload, size: Size, seed: int) -> Iterator[Row]:

@@ -65,10 +65,10 @@ class Parallelism:
             most_tensor_parallel: the model's; every degree divides it.
         """
         return tuple(
-            how
+            configuration
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
-            for how in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
+            for configuration in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
         )
 
     def _on_mesh(

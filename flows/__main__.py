@@ -81,9 +81,9 @@ def run(
     check_room(Path.cwd())
     typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
     with use_temporary_server(Path.cwd()) as server:
-        from dejavu.foundation.gc_frozen import uncollected
+        from dejavu.foundation.gc_frozen import gc_frozen
 
-        with uncollected():
+        with gc_frozen():
             from rich.console import Console
 
             from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
@@ -155,14 +155,14 @@ def profile(
 
     from dejavu.capture.graph import capture
     from dejavu.profiles import ProfileDatabase
-    from dejavu.profiling.profiler import Campaign
+    from dejavu.profiling.profiler import Profiler
     from flows.inputs import at_microbatches, read_inputs
     from flows.progress import rows_bar
 
     machines, wanted = read_inputs(cluster, workload, train=False)
     rows = ProfileDatabase(database)
     for one in at_microbatches(wanted, microbatches):
-        campaign = Campaign(capture(one, machines.kind), one, machines, rows, again)
+        campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
         with rows_bar(Console(), unit="figures") as progress:
             measured = campaign.run(measure.split(","), progress)
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
@@ -190,9 +190,9 @@ def plan(
     """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
     from contextlib import ExitStack
 
-    from dejavu.foundation.gc_frozen import uncollected
+    from dejavu.foundation.gc_frozen import gc_frozen
 
-    with uncollected():
+    with gc_frozen():
         from rich.console import Console
 
         from dejavu.foundation.compiled import told_of_compiling

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dejavu.foundation.gc_frozen import uncollected
+from dejavu.foundation.gc_frozen import gc_frozen
 
-with uncollected():  # `prefect worker` starts a process with this file
+with gc_frozen():  # `prefect worker` starts a process with this file
     from prefect import flow
     from prefect.runtime import flow_run
     from prefect.states import Completed, State
@@ -94,7 +94,7 @@ def dejavu(
             choice=planned.choice,
             binding=planned.binding,
             bound=planned.bound,
-            unremembered_step_seconds=planned.unremembered_step_seconds,
+            step_seconds_without_feedback=planned.step_seconds_without_feedback,
             comparison=comparison,
         )
         if train:

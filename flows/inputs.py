@@ -11,7 +11,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.init import proposer_named, space_of
-from dejavu.launch.preflight import refuse_cluster
+from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.workload import Workload
@@ -37,7 +37,7 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     """
     machines = load_cluster_file(cluster)
     if train:
-        refuse_cluster(machines)
+        check_cluster(machines)
     if workload is None:
         return machines, Workload()
     document = strict_yaml.load(workload, Workload)

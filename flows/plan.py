@@ -30,7 +30,7 @@ class Planned(NamedTuple):
         workload: with the plan's number of microbatches.
         bound: the plan as it is bound, simulated; binding may move stages to other kinds of devices.
         baseline: the best of what people do without a planner, bound likewise; None where none fits.
-        unremembered_step_seconds: the prediction if no training had ever been remembered.
+        step_seconds_without_feedback: the prediction if no training had ever been remembered.
     """
 
     choice: Choice
@@ -38,7 +38,7 @@ class Planned(NamedTuple):
     bound: Candidate
     workload: Workload
     baseline: BoundBaseline | None
-    unremembered_step_seconds: float
+    step_seconds_without_feedback: float
 
     def with_baseline(self) -> Planned:
         """The baseline in the plan's place, where it was measured to be faster."""
@@ -48,7 +48,7 @@ class Planned(NamedTuple):
             binding=self.baseline.binding,
             bound=self.choice.candidate(plan),
             workload=self.baseline.workload,
-            unremembered_step_seconds=without_memory(self.choice, plan),
+            step_seconds_without_feedback=without_memory(self.choice, plan),
         )
 
 
@@ -103,7 +103,7 @@ def plan(
             bound=bound,
             workload=split_into(workload, choice.plan.num_microbatches),
             baseline=_bound_baseline(choice, workload, here.cluster),
-            unremembered_step_seconds=without_memory(choice, bound.plan),
+            step_seconds_without_feedback=without_memory(choice, bound.plan),
         )
 
 
@@ -113,7 +113,7 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
     if row is None or row.best is None:
         return None
     plan = row.best.plan
-    binding = bind_baseline(row.posed.problem, plan, cluster)
+    binding = bind_baseline(row.priced.problem, plan, cluster)
     return BoundBaseline(NAMES[row.search], split_into(workload, plan.num_microbatches), binding, row.best.step_seconds)
 
 

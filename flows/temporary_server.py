@@ -25,7 +25,7 @@ import httpx
 import psutil
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.gc_frozen import uncollected
+from dejavu.foundation.gc_frozen import gc_frozen
 from flows.processes import child_environment
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
@@ -156,7 +156,7 @@ def main(listening_fd: int) -> None:
         shutil.copyfile(template, database)  # the tables are there: a start without them takes seconds longer
     os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
 
-    with uncollected():  # not before the environment is complete
+    with gc_frozen():  # not before the environment is complete
         import prefect.server.api.server  # noqa: F401
         import uvicorn
 

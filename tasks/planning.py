@@ -17,7 +17,7 @@ from dejavu.foundation.units import format_seconds, plural
 from dejavu.plan import Answer, Plan, Problem, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.trials import client_of
 
 
@@ -75,7 +75,7 @@ def choose_plan(request: PlanRequest, dask: str) -> Choice:
 @task(name="bind", cache_policy=NO_CACHE)
 def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
     """Stages to actual devices; the log says why each is where it is."""
-    binding = bind(choice.posed.problem, plan, cluster)
+    binding = bind(choice.priced.problem, plan, cluster)
     get_run_logger().info("bound to devices: %s", "; ".join(binding.reasons))
     return binding
 
@@ -95,4 +95,4 @@ def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
 def without_memory(choice: Choice, plan: Plan) -> float:
     """The step that would be predicted if no training had ever been remembered, in seconds."""
-    return play_posed(choice.prices.fresh.posed(plan.num_microbatches), plan).step_seconds
+    return simulate_plan(choice.prices.fresh.priced(plan.num_microbatches), plan).step_seconds

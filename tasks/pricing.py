@@ -10,9 +10,9 @@ from prefect.cache_policies import NO_CACHE
 
 from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.launch.preflight import refuse_cluster
+from dejavu.launch.preflight import check_cluster
 from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.profiler import Campaign, MeasureResult
+from dejavu.profiling.profiler import MeasureResult, Profiler
 from dejavu.trials import client_of
 from dejavu.workload import Workload
 
@@ -27,7 +27,7 @@ def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
         with client_of(dask):  # that nothing answers there is better said before anything is measured
             pass
     elif train:
-        refuse_cluster(cluster)
+        check_cluster(cluster)
     log = get_run_logger()
     log.info("cluster %s: %s", cluster.name, ", ".join(f"{n} × {name}" for name, n in cluster.device_counts.items()))
     for assumption in cluster.assumptions:
@@ -53,7 +53,7 @@ def measure_what_is_missing(
 ) -> MeasureResult:
     """Measure on this machine what the database does not know; what it knows is not measured again."""
     log = get_run_logger()
-    campaign = Campaign(graph, workload, cluster, ProfileDatabase(database))
+    campaign = Profiler(graph, workload, cluster, ProfileDatabase(database))
     measured = campaign.run(
         kinds, progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
     )

@@ -17,7 +17,7 @@ from dejavu.bind.draws import random_places
 from dejavu.bind.labels import bounds
 from dejavu.bind.layout import bottleneck, computing_bound, in_order
 from dejavu.bind.local import EXCHANGE, MOVE, TURN, changed, changes, improved
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price
@@ -73,7 +73,7 @@ def problem_of(
     C, L = len(hows), num_layers
     speeds = dict(zip(kinds, rng.uniform(0.4, 3.0, len(kinds)), strict=True))
     work = rng.uniform(0.5e-3, 2e-3, L)
-    seconds = np.array([work / speeds[how.device_type] / how.num_devices for how in hows])
+    seconds = np.array([work / speeds[configuration.device_type] / configuration.num_devices for configuration in hows])
     rooms = {kind: room * rng.uniform(0.7, 1.5) for kind in kinds}
     return Problem(
         layers=tuple(f"layer {i}" for i in range(L)),
@@ -81,12 +81,12 @@ def problem_of(
         device_counts=cluster.device_counts,
         costs=AdditiveCosts(
             seconds_CL=seconds,
-            once_seconds_CL=seconds * rng.uniform(0, 1, (C, 1)),
-            once_latency_seconds_C=np.zeros(C),
+            per_step_seconds_CL=seconds * rng.uniform(0, 1, (C, 1)),
+            per_step_latency_seconds_C=np.zeros(C),
             fixed_bytes_CL=np.ones((C, L)),
             activation_bytes_CL=np.full((C, L), 0.01),
             temporary_bytes_CL=np.zeros((C, L)),
-            capacity_bytes_C=np.array([min(rooms[how.device_type], 1e9) for how in hows]),
+            capacity_bytes_C=np.array([min(rooms[configuration.device_type], 1e9) for configuration in hows]),
         ),
         cut_bytes_L1=rng.uniform(0.2, 1.0, L + 1) * cut_bytes,
         link_latency_seconds_CC=np.full((C, C), 1e-5),
@@ -99,7 +99,7 @@ def problem_of(
 def plan_of(problem: Problem, hows: Sequence[StageConfiguration], rng: np.random.Generator, schedule: str = "") -> Plan:
     cuts = np.sort(rng.choice(np.arange(1, problem.num_layers), len(hows) - 1, replace=False))
     ends = [0, *map(int, cuts), problem.num_layers]
-    stages = tuple(Stage(a, b, how) for (a, b), how in zip(pairwise(ends), hows, strict=True))
+    stages = tuple(Stage(a, b, configuration) for (a, b), configuration in zip(pairwise(ends), hows, strict=True))
     return Plan(stages, schedule or problem.schedule, problem.num_microbatches)
 
 
@@ -109,25 +109,25 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
     total, loads, links = 0.0, [0.0] * len(places), dict[frozenset[int], float]()
     for s, stage in enumerate(plan.stages):
         rank = schedule.rank_of(s, S)
-        how = replace(stage.configuration, device_type=places[rank][0].type_name)
-        if how not in problem.configurations:
+        configuration = replace(stage.configuration, device_type=places[rank][0].type_name)
+        if configuration not in problem.configurations:
             return inf
-        c = problem.index(how)
+        c = problem.index(configuration)
         if problem.costs.max_in_flight(stage.start, stage.stop, c) < schedule.in_flight(s, S, B):
             return inf
         seconds = problem.costs.stage_seconds(stage.start, stage.stop, c)
         total += seconds
-        loads[rank] += (B - 1) * seconds + problem.costs.once_seconds(stage.start, stage.stop, c)
-    for s, cut in enumerate(plan.cuts):
+        loads[rank] += (B - 1) * seconds + problem.costs.per_step_seconds(stage.start, stage.stop, c)
+    for s, take_block in enumerate(plan.cuts):
         a, b = schedule.rank_of(s, S), schedule.rank_of(s + 1, S)
         if a == b:
             continue
         nodes = [{(device.group, device.node_index) for device in places[rank]} for rank in (a, b)]
-        how, then = plan.rank_configuration(a), plan.rank_configuration(b)
+        configuration, then = plan.rank_configuration(a), plan.rank_configuration(b)
         lanes = min(map(len, nodes))
         if len(nodes[0] | nodes[1]) == 1:
-            lanes = max(how.data_parallel, then.data_parallel)
-        size = problem.cut_bytes_L1[cut] / lanes
+            lanes = max(configuration.data_parallel, then.data_parallel)
+        size = problem.cut_bytes_L1[take_block] / lanes
         worst = max(cluster.link(x, y).transfer_seconds(size) for x, y in product(places[a], places[b]))
         total += 2 * worst
         links[frozenset((a, b))] = links.get(frozenset((a, b)), 0.0) + 2 * worst
@@ -151,16 +151,16 @@ def every_binding(plan: Plan, cluster: Cluster) -> Iterator[list[tuple[Device, .
         if rank == len(plan.ranks):
             yield []
             return
-        how = plan.rank_configuration(rank)
-        blocks = [key for key, count in free.items() for _ in range(count // how.devices_per_node)]
-        for chosen in set(combinations(blocks, how.num_nodes)):
+        configuration = plan.rank_configuration(rank)
+        blocks = [key for key, count in free.items() for _ in range(count // configuration.devices_per_node)]
+        for chosen in set(combinations(blocks, configuration.num_nodes)):
             if len({kind for *_, kind in chosen}) > 1:
                 continue
             left, taken = dict(free), []
             for key in chosen:
                 at = len(pools[key]) - left[key]
-                taken += pools[key][at : at + how.devices_per_node]
-                left[key] -= how.devices_per_node
+                taken += pools[key][at : at + configuration.devices_per_node]
+                left[key] -= configuration.devices_per_node
             for rest in extend(rank + 1, left):
                 yield [tuple(taken), *rest]
 
@@ -174,13 +174,13 @@ def sound(binding: Binding, problem: Problem, plan: Plan, cluster: Cluster) -> N
     assert len(set(used)) == len(used) and set(used) <= set(cluster.devices())
     rows = iter(binding.placements)
     for rank, place in enumerate(places):
-        how, said = binding.plan.rank_configuration(rank), plan.rank_configuration(rank)
-        assert replace(how, device_type=said.device_type) == said
-        assert {device.type_name for device in place} == {how.device_type}
-        for replica, shard in product(range(how.data_parallel), range(how.tensor_parallel)):
+        configuration, said = binding.plan.rank_configuration(rank), plan.rank_configuration(rank)
+        assert replace(configuration, device_type=said.device_type) == said
+        assert {device.type_name for device in place} == {configuration.device_type}
+        for replica, shard in product(range(configuration.data_parallel), range(configuration.tensor_parallel)):
             row = next(rows)
             assert (row.pipeline_rank, row.replica, row.shard) == (rank, replica, shard)
-        width = how.devices_per_node
+        width = configuration.devices_per_node
         for block in (place[at : at + width] for at in range(0, len(place), width)):
             assert len({(device.group, device.node_index) for device in block}) == 1
     assert binding.step_seconds == pytest.approx(formula(problem, plan, cluster, places), rel=1e-9)
@@ -260,8 +260,8 @@ def test_memory_holds(seed: int) -> None:
     problem = problem_of(cluster, rng, room=2.6)
     plan = plan_of(problem, [StageConfiguration(kind) for _, kind in ranks], rng)
     possible = [formula(problem, plan, cluster, places) for places in every_binding(plan, cluster)]
-    pricing = Pricing(problem, plan, Site.of(cluster))
-    kinds = [pricing.site.kinds.index(how.device_type) for how in pricing.configurations]
+    pricing = BindingPrices(problem, plan, Site.of(cluster))
+    kinds = [pricing.site.kinds.index(configuration.device_type) for configuration in pricing.configurations]
     if not np.isfinite(pricing.seconds_RK[range(len(kinds)), kinds]).all():
         with pytest.raises(BindError, match=r"rank \d does not fit"):
             bind(problem, plan, cluster)
@@ -278,7 +278,7 @@ def test_random_bindings_that_do_not_fit_are_counted() -> None:
     cluster = cluster_of([(1, [("a", 1)]), (1, [("b", 1)])], rng)
     problem = problem_of(cluster, rng)
     small, large = (StageConfiguration(kind) for kind in "ba")
-    capacity = np.where([how.device_type == "a" for how in problem.configurations], 1e9, 3.0)
+    capacity = np.where([configuration.device_type == "a" for configuration in problem.configurations], 1e9, 3.0)
     problem = replace(problem, costs=replace(problem.costs, capacity_bytes_C=capacity))
     plan = Plan((Stage(0, 6, large), Stage(6, 8, small)), "1f1b", 8)
     binding = bind(problem, plan, cluster)
@@ -287,7 +287,7 @@ def test_random_bindings_that_do_not_fit_are_counted() -> None:
     assert binding.random_best_step_seconds == pytest.approx(binding.step_seconds)
     assert binding.random_mean_step_seconds == pytest.approx(binding.step_seconds)
     assert "of the cluster's kinds it can only be on a" in binding.reasons[0]
-    everywhere = Pricing(problem, plan, Site.of(cluster)).step_seconds_N(np.array([[[0], [1]], [[1], [0]]]))
+    everywhere = BindingPrices(problem, plan, Site.of(cluster)).step_seconds_N(np.array([[[0], [1]], [[1], [0]]]))
     assert np.isfinite(everywhere).tolist() == [True, False]
 
 
@@ -321,7 +321,7 @@ def test_the_slow_device_gets_the_small_stage() -> None:
     cluster = cluster_of([(1, [("slow", 1)]), (1, [("fast", 1)])], rng, alike=True)
     problem = problem_of(cluster, rng, cut_bytes=0.0)
     seconds = np.outer([3.0, 1.0], np.full(8, 1e-3))
-    costs = replace(problem.costs, seconds_CL=seconds, once_seconds_CL=0 * seconds)
+    costs = replace(problem.costs, seconds_CL=seconds, per_step_seconds_CL=0 * seconds)
     problem = replace(problem, costs=costs)
     slow, fast = problem.configurations
     plan = Plan((Stage(0, 6, slow), Stage(6, 8, fast)), "1f1b", 8)
@@ -411,15 +411,15 @@ def test_random_bindings_are_bindings(name: str) -> None:
     """Nobody gets devices that another has, every rank gets one kind, and all places are drawn."""
     problem, plan, cluster = large(name)
     site = Site.of(cluster)
-    pricing = Pricing(problem, plan, site)
+    pricing = BindingPrices(problem, plan, site)
     places, holds = random_places(pricing, 200, seed=3)
     drawn = set()
     for one, held in zip(places, holds, strict=True):
         used = np.zeros(len(site), dtype=int)
-        for rank, how in enumerate(pricing.configurations):
-            blocks = one[rank, : how.num_nodes]
+        for rank, configuration in enumerate(pricing.configurations):
+            blocks = one[rank, : configuration.num_nodes]
             assert len(set(site.kind_P[blocks])) == 1
-            np.add.at(used, blocks, how.devices_per_node)
+            np.add.at(used, blocks, configuration.devices_per_node)
             drawn |= set(blocks.tolist())
         assert (used <= site.size_P).all()
         assert held == np.isfinite(pricing.step_seconds_N(one[None])[0])
@@ -432,18 +432,23 @@ def test_prices_of_one_and_of_many_agree(name: str) -> None:
     """Also with the formula, and with the bound that no binding is below."""
     problem, plan, cluster = large(name)
     site = Site.of(cluster)
-    pricing = Pricing(problem, plan, site)
+    pricing = BindingPrices(problem, plan, site)
     places = random_places(pricing, 20, seed=5)[0]
     transfers = pricing.transfer_seconds_NQ(places)
     bound = bounds(pricing, *computing_bound(pricing))
     for n, one in enumerate(places):
-        cut = [tuple(one[rank, : how.num_nodes].tolist()) for rank, how in enumerate(pricing.configurations)]
+        take_block = [
+            tuple(one[rank, : configuration.num_nodes].tolist())
+            for rank, configuration in enumerate(pricing.configurations)
+        ]
         for q, exchange in enumerate(pricing.exchanges):
-            assert pricing.transfer_seconds(q, cut[exchange.a], cut[exchange.b]) == pytest.approx(transfers[n, q])
+            assert pricing.transfer_seconds(q, take_block[exchange.a], take_block[exchange.b]) == pytest.approx(
+                transfers[n, q]
+            )
         free = [list(devices) for devices in site.devices]
         devices = [
-            [free[pool].pop() for pool in place for _ in range(how.devices_per_node)]
-            for place, how in zip(cut, pricing.configurations, strict=True)
+            [free[pool].pop() for pool in place for _ in range(configuration.devices_per_node)]
+            for place, configuration in zip(take_block, pricing.configurations, strict=True)
         ]
         seconds = float(pricing.step_seconds_N(one[None])[0])
         assert seconds == pytest.approx(formula(problem, plan, cluster, devices), rel=1e-9)
@@ -454,15 +459,15 @@ def test_changes_are_bindings_too() -> None:
     """Each change, on its own: sound, different, and never the devices of another rank."""
     problem, plan, cluster = large("meshes")
     site = Site.of(cluster)
-    pricing = Pricing(problem, plan, site)
+    pricing = BindingPrices(problem, plan, site)
     start = random_places(pricing, 1, seed=0)[0][0]
     rows = changes(pricing, start)
     assert set(rows[:, 0].tolist()) == {EXCHANGE, TURN, MOVE}
     for one in changed(pricing, start, rows):
         used = np.zeros(len(site), dtype=int)
-        for rank, how in enumerate(pricing.configurations):
-            np.add.at(used, one[rank, : how.num_nodes], how.devices_per_node)
-            assert (one[rank, how.num_nodes :] == one[rank, 0]).all()
+        for rank, configuration in enumerate(pricing.configurations):
+            np.add.at(used, one[rank, : configuration.num_nodes], configuration.devices_per_node)
+            assert (one[rank, configuration.num_nodes :] == one[rank, 0]).all()
             assert len(set(site.kind_P[one[rank]])) == 1
         assert (used <= site.size_P).all()
         assert (one != start).any()
@@ -508,7 +513,10 @@ def test_a_single_rank_takes_the_best_device() -> None:
     problem = problem_of(cluster, rng)
     for kind in "ab":
         binding = bind(problem, plan_of(problem, [StageConfiguration(kind)], rng), cluster)
-        best = min(price(problem, plan_of(problem, [how], rng)).step_seconds for how in problem.configurations)
+        best = min(
+            price(problem, plan_of(problem, [configuration], rng)).step_seconds
+            for configuration in problem.configurations
+        )
         assert binding.step_seconds == pytest.approx(best)
 
 

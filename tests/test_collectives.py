@@ -20,7 +20,7 @@ from dejavu.cost.collectives.alpha_beta import (
     FITTED_LINKS,
     TERMS,
     Coefficients,
-    Layout,
+    GroupLayout,
     Links,
     bus_bytes_per_second,
     fit,
@@ -101,7 +101,7 @@ def test_subject_is_the_stable_hash_and_survives_json() -> None:
     collective = Collective(name="all_reduce", replica_groups=((0, 2), (1, 3)), mesh_nodes=2, devices_per_node=2)
     assert collective.subject == stable_hash(["all_reduce", [[0, 2], [1, 3]], 2, 2])
     assert Collective.from_json("all_reduce", collective.to_json()) == collective
-    assert Layout.of(collective) == Layout(2, 2, sharing=2)
+    assert GroupLayout.of(collective) == GroupLayout(2, 2, sharing=2)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_ring_bytes_are_those_of_the_textbook(ranks: int) -> None:
         if name == "send_recv" and ranks != 2:
             continue
         inside = TERMS[FAMILY[name]].index("inside_bytes")
-        found = terms(name, [Layout(ranks, 1, 0)], np.array([8e9]), free)[0, inside]
+        found = terms(name, [GroupLayout(ranks, 1, 0)], np.array([8e9]), free)[0, inside]
         assert found == pytest.approx(8 * factor)
         assert bus_bytes_per_second(name, ranks, 8e9, found) == pytest.approx(1e9)
 
@@ -230,7 +230,7 @@ def test_fit_finds_the_coefficients_again(name: str) -> None:
 
 
 def test_what_is_not_measured_keeps_its_coefficient() -> None:
-    inside = [Layout(ranks, 1, 0) for ranks in (2, 4, 8) for _ in SIZES]
+    inside = [GroupLayout(ranks, 1, 0) for ranks in (2, 4, 8) for _ in SIZES]
     sizes = np.tile(SIZES, 3)
     prior = shipped()["all_gather"]
     times = 3 * prior.seconds("all_gather", inside, sizes, FITTED_LINKS)
@@ -240,11 +240,11 @@ def test_what_is_not_measured_keeps_its_coefficient() -> None:
     assert found["inside_bytes"] == pytest.approx(3 * before["inside_bytes"], rel=0.05)
 
 
-def grid(name: str) -> tuple[list[Layout], np.ndarray]:
+def grid(name: str) -> tuple[list[GroupLayout], np.ndarray]:
     shapes = [(2, 1, 0), (2, 2, 8), (2, 2, 1)]
     if name != "send_recv":
         shapes += [(4, 1, 0), (8, 1, 0), (4, 2, 4), (8, 2, 2), (16, 2, 1), (4, 4, 8), (32, 4, 1), (8, 4, 2)]
-    return [Layout(*shape) for shape in shapes for _ in SIZES], np.tile(SIZES, len(shapes))
+    return [GroupLayout(*shape) for shape in shapes for _ in SIZES], np.tile(SIZES, len(shapes))
 
 
 # Measured curves
@@ -252,7 +252,7 @@ def grid(name: str) -> tuple[list[Layout], np.ndarray]:
 
 def curve_of(collective: Collective, seed: int, sizes: Sequence[float] = SIZES, noise: float = 0.02) -> dict:
     base = shipped()[collective.name].seconds(
-        collective.name, [Layout.of(collective)] * len(sizes), np.array(sizes), FITTED_LINKS
+        collective.name, [GroupLayout.of(collective)] * len(sizes), np.array(sizes), FITTED_LINKS
     )
     drawn = np.random.default_rng(seed).normal(0.3, noise, len(sizes))  # 35 % above the shipped model
     return {int(size): float(took) for size, took in zip(sizes, base * np.exp(drawn), strict=True)}
@@ -304,7 +304,7 @@ def test_neighbours_correct_a_group_that_was_not_measured(
     found = CollectiveCosts(cluster, database).estimate("all_gather", 2.0**20, [cluster.devices()[:4]])
     assert found.source == CORRECTED
     truth = math.exp(0.3) * shipped()["all_gather"].seconds(
-        "all_gather", [Layout(4, 1, 0)], np.array([2.0**20]), FITTED_LINKS
+        "all_gather", [GroupLayout(4, 1, 0)], np.array([2.0**20]), FITTED_LINKS
     )
     assert found.seconds == pytest.approx(float(truth[0]), rel=0.1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from numba.core.caching import _CacheLocator
 
-from benchmarks.bound.every_plan import small_posed
+from benchmarks.bound.every_plan import small_priced
 from dejavu.foundation import compiled
 from dejavu.foundation.compiled import UserCacheLocator, cache_folder
 from dejavu.search.pipedream import PipeDream
@@ -84,6 +84,6 @@ def test_every_loop_of_the_package_is_compiled_this_way() -> None:
 def test_loops_of_pipedream_are_compiled_once_and_before_its_clock_starts() -> None:
     """A second signature would be compiled while its budget runs, so that a first run would find worse plans."""
     for seed in range(4):
-        PipeDream().run(small_posed(seed).problem, budget_seconds=10.0)
+        PipeDream().run(small_priced(seed).problem, budget_seconds=10.0)
     assert len(_line.list_stages.signatures) == len(_line.fewest_stages.signatures) == 1
     assert len(_stage_table._between.signatures) <= 1

@@ -18,11 +18,11 @@ from dejavu.cost.memory import (
     layer_temporary_bytes,
     message_bytes,
 )
-from dejavu.cost.problem import pose
+from dejavu.cost.problem import single_device_problem
 from dejavu.cost.sources.measured import subject_of
 from dejavu.plan import Plan, Stage, price
 from dejavu.profiles import Measurement, ProfileDatabase
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import OptimizerSettings, Workload
 
 ADAM = OptimizerSettings()
@@ -93,7 +93,7 @@ def test_every_example_cluster_can_be_priced_and_posed(
 ) -> None:
     cluster = load_cluster(path)
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty)).problem
+    problem = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty)).problem
     assert table.num_known == 0
     assert table.num_prices == 3 * len(graph.layers) * len(cluster.device_counts)
     for grid in table.grids.values():
@@ -223,7 +223,7 @@ def test_adam_keeps_two_moments() -> None:
 def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = pose(table, cluster, tiny, transfer_costs(cluster, empty)).problem
+    problem = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty)).problem
     layers = graph.layers[1:3]
     held = sum(4 * layer.parameter_bytes + 2 * layer_activation_bytes(layer) for layer in layers)
     largest = max(layer_temporary_bytes(layer, tiny.optimizer) for layer in layers) + example_bytes(tiny)
@@ -236,10 +236,10 @@ def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Work
     """Where messages are cheap and the same stage bounds forward and backward; elsewhere only playing tells."""
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    posed = pose(table, cluster, tiny, transfer_costs(cluster, empty))
-    device = posed.problem.configurations[0]
+    priced = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty))
+    device = priced.problem.configurations[0]
     for cut in range(1, len(graph.layers)):
         plan = Plan((Stage(0, cut, device), Stage(cut, len(graph.layers), device)), "1f1b", tiny.num_microbatches)
-        parts = price(posed.problem, plan)
-        played = play_posed(posed, plan)
-        assert played.step_seconds == pytest.approx(parts.step_seconds, rel=0.15)
+        parts = price(priced.problem, plan)
+        simulated = simulate_plan(priced, plan)
+        assert simulated.step_seconds == pytest.approx(parts.step_seconds, rel=0.15)

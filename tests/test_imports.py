@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.foundation.gc_frozen import uncollected
+from dejavu.foundation.gc_frozen import gc_frozen
 
 ROOT = Path(__file__).resolve().parents[1]
 # Floors from the ground up: a room imports only what stands on a floor below its own. Rooms inside dejavu go by their
@@ -141,7 +141,7 @@ def test_no_garbage_is_looked_for_while_a_process_imports(is_enabled: bool, fail
     was_enabled = gc.isenabled()
     (gc.enable if is_enabled else gc.disable)()
     try:
-        with contextlib.suppress(ImportError), uncollected():
+        with contextlib.suppress(ImportError), gc_frozen():
             assert not gc.isenabled()
             if fails:
                 raise ImportError

@@ -145,16 +145,16 @@ def test_an_unpadded_vocabulary_misses_the_tensor_cores() -> None:
 
 def test_replicas_across_nodes_share_the_cards() -> None:
     many = replace(SMALL, global_batch_size=64)
-    inside = PRICER.price(replace(many, data_parallel=8)).once_seconds
-    across = PRICER.price(replace(many, data_parallel=16)).once_seconds
-    shared = PRICER.price(replace(many, tensor_parallel=8, data_parallel=2)).once_seconds
-    alone = PRICER.price(replace(many, tensor_parallel=8)).once_seconds
+    inside = PRICER.price(replace(many, data_parallel=8)).per_step_seconds
+    across = PRICER.price(replace(many, data_parallel=16)).per_step_seconds
+    shared = PRICER.price(replace(many, tensor_parallel=8, data_parallel=2)).per_step_seconds
+    alone = PRICER.price(replace(many, tensor_parallel=8)).per_step_seconds
     assert inside < across
     assert shared > alone
     links = A100Network().links
     slow = A100Network(replace(links, between=replace(links.between, bytes_per_second=1e9)))
-    assert replace(PRICER, network=slow).price(replace(many, data_parallel=16)).once_seconds > 3 * across
-    assert replace(PRICER, network=slow).price(replace(many, data_parallel=8)).once_seconds == inside
+    assert replace(PRICER, network=slow).price(replace(many, data_parallel=16)).per_step_seconds > 3 * across
+    assert replace(PRICER, network=slow).price(replace(many, data_parallel=8)).per_step_seconds == inside
 
 
 @pytest.mark.parametrize(

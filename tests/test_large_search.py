@@ -79,7 +79,10 @@ def test_renamed_types_and_types_in_another_order_change_nothing() -> None:
     renamed = replace(
         problem,
         device_counts={names[name]: problem.device_counts[name] for name in reversed(problem.device_counts)},
-        configurations=tuple(replace(how, device_type=names[how.device_type]) for how in problem.configurations),
+        configurations=tuple(
+            replace(configuration, device_type=names[configuration.device_type])
+            for configuration in problem.configurations
+        ),
     )
     for search in (Exact(), BY_PRICES):
         assert solved(search.run(renamed)).step_seconds == pytest.approx(

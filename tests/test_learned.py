@@ -11,7 +11,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
-from dejavu.cost.kernels.features import Work, bounds
+from dejavu.cost.kernels.features import KernelWork, bounds
 from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
 from dejavu.cost.kernels.power import sustained_fraction
 from dejavu.cost.kernels.trees import Trees
@@ -54,7 +54,7 @@ def law(kernels: list[Kernel], on: DeviceType, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     seconds = []
     for kernel in kernels:
-        found = bounds(kernel.family, Work.of([kernel]), on, "float32")
+        found = bounds(kernel.family, KernelWork.of([kernel]), on, "float32")
         assert found is not None
         work = found.expected_K[0] / 0.8 if kernel.family == "matmul" else found.memory_K[0] / 0.75
         seconds.append(LAUNCH + work)

@@ -286,8 +286,8 @@ def test_messages_and_the_optimizer_s_step_in_both_forms_of_costs(seed: int) -> 
     tables = {name: rng.integers(0, 9, (C, L)).astype(float) for name in ("fixed", "activation", "temporary", "step")}
     costs = AdditiveCosts(
         seconds_CL=np.ones((C, L)),
-        once_seconds_CL=np.zeros((C, L)),
-        once_latency_seconds_C=np.zeros(C),
+        per_step_seconds_CL=np.zeros((C, L)),
+        per_step_latency_seconds_C=np.zeros(C),
         fixed_bytes_CL=tables["fixed"],
         activation_bytes_CL=tables["activation"],
         temporary_bytes_CL=tables["temporary"],

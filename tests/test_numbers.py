@@ -95,9 +95,9 @@ def test_sums_that_would_cancel_are_priced_right_by_both_forms_and_by_compiled_l
                     exact = float(sum((Fraction(float(s)) for s in costs.seconds_CL[c, start:stop]), Fraction(0)))
                     assert seconds == pytest.approx(exact, rel=1e-13, abs=0.0)
                     compiled = stage_cost(table.costs, start, stop, c)
-                    assert (seconds, costs.once_seconds(start, stop, c)) == compiled[:2]
+                    assert (seconds, costs.per_step_seconds(start, stop, c)) == compiled[:2]
                     assert costs.max_in_flight(start, stop, c) == compiled[2] == dense.max_in_flight(start, stop, c)
-                    assert (dense.stage_seconds(start, stop, c), dense.once_seconds(start, stop, c)) == compiled[:2]
+                    assert (dense.stage_seconds(start, stop, c), dense.per_step_seconds(start, stop, c)) == compiled[:2]
 
 
 def test_exact_is_the_best_where_sums_would_cancel() -> None:
@@ -120,10 +120,10 @@ def with_impossible(seed: int, share: float = 0.15) -> Problem:
     where = rng.random(costs.seconds_CL.shape) < share
     tables = {"seconds_CL": np.where(where, np.inf, costs.seconds_CL)}
     if seed % 3 == 0:
-        tables["once_seconds_CL"] = np.where(rng.random(where.shape) < share / 3, np.inf, costs.once_seconds_CL)
+        tables["per_step_seconds_CL"] = np.where(rng.random(where.shape) < share / 3, np.inf, costs.per_step_seconds_CL)
     if seed % 7 == 0:
-        never = rng.random(len(costs.once_latency_seconds_C)) < share
-        tables["once_latency_seconds_C"] = np.where(never, np.inf, costs.once_latency_seconds_C)
+        never = rng.random(len(costs.per_step_latency_seconds_C)) < share
+        tables["per_step_latency_seconds_C"] = np.where(never, np.inf, costs.per_step_latency_seconds_C)
     return replace(problem, costs=replace(costs, **tables))
 
 

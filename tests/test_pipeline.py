@@ -15,7 +15,7 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
-from dejavu.launch.preflight import refuse_split
+from dejavu.launch.preflight import check_split
 from dejavu.plan import StageConfiguration
 from dejavu.plan.schedule import SCHEDULES, Pass, actions
 from dejavu.runtime.job import TrainingJob
@@ -139,7 +139,7 @@ def trained() -> dict[str, Trained]:
 
 def shares_layers(case: str) -> bool:
     """Whether a case is tensor-parallel: torch remembers its groups of devices beyond the end of the process group."""
-    return any(how.tensor_parallel > 1 for how in CASES[case][3])
+    return any(configuration.tensor_parallel > 1 for configuration in CASES[case][3])
 
 
 _singles: dict[Workload, list[float]] = {}
@@ -165,7 +165,7 @@ def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -
 def test_every_pass_ran_in_the_order_that_is_simulated(trained: dict[str, Trained], name: str) -> None:
     _, schedule, bounds, ranks = CASES[name]
     listed = actions(schedule, len(bounds) - 1, 4)
-    devices = [rank for rank, how in enumerate(ranks) for _ in range(how.num_devices)]
+    devices = [rank for rank, configuration in enumerate(ranks) for _ in range(configuration.num_devices)]
     for rank, passes in zip(devices, trained[name].passes, strict=True):
         assert [(p.stage, p.direction, p.microbatch) for p in passes] == list(listed[rank])
         assert all(a.stop_seconds <= b.start_seconds for a, b in itertools.pairwise(passes))
@@ -211,9 +211,9 @@ def test_messages_are_timed_where_somebody_waited(trained: dict[str, Trained], n
 def test_messages_that_somebody_waited_for_took_what_was_simulated(name: str) -> None:
     num_stages = 2 * SCHEDULES[name].stages_per_rank
     binding = by_hand(name, range(num_stages + 1), TWO, 4)
-    played = simulate(binding.plan, [StageSeconds(1.0, 2.0, 0.0, transfer_seconds=0.25)] * num_stages)
+    simulated = simulate(binding.plan, [StageSeconds(1.0, 2.0, 0.0, transfer_seconds=0.25)] * num_stages)
     way = {"F": Pass.FORWARD, "B": Pass.BACKWARD, "I": Pass.BACKWARD_INPUT, "W": Pass.BACKWARD_WEIGHT}
-    ran = [event for event in played.events if event.to_rank is None and event.name != "optimizer"]
+    ran = [event for event in simulated.events if event.to_rank is None and event.name != "optimizer"]
     passes = [
         [
             Timed(e.stage, way[e.name[0]], int(e.name[1:]), e.start_seconds, e.stop_seconds)
@@ -267,9 +267,9 @@ def test_master_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
 
 def test_layers_that_cannot_be_split_are_named() -> None:
     with pytest.raises(LaunchError, match=r"layer 'block0' has 4 heads, which tensor-parallel degree 3 .* 1, 2, 4"):
-        refuse_split(layers_of(GPT)[1:], one_device(1, 3))
+        check_split(layers_of(GPT)[1:], one_device(1, 3))
     with pytest.raises(LaunchError, match="cannot be trained tensor-parallel"):
-        refuse_split(layers_of(DIGITS), one_device(1, 2))
+        check_split(layers_of(DIGITS), one_device(1, 2))
 
 
 def test_random_numbers_leave_torch_s_own_stream_of_weights_alone() -> None:

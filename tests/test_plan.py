@@ -18,14 +18,14 @@ from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 ONE = StageConfiguration("gpu")
 TWO = StageConfiguration("gpu", devices_per_node=2, tensor_parallel=2)
-ADDITIVE_TABLES = ["seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "temporary_bytes_CL"]
+ADDITIVE_TABLES = ["seconds_CL", "per_step_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "temporary_bytes_CL"]
 
 
 def costs() -> AdditiveCosts:
     return AdditiveCosts(
         seconds_CL=np.array([[1.0, 2.0, 3.0], [0.5, 1.0, 1.5]]),
-        once_seconds_CL=np.array([[0.25, 0.25, 0.5], [0.0, 0.0, 8.0]]),
-        once_latency_seconds_C=np.array([0.0, 0.125]),
+        per_step_seconds_CL=np.array([[0.25, 0.25, 0.5], [0.0, 0.0, 8.0]]),
+        per_step_latency_seconds_C=np.array([0.0, 0.125]),
         fixed_bytes_CL=np.array([[10.0, 20.0, 30.0], [5.0, 10.0, 15.0]]),
         activation_bytes_CL=np.array([[1.0, 2.0, 4.0], [0.5, 1.0, 2.0]]),
         temporary_bytes_CL=np.array([[3.0, 7.0, 5.0], [3.0, 7.0, 5.0]]),
@@ -57,7 +57,7 @@ CUT_AT_2 = plan(Stage(0, 2, ONE), Stage(2, 3, TWO))
 def test_price_by_hand() -> None:
     bill = price(problem(), CUT_AT_2)
     assert bill.stage_seconds == (3.0, 1.5)
-    assert bill.once_seconds == (0.5, 8.125)
+    assert bill.per_step_seconds == (0.5, 8.125)
     assert bill.transfer_seconds == (2 * (0.5 + 0.1 * 20.0),)
     # 3 · 5.0 on the link is more than 3 · 3.0 + 0.5 and 3 · 1.5 + 8.125 on the stages
     assert bill.step_seconds == 3.0 + 1.5 + 5.0 + 15.0
@@ -68,12 +68,14 @@ def test_price_by_hand() -> None:
 def test_what_bounds_the_step_changes_with_the_links() -> None:
     near = replace(problem(), link_latency_seconds_CC=np.zeros((2, 2)), link_seconds_per_byte_CC=np.zeros((2, 2)))
     assert step_seconds(near, CUT_AT_2) == 4.5 + max(3 * 3.0 + 0.5, 3 * 1.5 + 8.125)
-    quick = replace(near, costs=replace(costs(), once_seconds_CL=np.zeros((2, 3)), once_latency_seconds_C=np.zeros(2)))
+    quick = replace(
+        near, costs=replace(costs(), per_step_seconds_CL=np.zeros((2, 3)), per_step_latency_seconds_C=np.zeros(2))
+    )
     assert step_seconds(quick, CUT_AT_2) == 4.5 + 3 * 3.0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_without_links_and_once_seconds_it_is_alpas_formula(seed: int) -> None:
+def test_without_links_and_per_step_seconds_it_is_alpas_formula(seed: int) -> None:
     rng = np.random.default_rng(seed)
     L, B = 6, int(rng.integers(1, 9))
     seconds = rng.random((1, L, L + 1))
@@ -116,7 +118,7 @@ def test_costs_refuse_wrong_shapes_and_say_which() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, -1.0])
-@pytest.mark.parametrize("name", ["seconds_CLL1", "once_seconds_CLL1"])
+@pytest.mark.parametrize("name", ["seconds_CLL1", "per_step_seconds_CLL1"])
 def test_dense_costs_refuse_what_is_no_cost(name: str, value: float) -> None:
     dense = costs().dense()
     table = getattr(dense, name).copy()
@@ -173,7 +175,7 @@ def test_a_plan_that_is_not_the_problems_is_refused(wrong: Plan, error: type[Exc
         price(problem(), wrong)
 
 
-@pytest.mark.parametrize("name", ["seconds", "once_seconds"])
+@pytest.mark.parametrize("name", ["seconds", "per_step_seconds"])
 def test_a_stage_that_is_not_possible_is_refused(name: str) -> None:
     dense = costs().dense()
     table = getattr(dense, f"{name}_CLL1").copy()
@@ -212,7 +214,7 @@ def test_both_forms_of_costs_agree_to_the_last_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     C, L = 3, 7
     tables = {name: rng.random((C, L)) for name in ADDITIVE_TABLES}
-    additive = AdditiveCosts(**tables, once_latency_seconds_C=rng.random(C), capacity_bytes_C=rng.random(C) * 8)
+    additive = AdditiveCosts(**tables, per_step_latency_seconds_C=rng.random(C), capacity_bytes_C=rng.random(C) * 8)
     # Memory that just fits must just fit in both.
     capacity = np.array([additive.peak_bytes(0, 3, c, 0) for c in range(C)])
     for form in (additive, replace(additive, capacity_bytes_C=capacity)):
@@ -221,7 +223,7 @@ def test_both_forms_of_costs_agree_to_the_last_bit(seed: int) -> None:
             for start in range(L):
                 for stop in range(start + 1, L + 1):
                     assert dense.stage_seconds(start, stop, c) == form.stage_seconds(start, stop, c)
-                    assert dense.once_seconds(start, stop, c) == form.once_seconds(start, stop, c)
+                    assert dense.per_step_seconds(start, stop, c) == form.per_step_seconds(start, stop, c)
                     assert dense.max_in_flight(start, stop, c) == form.max_in_flight(start, stop, c)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bound.every_plan import count, least_by_schedule, small_posed
+from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Infeasible, NoPlanError, Problem, StageConfiguration, price
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import SCHEDULES, schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
@@ -25,7 +25,7 @@ from dejavu.planning.candidates import moved_cut
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
 from dejavu.search import search_named
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
 from flows.inputs import read_what_if, whole_numbers
@@ -82,7 +82,7 @@ def test_the_chosen_is_the_least_simulated_that_fits(choice: Choice) -> None:
     assert {row.num_microbatches for row in choice.considered} == {2, 8}
     for row in choice.considered:
         for one in row.candidates:
-            assert one.simulated_seconds == play_posed(row.posed, one.plan).step_seconds
+            assert one.simulated_seconds == simulate_plan(row.priced, one.plan).step_seconds
             if one.fits:
                 assert choice.simulated_seconds <= one.simulated_seconds
     assert choice.chosen.fits
@@ -92,7 +92,7 @@ def test_the_chosen_is_the_least_simulated_that_fits(choice: Choice) -> None:
 def test_both_bounds_hold_for_all(choice: Choice) -> None:
     for row in choice.considered:
         if row.result is not None:
-            assert price(row.posed.problem, row.result.plan).step_seconds == pytest.approx(row.result.step_seconds)
+            assert price(row.priced.problem, row.result.plan).step_seconds == pytest.approx(row.result.step_seconds)
             assert choice.bound_seconds(row.num_microbatches) <= row.result.step_seconds * (1 + 1e-9)
         for one in row.candidates:
             if one.fits:
@@ -199,27 +199,27 @@ def test_too_little_memory_is_proved_and_said_with_what_would_do(folder: Path) -
 
 
 class Given(Prices):
-    """A problem that is posed already."""
+    """A problem that is priced already."""
 
-    def __init__(self, request: PlanRequest, given: Posed) -> None:
+    def __init__(self, request: PlanRequest, given: PricedProblem) -> None:
         super().__init__(request)
         self._posed[given.problem.num_microbatches] = given
 
 
-def as_request(folder: Path, given: Posed, **changes: Any) -> PlanRequest:
+def as_request(folder: Path, given: PricedProblem, **changes: Any) -> PlanRequest:
     """The request as if it had led to this problem: its graph only names what was trained before."""
     batch = workload().model_copy(update={"batch_size": 24})
     counts = (given.problem.num_microbatches,)
     return request(folder, workload=batch, microbatches=counts, budget_seconds=2.0, **changes)
 
 
-def answer(asked: PlanRequest, given: Posed) -> Choice:
+def answer(asked: PlanRequest, given: PricedProblem) -> Choice:
     """The planner's, to a problem under the memory rule that the searches would take."""
     problem = replace(given.problem, schedule=asked.searched_schedule)
     return Planner().plan(asked, Given(asked, replace(given, problem=problem)))
 
 
-def tight_by_hand(capacity: float) -> Posed:
+def tight_by_hand(capacity: float) -> PricedProblem:
     """Layers of 4, 3, 2 and 1 bytes on two devices: of 5 bytes only the outer and the inner two fit together."""
     ones, zeros = np.ones((1, 4)), np.zeros((1, 4))
     costs = AdditiveCosts(
@@ -229,7 +229,7 @@ def tight_by_hand(capacity: float) -> Posed:
     problem = Problem(
         tuple("abcd"), (StageConfiguration("T4"),), {"T4": 2}, costs, np.zeros(5), nothing, nothing, "1f1b", 4
     )
-    return Posed(problem, ones / 3, 2 * ones / 3)
+    return PricedProblem(problem, ones / 3, 2 * ones / 3)
 
 
 def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> None:
@@ -256,7 +256,7 @@ def test_what_is_said_of_tight_problems_is_so_under_every_schedule(folder: Path,
     """Held against every plan under every schedule: one is found where there is one; else that is proved."""
     names = [*(tuple(SCHEDULES) for _ in range(2)), ("zbv", "1f1b"), ("interleaved_1f1b",), ("gpipe",)]
     for seed in seeds:
-        loose = small_posed(seed)
+        loose = small_priced(seed)
         if count(loose, MOST_PLANS + 1) > MOST_PLANS:
             continue
         for share, schedules in zip((0.5, 0.25, 0.3, 0.3, 0.4), names, strict=True):
@@ -270,13 +270,13 @@ def test_what_is_said_of_tight_problems_is_so_under_every_schedule(folder: Path,
                 assert isinstance(refused.answer, Infeasible) and least == float("inf"), (seed, schedules)
 
 
-def with_memory(posed: Posed, share: float) -> Posed:
+def with_memory(priced: PricedProblem, share: float) -> PricedProblem:
     """The same problem with a share of what one device would need for everything."""
-    costs = posed.problem.costs
+    costs = priced.problem.costs
     assert isinstance(costs, AdditiveCosts)
     needed = costs.fixed_bytes_CL.max(axis=0).sum() + costs.activation_bytes_CL.max(axis=0).sum()
     costs = replace(costs, capacity_bytes_C=np.full_like(costs.capacity_bytes_C, share * needed))
-    return replace(posed, problem=replace(posed.problem, costs=costs))
+    return replace(priced, problem=replace(priced.problem, costs=costs))
 
 
 def test_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,16 @@ from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import Priced
-from dejavu.cost.problem import microbatch_choices, pose, pose_parallel, split_into
+from dejavu.cost.problem import microbatch_choices, price_problem, single_device_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism, meshes
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, solved
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"
@@ -92,11 +92,11 @@ def prices_of(name: str, cluster: Cluster, database: ProfileDatabase) -> Paralle
 EVERYTHING = Parallelism()
 
 
-def posed_of(
+def priced_of(
     name: str, database: ProfileDatabase, parallelism: Parallelism = EVERYTHING, cluster: Cluster = CLUSTER
-) -> Posed:
+) -> PricedProblem:
     workload = workload_of(name)
-    return pose_parallel(
+    return price_problem(
         prices_of(name, cluster, database), cluster, workload, transfer_costs(cluster, database), parallelism
     )
 
@@ -110,10 +110,10 @@ def assert_equal_columns(found: Problem, c: int, wanted: Problem, d: int) -> Non
 @every_workload
 def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
     transfers = transfer_costs(CLUSTER, empty)
-    old = pose(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers).problem
-    one = posed_of(name, empty, Parallelism.one_device()).problem
+    old = single_device_problem(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers).problem
+    one = priced_of(name, empty, Parallelism.one_device()).problem
     assert one.configurations == old.configurations == (StageConfiguration(NAME),)
-    many = posed_of(name, empty).problem
+    many = priced_of(name, empty).problem
     first = many.index(StageConfiguration(NAME))
     assert_equal_columns(one, 0, old, 0)
     assert_equal_columns(many, first, old, 0)
@@ -124,17 +124,17 @@ def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
 
 def test_one_device_plays_as_it_did(empty: ProfileDatabase) -> None:
     table = table_of("gpt", 8, CLUSTER, empty)
-    simple = pose(table, CLUSTER, workload_of("gpt"), transfer_costs(CLUSTER, empty))
-    posed = posed_of("gpt", empty, Parallelism.one_device())
-    plan = solved(Uniform().run(posed.problem)).plan
-    assert play_posed(posed, plan).step_seconds == pytest.approx(play_posed(simple, plan).step_seconds)
+    simple = single_device_problem(table, CLUSTER, workload_of("gpt"), transfer_costs(CLUSTER, empty))
+    priced = priced_of("gpt", empty, Parallelism.one_device())
+    plan = solved(Uniform().run(priced.problem)).plan
+    assert simulate_plan(priced, plan).step_seconds == pytest.approx(simulate_plan(simple, plan).step_seconds)
 
 
 @every_workload
 def test_parts_add_up(name: str, empty: ProfileDatabase) -> None:
-    posed = posed_of(name, empty)
-    np.testing.assert_allclose(posed.forward_seconds_CL + posed.backward_seconds_CL, posed.problem.costs.seconds_CL)
-    assert (posed.problem.costs.seconds_CL >= 0).all()
+    priced = priced_of(name, empty)
+    np.testing.assert_allclose(priced.forward_seconds_CL + priced.backward_seconds_CL, priced.problem.costs.seconds_CL)
+    assert (priced.problem.costs.seconds_CL >= 0).all()
 
 
 @every_workload
@@ -142,11 +142,11 @@ def test_what_may_be_done_is_done_and_nothing_else(name: str) -> None:
     most = most_tensor_parallel(graph_of(name, 8))
     found = Parallelism().configurations(CLUSTER, 8, most)
     assert len(set(found)) == len(found)
-    assert {how.tensor_parallel for how in found} == {t for t in (1, 2, 4) if most % t == 0}
-    for how in found:
-        assert 8 % how.data_parallel == 0
-        assert how.devices_per_node % how.tensor_parallel == 0
-        assert how.zero_level == 0 or how.data_parallel > 1
+    assert {configuration.tensor_parallel for configuration in found} == {t for t in (1, 2, 4) if most % t == 0}
+    for configuration in found:
+        assert 8 % configuration.data_parallel == 0
+        assert configuration.devices_per_node % configuration.tensor_parallel == 0
+        assert configuration.zero_level == 0 or configuration.data_parallel > 1
     capped = Parallelism(max_data_parallel=2, max_tensor_parallel=2, recompute=(False,), zero_levels=(0,))
     few = capped.configurations(CLUSTER, 8, most)
     assert set(few) == {
@@ -157,11 +157,11 @@ def test_what_may_be_done_is_done_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
 def test_memory_is_never_less_than_the_stage_s(name: str, empty: ProfileDatabase) -> None:
     workload, rng = workload_of(name), np.random.default_rng(0)
-    problem = posed_of(name, empty).problem
+    problem = priced_of(name, empty).problem
     for _ in range(300):
         c = int(rng.integers(len(problem.configurations)))
-        how = problem.configurations[c]
-        layers = graph_of(name, 8 // how.data_parallel).layers
+        configuration = problem.configurations[c]
+        layers = graph_of(name, 8 // configuration.data_parallel).layers
         start, stop = sorted(rng.choice(len(layers) + 1, 2, replace=False).tolist())
         held = int(rng.integers(1, workload.num_microbatches + 1))
         exact = stage_memory(
@@ -169,31 +169,36 @@ def test_memory_is_never_less_than_the_stage_s(name: str, empty: ProfileDatabase
             microbatches_in_flight=held,
             num_microbatches=workload.num_microbatches,
             optimizer=workload.optimizer,
-            recompute=how.recompute,
-            zero_level=how.zero_level,
-            data_parallel=how.data_parallel,
-            tensor_parallel=how.tensor_parallel,
+            recompute=configuration.recompute,
+            zero_level=configuration.zero_level,
+            data_parallel=configuration.data_parallel,
+            tensor_parallel=configuration.tensor_parallel,
             is_first=start == 0,
             is_last=stop == len(layers),
-            example_bytes=example_bytes(workload) / how.data_parallel,
+            example_bytes=example_bytes(workload) / configuration.data_parallel,
             foreach=True,
         ).peak_bytes
-        assert problem.costs.peak_bytes(start, stop, c, held) >= exact * (1 - 1e-9), (str(how), start, stop, held)
+        assert problem.costs.peak_bytes(start, stop, c, held) >= exact * (1 - 1e-9), (
+            str(configuration),
+            start,
+            stop,
+            held,
+        )
 
 
 @every_workload
 def test_more_replicas_never_hold_more_activations(name: str, empty: ProfileDatabase) -> None:
-    problem = posed_of(name, empty).problem
-    for a, how in enumerate(problem.configurations):
+    problem = priced_of(name, empty).problem
+    for a, configuration in enumerate(problem.configurations):
         for b, other in enumerate(problem.configurations):
-            same = (how.tensor_parallel, how.recompute) == (other.tensor_parallel, other.recompute)
-            if same and how.data_parallel < other.data_parallel:
+            same = (configuration.tensor_parallel, configuration.recompute) == (other.tensor_parallel, other.recompute)
+            if same and configuration.data_parallel < other.data_parallel:
                 held = problem.costs.activation_bytes_CL
                 assert (held[b] <= held[a]).all()
 
 
 def test_zero_shards_state_and_the_optimizer(empty: ProfileDatabase) -> None:
-    problem = posed_of("gpt", empty).problem
+    problem = priced_of("gpt", empty).problem
     levels = [problem.index(StageConfiguration(NAME, 1, 4, 4, 1, False, level)) for level in range(4)]
     fixed = problem.costs.fixed_bytes_CL[levels].sum(axis=1)
     assert (np.diff(fixed) < 0).all()
@@ -205,21 +210,23 @@ def test_zero_shards_state_and_the_optimizer(empty: ProfileDatabase) -> None:
 
 def test_sums_inside_a_node_make_tensor_parallel_dearer_than_its_computing(empty: ProfileDatabase) -> None:
     slow = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], link=Link(1e9, 5e-6)),))
-    how = StageConfiguration(NAME, 1, 4, 1, 4)
-    fast, dear = (posed_of("gpt", empty, cluster=cluster).problem for cluster in (CLUSTER, slow))
-    assert fast.costs.stage_seconds(0, 5, fast.index(how)) < dear.costs.stage_seconds(0, 5, dear.index(how))
+    configuration = StageConfiguration(NAME, 1, 4, 1, 4)
+    fast, dear = (priced_of("gpt", empty, cluster=cluster).problem for cluster in (CLUSTER, slow))
+    assert fast.costs.stage_seconds(0, 5, fast.index(configuration)) < dear.costs.stage_seconds(
+        0, 5, dear.index(configuration)
+    )
 
 
 def test_a_line_stands_for_the_replicas_sum() -> None:
     """Once a step, as layers that add up: near the collective's own price over the range of sizes."""
     collectives = StageCollectives(CLUSTER, None, "float32")
-    for how in (StageConfiguration(NAME, 1, 4, 4), StageConfiguration(NAME, 3, 4, 3, 4)):
+    for configuration in (StageConfiguration(NAME, 1, 4, 4), StageConfiguration(NAME, 3, 4, 3, 4)):
         layers = [64 * 2**20] * 24
-        latency, per_byte = collectives.once_line(how, layers)
+        latency, per_byte = collectives.per_step_line(configuration, layers)
         for count in (1, 6, 24):
             size = sum(layers[:count])
             assert latency + per_byte * size == pytest.approx(
-                collectives.data_seconds(how, ("all_reduce",), size), rel=0.25
+                collectives.data_seconds(configuration, ("all_reduce",), size), rel=0.25
             )
 
 
@@ -283,10 +290,10 @@ def free_problem(stages: list[Stage], cluster: Cluster) -> Problem:
     """Nothing costs anything, so that only room decides."""
     hows = tuple(dict.fromkeys(stage.configuration for stage in stages))
     C, L = len(hows), len(stages)
-    free = {name: np.zeros((C, L)) for name in ("seconds", "once_seconds", "fixed_bytes", "activation_bytes")}
+    free = {name: np.zeros((C, L)) for name in ("seconds", "per_step_seconds", "fixed_bytes", "activation_bytes")}
     costs = AdditiveCosts(
         **{f"{name}_CL": table for name, table in free.items()},
-        once_latency_seconds_C=np.zeros(C),
+        per_step_latency_seconds_C=np.zeros(C),
         temporary_bytes_CL=np.zeros((C, L)),
         capacity_bytes_C=np.ones(C),
     )
@@ -305,8 +312,8 @@ def test_meshes_pack_whatever_the_plan(cluster: Cluster) -> None:
         left = cluster.num_devices
         while fitting := [(n, d) for n, d in shapes if n * d <= left]:
             nodes, each = fitting[rng.integers(len(fitting))]
-            how = StageConfiguration(NAME, nodes, each, nodes * each)
-            stages.append(Stage(len(stages), len(stages) + 1, how))
+            configuration = StageConfiguration(NAME, nodes, each, nodes * each)
+            stages.append(Stage(len(stages), len(stages) + 1, configuration))
             left -= nodes * each
         binding = bind(free_problem(stages, cluster), Plan(tuple(stages), "gpipe", 64), cluster)
         for s, stage in enumerate(stages):

@@ -22,7 +22,7 @@ from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
 from dejavu.runtime.process import MEASURING
 from dejavu.timing import interference as quiet
 from dejavu.timing.clock import Clock
-from dejavu.timing.interference import DISTURBED, Quiet, has_quota, look_seconds, undisturbed
+from dejavu.timing.interference import DISTURBED, InterferenceProbe, has_quota, sample_seconds, undisturbed
 from dejavu.workload import Workload
 
 LOOKS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @given(LOOKS)
 def test_a_look_is_the_slower_of_two_in_turn(looks: list[float]) -> None:
-    watch = Quiet()
+    watch = InterferenceProbe()
     found = [watch.look(seconds) for seconds in looks]
     assert found == [looks[0], *(max(pair) for pair in itertools.pairwise(looks))]
     assert watch.least_seconds == min(looks)
@@ -40,7 +40,7 @@ def test_a_look_is_the_slower_of_two_in_turn(looks: list[float]) -> None:
 
 @given(LOOKS, st.integers(0, 40))
 def test_the_undisturbed_and_at_least_so_many(looks: list[float], least: int) -> None:
-    watch = Quiet()
+    watch = InterferenceProbe()
     for seconds in looks:
         watch.look(seconds)
     chosen = undisturbed([watch.slowdown(seconds) for seconds in looks], least)
@@ -52,7 +52,7 @@ def test_the_undisturbed_and_at_least_so_many(looks: list[float], least: int) ->
 
 
 def test_a_loop_takes_time() -> None:
-    assert 0.0 < look_seconds() < 1.0
+    assert 0.0 < sample_seconds() < 1.0
 
 
 def figures(
@@ -64,7 +64,7 @@ def figures(
     most_seconds: float = 0.0,
 ) -> list[tuple[str, str, int]]:
     """Signature, direction and number of repeats of each figure, where the loop takes these seconds in turn."""
-    monkeypatch.setattr(quiet, "look_seconds", lambda: next(looks))
+    monkeypatch.setattr(quiet, "sample_seconds", lambda: next(looks))
     monkeypatch.setattr(layer_passes, "MOST_SECONDS_PER_LAYER", most_seconds)
     monkeypatch.setattr(layer_passes, "SECONDS_PER_LAYER", 0.0)
     monkeypatch.setattr(layer_passes, "WAIT_SECONDS", math.inf)  # whoever works beside this test

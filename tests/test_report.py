@@ -17,11 +17,11 @@ from rich.console import Console
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
-from dejavu.cost.problem import pose
+from dejavu.cost.problem import single_device_problem
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.plan import Plan
-from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.priced import PassCost, PricedProblem
 from dejavu.plan.schedule import SCHEDULES, Pass
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
 from dejavu.report import (
@@ -101,11 +101,11 @@ def make_trials() -> tuple[TrialResult, ...]:
 class Given(Prices):
     """Prices of a table that was made by hand, in place of a model's."""
 
-    def __init__(self, request: PlanRequest, table: CostTable, posed: Posed) -> None:
+    def __init__(self, request: PlanRequest, table: CostTable, priced: PricedProblem) -> None:
         self.request, self.corrections = request, []
-        self._table, self._given = table, posed
+        self._table, self._given = table, priced
 
-    def posed(self, num_microbatches: int) -> Posed:
+    def priced(self, num_microbatches: int) -> PricedProblem:
         return self._given
 
     def table_of(self, num_microbatches: int) -> CostTable:
@@ -120,19 +120,21 @@ def make_choice(num_layers: int, num_devices: int, schedule: str, named: bool = 
     """A real planner's, for tables by hand."""
     workload = Workload().model_copy(update={"schedule": schedule if named else "auto"})
     cluster, table = make_cluster(num_devices), make_table(num_layers)
-    problem = pose(table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")}).problem
+    problem = single_device_problem(
+        table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")}
+    ).problem
     forward, backward = table.forward.seconds_LD.T, table.backward.seconds_LD.T
-    posed = Posed(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
+    priced = PricedProblem(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
     count = workload.num_microbatches
     request = PlanRequest(workload, cluster, Path("nowhere"), schedules=(schedule,), microbatches=(count,))
-    return Planner().plan(request, Given(request, table, posed))
+    return Planner().plan(request, Given(request, table, priced))
 
 
 def make_data(
     num_layers: int = 12, num_devices: int = 3, trained: bool = True, schedule: str = "1f1b", named: bool = False
 ) -> ReportData:
     choice = make_choice(num_layers, num_devices, schedule, named)
-    binding = bind(choice.posed.problem, choice.plan, choice.request.cluster)
+    binding = bind(choice.priced.problem, choice.plan, choice.request.cluster)
     bound = choice.candidate(binding.plan)
     trials = make_trials()
     return ReportData(
@@ -281,10 +283,10 @@ def test_a_single_stage_and_many_layers():
         assert not Page(page(data)).open
 
 
-def trained_like(plan: Plan, played: Simulation, slower: float = 1.25) -> TrainingResult:
+def trained_like(plan: Plan, simulated: Simulation, slower: float = 1.25) -> TrainingResult:
     """What a training reports whose every pass took so much longer than it was played."""
     letters = {"F": Pass.FORWARD, "B": Pass.BACKWARD, "I": Pass.BACKWARD_INPUT, "W": Pass.BACKWARD_WEIGHT}
-    events = [event for event in played.events if event.name != "optimizer"]
+    events = [event for event in simulated.events if event.name != "optimizer"]
 
     def seconds(stage: int, name: str) -> float:
         return slower * max((e.seconds for e in events if (e.stage, e.name[0]) == (stage, name)), default=0.0)
@@ -303,7 +305,7 @@ def trained_like(plan: Plan, played: Simulation, slower: float = 1.25) -> Traini
     )
     losses = tuple(3.05 - 0.02 * step for step in range(TRIAL_STEPS, NUM_STEPS))
     return TrainingResult(
-        TRIAL_STEPS, losses, slower * played.step_seconds, times, 0, None, "/run/checkpoints/30", (), passes
+        TRIAL_STEPS, losses, slower * simulated.step_seconds, times, 0, None, "/run/checkpoints/30", (), passes
     )
 
 

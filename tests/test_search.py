@@ -70,8 +70,8 @@ def random_problem(seed: int, *, max_layers: int = 5, max_devices: int = 4) -> P
         device_counts=counts,
         costs=AdditiveCosts(
             seconds_CL=draw(C, L),
-            once_seconds_CL=draw(C, L) * (rng.random() < 0.5),
-            once_latency_seconds_C=draw(C) * (rng.random() < 0.5),
+            per_step_seconds_CL=draw(C, L) * (rng.random() < 0.5),
+            per_step_latency_seconds_C=draw(C) * (rng.random() < 0.5),
             fixed_bytes_CL=fixed,
             activation_bytes_CL=activations,
             temporary_bytes_CL=draw(C, L),
@@ -386,8 +386,8 @@ def plans_of_kind(name: str, problem: Problem) -> list[Plan]:
 def balanced_plans(problem: Problem) -> list[Plan]:
     """For each configuration and number of stages, one of the cuts whose slowest stage is fastest, by trying all."""
     plans = []
-    for c, how in enumerate(problem.configurations):
-        room = problem.device_counts[how.device_type] // how.num_devices
+    for c, configuration in enumerate(problem.configurations):
+        room = problem.device_counts[configuration.device_type] // configuration.num_devices
         for S in range(1, min(room, problem.most_stages) + 1):
             slowest = {
                 (0, *inner, problem.num_layers): max(
@@ -399,7 +399,7 @@ def balanced_plans(problem: Problem) -> list[Plan]:
             cuts = [cut for cut in balanced_cuts(_stage_seconds(problem, c), S) if len(cut) == S + 1]
             if np.isfinite(least):
                 assert slowest[tuple(cuts[0])] == pytest.approx(least, rel=1e-12)
-                plans.append(plan_of_row(problem, [how] * S, cuts[0]))
+                plans.append(plan_of_row(problem, [configuration] * S, cuts[0]))
     return plans
 
 

@@ -50,7 +50,7 @@ def busiest_seconds(problem: Problem, plan: Plan) -> float:
     """PipeDream's objective: of a step, without fill and drain."""
     B = problem.num_microbatches
     spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
-    stages = [B * problem.costs.stage_seconds(*span) + problem.costs.once_seconds(*span) for span in spans]
+    stages = [B * problem.costs.stage_seconds(*span) + problem.costs.per_step_seconds(*span) for span in spans]
     return max(stages + [B * problem.transfer_seconds(b[0], a[2], b[2]) for a, b in pairwise(spans)])
 
 
@@ -156,7 +156,7 @@ def test_pipedreams_bottleneck_is_the_least_of_all_plans_on_one_type() -> None:
             except (PlanError, DoesNotFitError):
                 continue
             least = min(least, busiest_seconds(problem, plan))
-        used = {how.device_type for how in problem.configurations}
+        used = {configuration.device_type for configuration in problem.configurations}
         alone = len(used) == 1 and (not problem.use_all_devices or sum(map(bool, problem.device_counts.values())) == 1)
         try:
             found = busiest_seconds(problem, solved(PipeDream().run(problem)).plan)
@@ -215,8 +215,10 @@ def test_small_and_strange_problems(search: Search, case: str) -> None:
         problem = replace(problem, num_microbatches=1, max_stages=None)
     elif case == "layers that cost nothing":
         nothing = 0.0 * problem.costs.seconds_CL
-        latency = 0.0 * problem.costs.once_latency_seconds_C
-        free = replace(problem.costs, seconds_CL=nothing, once_seconds_CL=nothing, once_latency_seconds_C=latency)
+        latency = 0.0 * problem.costs.per_step_latency_seconds_C
+        free = replace(
+            problem.costs, seconds_CL=nothing, per_step_seconds_CL=nothing, per_step_latency_seconds_C=latency
+        )
         problem = replace(problem, costs=free, cut_bytes_L1=0.0 * problem.cut_bytes_L1)
     else:
         problem = mixed(3, num_layers={"one layer": 1, "more devices than layers": 3}.get(case, 12))

@@ -132,7 +132,7 @@ class SlowPlayer:
             Pass.BACKWARD: times.backward_seconds,
             Pass.BACKWARD_INPUT: times.backward_input_seconds,
             Pass.BACKWARD_WEIGHT: times.backward_weight_seconds,
-            "optimizer": times.once_seconds,
+            "optimizer": times.per_step_seconds,
         }[what]
         self.jobs["rank", rank] = (self._device(rank), seconds)
         return True
@@ -204,8 +204,8 @@ class SlowPlayer:
         return True
 
 
-def by_name(played: Simulation) -> dict[tuple[int, str], Event]:
-    return {(event.stage, event.name): event for event in played.events}
+def by_name(simulated: Simulation) -> dict[tuple[int, str], Event]:
+    return {(event.stage, event.name): event for event in simulated.events}
 
 
 @every_case
@@ -222,10 +222,10 @@ def test_equals_the_slow_player(seed: int, schedule: str, num_stages: int, num_m
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), SIZES)
 def test_equal_stages_take_the_textbook_time(schedule: str, num_stages: int, num_microbatches: int) -> None:
     """(B + S − 1)(f + b), bubble (S − 1)/(B + S − 1): Huang et al., GPipe, 2019; 1F1B has the same."""
-    played = simulate(plan_of(schedule, num_stages, num_microbatches), [StageSeconds(1.0, 2.0, 0.0)] * num_stages)
+    simulated = simulate(plan_of(schedule, num_stages, num_microbatches), [StageSeconds(1.0, 2.0, 0.0)] * num_stages)
     slots = num_microbatches + num_stages - 1
-    assert played.step_seconds == pytest.approx(3.0 * slots)
-    assert played.bubble_fraction == pytest.approx((num_stages - 1) / slots)
+    assert simulated.step_seconds == pytest.approx(3.0 * slots)
+    assert simulated.bubble_fraction == pytest.approx((num_stages - 1) / slots)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
@@ -234,9 +234,9 @@ def test_equal_stages_take_the_textbook_time(schedule: str, num_stages: int, num
 def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(schedule: str, rounds: int, num_ranks: int) -> None:
     """B (f + b) + (P − 1)(f + b)/v for a rank's f and b: Narayanan et al., SC 2021, section 2.2."""
     stage, B, v = StageSeconds(1.0, 2.0, 0.0), rounds * num_ranks, 2
-    played = simulate(plan_of(schedule, v * num_ranks, B), [stage] * v * num_ranks)
+    simulated = simulate(plan_of(schedule, v * num_ranks, B), [stage] * v * num_ranks)
     rank_seconds = v * (stage.forward_seconds + stage.backward_seconds)
-    assert played.step_seconds == pytest.approx(B * rank_seconds + (num_ranks - 1) * rank_seconds / v)
+    assert simulated.step_seconds == pytest.approx(B * rank_seconds + (num_ranks - 1) * rank_seconds / v)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
@@ -245,8 +245,8 @@ def test_interleaving_divides_the_bubble_by_the_stages_of_a_rank(schedule: str, 
 def test_zero_bubble_waits_only_for_its_first_input(schedule: str, rounds: int, num_ranks: int) -> None:
     """With equal forward, input and weight parts (Qi et al., NeurIPS 2024): the last rank cannot begin before P − 1."""
     B = rounds * num_ranks
-    played = simulate(plan_of(schedule, 2 * num_ranks, B), [StageSeconds(1.0, 2.0, 0.0)] * 2 * num_ranks)
-    assert played.step_seconds == pytest.approx(6.0 * B + num_ranks - 1)
+    simulated = simulate(plan_of(schedule, 2 * num_ranks, B), [StageSeconds(1.0, 2.0, 0.0)] * 2 * num_ranks)
+    assert simulated.step_seconds == pytest.approx(6.0 * B + num_ranks - 1)
 
 
 @every_case
@@ -254,8 +254,8 @@ def test_nothing_runs_before_its_input_and_no_rank_does_two_things(
     schedule: str, num_stages: int, num_microbatches: int
 ) -> None:
     question = random_question(7, schedule, num_stages, num_microbatches)
-    played, plan = question.simulated(), question.plan
-    when = by_name(played)
+    simulated, plan = question.simulated(), question.plan
+    when = by_name(simulated)
     ranks = {s: rank for rank, own in enumerate(plan.ranks) for s in own}
 
     def backward(s: int, m: int) -> Event:
@@ -271,10 +271,10 @@ def test_nothing_runs_before_its_input_and_no_rank_does_two_things(
             assert when[s + 1, f"F{m}"].start_seconds - when[s, f"F{m}"].stop_seconds >= least
             assert backward(s, m).start_seconds - backward(s + 1, m).stop_seconds >= least
     for rank in range(len(plan.ranks)):
-        own = sorted((e for e in played.events if e.rank == rank), key=lambda e: (e.start_seconds, e.stop_seconds))
+        own = sorted((e for e in simulated.events if e.rank == rank), key=lambda e: (e.start_seconds, e.stop_seconds))
         assert all(a.stop_seconds <= b.start_seconds for a, b in itertools.pairwise(own))
         assert [e.name for e in own[-len(plan.ranks[rank]) :]] == ["optimizer"] * len(plan.ranks[rank])
-    each = Counter(event.name for event in played.events if event.name[0] in "FBW")
+    each = Counter(event.name for event in simulated.events if event.name[0] in "FBW")
     assert sum(each.values()) == 2 * num_stages * num_microbatches
 
 
@@ -282,15 +282,15 @@ def test_nothing_runs_before_its_input_and_no_rank_does_two_things(
 def test_the_step_is_between_the_bounds(schedule: str, num_stages: int, num_microbatches: int) -> None:
     question = replace(random_question(8, schedule, num_stages, num_microbatches), devices=None, links=None)
     halves = [replace(s, backward_input_seconds=None, backward_weight_seconds=None) for s in question.stages]
-    played, ranks = replace(question, stages=tuple(halves)).simulated(), question.plan.ranks
-    work = [num_microbatches * (s.forward_seconds + s.backward_seconds) + s.once_seconds for s in halves]
+    simulated, ranks = replace(question, stages=tuple(halves)).simulated(), question.plan.ranks
+    work = [num_microbatches * (s.forward_seconds + s.backward_seconds) + s.per_step_seconds for s in halves]
     within = {s for own in ranks for s in own if s + 1 in own}
     messages = 2 * sum(sum(vars(m).values()) for s, m in enumerate(question.messages) if s not in within)
     waited_for = 0.5 if SCHEDULES[schedule].splits_backward else 1.0  # nobody waits for a weight part
     path = messages + sum(s.forward_seconds + waited_for * s.backward_seconds for s in halves)
-    assert played.step_seconds >= path - 1e-9
-    assert played.step_seconds >= max(sum(work[s] for s in own) for own in ranks) - 1e-9
-    assert played.step_seconds <= sum(work) + num_microbatches * messages + 1e-9
+    assert simulated.step_seconds >= path - 1e-9
+    assert simulated.step_seconds >= max(sum(work[s] for s in own) for own in ranks) - 1e-9
+    assert simulated.step_seconds <= sum(work) + num_microbatches * messages + 1e-9
 
 
 @every_case
@@ -309,7 +309,7 @@ def test_scaling_all_times_scales_the_step(schedule: str, num_stages: int, num_m
 @every_case
 def test_in_flight_and_bytes_are_those_of_the_lists(schedule: str, num_stages: int, num_microbatches: int) -> None:
     question = random_question(10, schedule, num_stages, num_microbatches)
-    played, plan = question.simulated(), question.plan
+    simulated, plan = question.simulated(), question.plan
     most, peak = [0] * num_stages, []
     for rank, order in enumerate(actions(schedule, num_stages, num_microbatches)):
         held: Counter[int] = Counter()
@@ -321,12 +321,12 @@ def test_in_flight_and_bytes_are_those_of_the_lists(schedule: str, num_stages: i
             if direction is not Pass.BACKWARD_INPUT:
                 sizes.append(fixed + sum(n * question.stages[s].activation_bytes for s, n in held.items()))
         peak.append(max(sizes))
-        seconds, found = played.held_bytes(rank)
+        seconds, found = simulated.held_bytes(rank)
         assert found == pytest.approx(sizes[1:])
         assert (np.diff(seconds) >= 0).all()
         assert found[-1] == pytest.approx(fixed)
-    assert played.in_flight == tuple(most)
-    assert played.peak_bytes == pytest.approx(peak)
+    assert simulated.in_flight == tuple(most)
+    assert simulated.peak_bytes == pytest.approx(peak)
     rule = [SCHEDULES[schedule].in_flight(s, num_stages, num_microbatches) for s in range(num_stages)]
     assert all(a <= b for a, b in zip(most, rule, strict=True))
     if SCHEDULES[schedule].stages_per_rank == 1:
@@ -337,13 +337,13 @@ def test_in_flight_and_bytes_are_those_of_the_lists(schedule: str, num_stages: i
 @pytest.mark.parametrize("seed", range(3))
 def test_the_critical_path_adds_up(seed: int, schedule: str, num_stages: int, num_microbatches: int) -> None:
     question = random_question(20 + seed, schedule, num_stages, num_microbatches)
-    played = question.simulated()
-    path = played.critical_path
+    simulated = question.simulated()
+    path = simulated.critical_path
     assert path[0].start_seconds == 0.0
-    assert path[-1].stop_seconds == played.step_seconds
+    assert path[-1].stop_seconds == simulated.step_seconds
     assert all(a.stop_seconds == b.start_seconds for a, b in itertools.pairwise(path))
-    assert sum(event.seconds for event in path) == pytest.approx(played.step_seconds)
-    assert {event for event in path if event.to_rank is None} <= set(played.events)
+    assert sum(event.seconds for event in path) == pytest.approx(simulated.step_seconds)
+    assert {event for event in path if event.to_rank is None} <= set(simulated.events)
 
 
 @every_case
@@ -352,13 +352,13 @@ def test_what_is_on_the_critical_path_decides(schedule: str, num_stages: int, nu
     question = random_question(30, schedule, num_stages, num_microbatches)
     alone = tuple(replace(message, sender_seconds=0.0, receiver_seconds=0.0) for message in question.messages)
     question = replace(question, messages=alone, devices=None, links=None)
-    played = question.simulated()
-    longest = max((e for e in played.critical_path if e.to_rank is None), key=lambda event: event.seconds)
+    simulated = question.simulated()
+    longest = max((e for e in simulated.critical_path if e.to_rank is None), key=lambda event: event.seconds)
     part = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "o": "once"}
     slower = {f"{part[longest.name[0]]}_seconds": longest.seconds + 1.0}
     stages = list(question.stages)
     stages[longest.stage] = replace(stages[longest.stage], **slower)
-    assert replace(question, stages=tuple(stages)).simulated().step_seconds >= played.step_seconds + 1.0 - 1e-9
+    assert replace(question, stages=tuple(stages)).simulated().step_seconds >= simulated.step_seconds + 1.0 - 1e-9
 
 
 def test_two_on_one_device_take_twice_as_long() -> None:
@@ -393,9 +393,9 @@ def test_copying_takes_computing_time_and_delay_does_not() -> None:
 def test_messages_of_a_channel_come_one_after_the_other() -> None:
     """Transfers that are longer than computing bound GPipe's steady state: one message each way a microbatch."""
     B = 30
-    played = simulate(plan_of("gpipe", 2, B), [StageSeconds(1.0, 1.0, 0.0, transfer_seconds=4.0)] * 2)
-    assert played.step_seconds == pytest.approx(2 * (1.0 + 4.0 * B + 1.0))
-    assert sum(event.to_rank is not None for event in played.critical_path) == 2 * B
+    simulated = simulate(plan_of("gpipe", 2, B), [StageSeconds(1.0, 1.0, 0.0, transfer_seconds=4.0)] * 2)
+    assert simulated.step_seconds == pytest.approx(2 * (1.0 + 4.0 * B + 1.0))
+    assert sum(event.to_rank is not None for event in simulated.critical_path) == 2 * B
 
 
 def test_playing_tells_what_the_formula_hides() -> None:
@@ -408,28 +408,28 @@ def test_playing_tells_what_the_formula_hides() -> None:
 
 
 def test_a_rank_does_all_its_stages_last_work_in_turn() -> None:
-    stages = [StageSeconds(1.0, 2.0, once_seconds=float(10 + s)) for s in range(4)]
-    played = by_name(simulate(plan_of("zbv", 4, 4), stages))
+    stages = [StageSeconds(1.0, 2.0, per_step_seconds=float(10 + s)) for s in range(4)]
+    simulated = by_name(simulate(plan_of("zbv", 4, 4), stages))
     for first, second in ((0, 3), (1, 2)):
-        assert played[first, "optimizer"].seconds == pytest.approx(10 + first)
-        assert played[second, "optimizer"].start_seconds == played[first, "optimizer"].stop_seconds
+        assert simulated[first, "optimizer"].seconds == pytest.approx(10 + first)
+        assert simulated[second, "optimizer"].start_seconds == simulated[first, "optimizer"].stop_seconds
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_trace_is_chrome_s(schedule: str) -> None:
-    played = simulate(plan_of(schedule, 4, 8), [StageSeconds(1.0, 2.0, 0.5, 0.1)] * 4)
-    rows = json.loads(json.dumps(played.to_trace()))["traceEvents"]
+    simulated = simulate(plan_of(schedule, 4, 8), [StageSeconds(1.0, 2.0, 0.5, 0.1)] * 4)
+    rows = json.loads(json.dumps(simulated.to_trace()))["traceEvents"]
     names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     bars = [row for row in rows if row["ph"] == "X"]
     assert all(row["dur"] > 0 and row["ts"] >= 0 and row["cat"] == "simulated" for row in bars)
     ranks = SCHEDULES[schedule].num_ranks(4)
     assert [names[tid] for tid in range(ranks)] == [f"rank {rank}" for rank in range(ranks)]
-    assert len([row for row in bars if row["tid"] < ranks]) == len(played.events)
-    assert len([row for row in bars if row["tid"] >= ranks]) == len(played.messages)
+    assert len([row for row in bars if row["tid"] < ranks]) == len(simulated.events)
+    assert len([row for row in bars if row["tid"] >= ranks]) == len(simulated.messages)
     for tid in names:  # bars of a row stand one after the other
         own = sorted((row["ts"], row["ts"] + row["dur"]) for row in bars if row["tid"] == tid)
         assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(own))
-    measured = trace_rows(played.events, 1, "measured")
+    measured = trace_rows(simulated.events, 1, "measured")
     assert {(row["pid"], row.get("cat", "measured")) for row in measured} == {(1, "measured")}
 
 

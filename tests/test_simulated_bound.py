@@ -7,53 +7,53 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.bound.every_plan import count, every_plan, least_by_schedule, small_posed
+from benchmarks.bound.every_plan import count, every_plan, least_by_schedule, small_priced
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import play_posed
-from dejavu.simulate._listing import listing
+from dejavu.simulate import simulate_plan
+from dejavu.simulate._action_table import action_table
 from dejavu.simulate.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulate.bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulate.bound._dual import times_of
 from dejavu.simulate.bound._paths import held_microbatches, longest_path, rank_lines
-from dejavu.simulate.bound._prices import priced
+from dejavu.simulate.bound._prices import bound_problem
 
 EVERY = tuple(SCHEDULES)
 MOST_PLANS = 700  # for every plan to be simulated in tenths of a second
 
 
-def small(seeds: range, most: int = MOST_PLANS) -> list[Posed]:
-    return [posed for posed in map(small_posed, seeds) if count(posed, most + 1) <= most]
+def small(seeds: range, most: int = MOST_PLANS) -> list[PricedProblem]:
+    return [priced for priced in map(small_priced, seeds) if count(priced, most + 1) <= most]
 
 
-def additive(posed: Posed) -> AdditiveCosts:
-    assert isinstance(posed.problem.costs, AdditiveCosts)
-    return posed.problem.costs
+def additive(priced: PricedProblem) -> AdditiveCosts:
+    assert isinstance(priced.problem.costs, AdditiveCosts)
+    return priced.problem.costs
 
 
-def bound(posed: Posed, best_seconds: float, budget_seconds: float = 10.0) -> SimulatedBound:
-    return simulated_lower_bound(posed, schedules=EVERY, best_seconds=best_seconds, budget_seconds=budget_seconds)
+def bound(priced: PricedProblem, best_seconds: float, budget_seconds: float = 10.0) -> SimulatedBound:
+    return simulated_lower_bound(priced, schedules=EVERY, best_seconds=best_seconds, budget_seconds=budget_seconds)
 
 
-def some_plans(posed: Posed, rng: np.random.Generator, most: int = 6) -> list[Plan]:
+def some_plans(priced: PricedProblem, rng: np.random.Generator, most: int = 6) -> list[Plan]:
     """Some of each schedule."""
     found = []
     for name in EVERY:
-        plans = [plan for _, plan in zip(range(300), every_plan(posed, name), strict=False)]
+        plans = [plan for _, plan in zip(range(300), every_plan(priced, name), strict=False)]
         found += [plans[i] for i in rng.permutation(len(plans))[:most]]
     return found
 
 
 @pytest.mark.parametrize("first", range(0, 24, 8))
 def test_is_below_every_plan_of_every_schedule(first: int) -> None:
-    for posed in small(range(first, first + 8)):
-        least = least_by_schedule(posed)
+    for priced in small(range(first, first + 8)):
+        least = least_by_schedule(priced)
         best = min(least.values())
         for loose in (1.0, 1.08, np.inf):
-            found = bound(posed, best * loose)
+            found = bound(priced, best * loose)
             assert all(found.by_schedule[name] <= least[name] for name in EVERY)
             assert found.seconds <= best
 
@@ -61,33 +61,33 @@ def test_is_below_every_plan_of_every_schedule(first: int) -> None:
 @pytest.mark.parametrize("first", range(100, 116, 8))
 def test_is_near_the_least(first: int) -> None:
     gaps = []
-    for posed in small(range(first, first + 8)):
-        best = min(least_by_schedule(posed).values())
+    for priced in small(range(first, first + 8)):
+        best = min(least_by_schedule(priced).values())
         if np.isfinite(best):
-            gaps.append(1.0 - bound(posed, best).seconds / best)
+            gaps.append(1.0 - bound(priced, best).seconds / best)
     assert np.median(gaps) < 0.01
     assert max(gaps) < 0.03
 
 
 @pytest.mark.parametrize("seed", range(200, 210))
 def test_holds_whatever_the_time_allows(seed: int) -> None:
-    posed = small_posed(seed)
-    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+    priced = small_priced(seed)
+    if count(priced, MOST_PLANS + 1) > MOST_PLANS:
         return
-    least = least_by_schedule(posed)
+    least = least_by_schedule(priced)
     for budget in (0.0, 0.01, 0.05):
-        found = bound(posed, min(least.values()) * 1.05, budget_seconds=budget)
+        found = bound(priced, min(least.values()) * 1.05, budget_seconds=budget)
         assert all(found.by_schedule[name] <= least[name] for name in EVERY)
 
 
 @pytest.mark.parametrize("seed", range(250, 258))
 def test_time_may_be_given_bit_by_bit(seed: int) -> None:
-    posed = small_posed(seed)
-    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+    priced = small_priced(seed)
+    if count(priced, MOST_PLANS + 1) > MOST_PLANS:
         return
-    least = least_by_schedule(posed)
+    least = least_by_schedule(priced)
     best = min(least.values())
-    on_its_way, seconds, spent = bounding(posed, schedules=EVERY, best_seconds=1.05 * best), 0.0, 0.0
+    on_its_way, seconds, spent = bounding(priced, schedules=EVERY, best_seconds=1.05 * best), 0.0, 0.0
     for more in (0.0, 0.002, 0.01, 0.05, 10.0):
         found = on_its_way.go_on(more)
         assert all(found.by_schedule[name] <= least[name] for name in EVERY)
@@ -95,55 +95,55 @@ def test_time_may_be_given_bit_by_bit(seed: int) -> None:
         if found.plan is None:  # a faster plan lowers what is worth proving
             assert found.seconds >= seconds
         seconds, spent = found.seconds, found.spent_seconds
-    whole = bound(posed, 1.05 * best)
+    whole = bound(priced, 1.05 * best)
     assert found.seconds >= (1 - 2e-3) * min(whole.seconds, best) or found.can_rise
 
 
 @pytest.mark.parametrize("seed", range(300, 306))
 def test_a_faster_plan_that_was_met_is_one(seed: int) -> None:
-    posed = small_posed(seed)
-    if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+    priced = small_priced(seed)
+    if count(priced, MOST_PLANS + 1) > MOST_PLANS:
         return
-    best = min(least_by_schedule(posed).values())
+    best = min(least_by_schedule(priced).values())
     if np.isfinite(best):
-        found = bound(posed, 1.2 * best)
+        found = bound(priced, 1.2 * best)
         assert best <= found.plan_seconds <= 1.2 * best
         assert found.seconds <= found.plan_seconds
         if found.plan is not None:
-            assert play_posed(posed, found.plan).step_seconds == found.plan_seconds
+            assert simulate_plan(priced, found.plan).step_seconds == found.plan_seconds
 
 
 @pytest.mark.parametrize("seed", range(400, 410))
 def test_lines_are_below_every_simulated_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    posed = small_posed(seed)
-    problem, paths = priced(posed, np.inf), list[float]()
-    for plan in some_plans(posed, rng):
-        order = listing(plan.schedule, len(plan.stages), plan.num_microbatches)
+    priced = small_priced(seed)
+    problem, paths = bound_problem(priced, np.inf), list[float]()
+    for plan in some_plans(priced, rng):
+        order = action_table(plan.schedule, len(plan.stages), plan.num_microbatches)
         stop_S = np.array([stage.stop for stage in plan.stages])
-        how_S = np.array([posed.problem.index(stage.configuration) for stage in plan.stages])
+        how_S = np.array([priced.problem.index(stage.configuration) for stage in plan.stages])
         times = times_of(problem.prices, order, stop_S, how_S)
-        played = play_posed(posed, plan)
-        assert tuple(held_microbatches(order)) == played.in_flight
+        simulated = simulate_plan(priced, plan)
+        assert tuple(held_microbatches(order)) == simulated.in_flight
         seconds, line = longest_path(order, times)
         assert seconds == pytest.approx(line.seconds(times))
-        assert seconds <= played.step_seconds * (1 + 1e-12)
-        paths.append(seconds / played.step_seconds)
-        if not posed.pass_costs:  # nothing shares a device
-            assert seconds == pytest.approx(played.step_seconds)
+        assert seconds <= simulated.step_seconds * (1 + 1e-12)
+        paths.append(seconds / simulated.step_seconds)
+        if not priced.pass_costs:  # nothing shares a device
+            assert seconds == pytest.approx(simulated.step_seconds)
         for other in rank_lines(order):
-            assert other.seconds(times) <= played.step_seconds * (1 + 1e-12)
+            assert other.seconds(times) <= simulated.step_seconds * (1 + 1e-12)
     assert not paths or np.median(paths) > 0.7
 
 
 def test_what_cannot_run_counts_as_infinitely_slow() -> None:
-    for posed in small(range(500, 506)):
-        C, L = posed.forward_seconds_CL.shape
+    for priced in small(range(500, 506)):
+        C, L = priced.forward_seconds_CL.shape
         if C < 2:
             continue
-        forward_CL = posed.forward_seconds_CL.copy()
+        forward_CL = priced.forward_seconds_CL.copy()
         forward_CL[1, L // 2] = 1e30
-        changed = dataclasses.replace(posed, forward_seconds_CL=forward_CL)
+        changed = dataclasses.replace(priced, forward_seconds_CL=forward_CL)
         least = least_by_schedule(changed)
         best = min(least.values())
         if np.isfinite(best):
@@ -152,37 +152,37 @@ def test_what_cannot_run_counts_as_infinitely_slow() -> None:
 
 
 def test_scales_with_the_unit_of_time() -> None:
-    posed = small(range(600, 605))[0]
-    best = min(least_by_schedule(posed).values())
+    priced = small(range(600, 605))[0]
+    best = min(least_by_schedule(priced).values())
     for unit in (1e-9, 1e-3, 1e6):
-        problem = posed.problem
-        scaled = Posed(
+        problem = priced.problem
+        scaled = PricedProblem(
             dataclasses.replace(
                 problem,
                 costs=dataclasses.replace(
-                    additive(posed),
-                    seconds_CL=additive(posed).seconds_CL * unit,
-                    once_seconds_CL=additive(posed).once_seconds_CL * unit,
-                    once_latency_seconds_C=additive(posed).once_latency_seconds_C * unit,
+                    additive(priced),
+                    seconds_CL=additive(priced).seconds_CL * unit,
+                    per_step_seconds_CL=additive(priced).per_step_seconds_CL * unit,
+                    per_step_latency_seconds_C=additive(priced).per_step_latency_seconds_C * unit,
                 ),
                 link_latency_seconds_CC=problem.link_latency_seconds_CC * unit,
                 link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC * unit,
             ),
-            posed.forward_seconds_CL * unit,
-            posed.backward_seconds_CL * unit,
+            priced.forward_seconds_CL * unit,
+            priced.backward_seconds_CL * unit,
             {
                 name: type(cost)(*(value * unit for value in vars(cost).values()))
-                for name, cost in posed.pass_costs.items()
+                for name, cost in priced.pass_costs.items()
             },
-            posed.backward_parts_L2,
+            priced.backward_parts_L2,
         )
-        assert bound(scaled, best * unit).seconds == pytest.approx(bound(posed, best).seconds * unit, rel=1e-3)
+        assert bound(scaled, best * unit).seconds == pytest.approx(bound(priced, best).seconds * unit, rel=1e-3)
 
 
 def test_no_plan_where_nothing_fits() -> None:
-    posed = small_posed(0)
-    costs = dataclasses.replace(additive(posed), capacity_bytes_C=additive(posed).capacity_bytes_C * 0)
-    nothing = dataclasses.replace(posed, problem=dataclasses.replace(posed.problem, costs=costs))
+    priced = small_priced(0)
+    costs = dataclasses.replace(additive(priced), capacity_bytes_C=additive(priced).capacity_bytes_C * 0)
+    nothing = dataclasses.replace(priced, problem=dataclasses.replace(priced.problem, costs=costs))
     found = bound(nothing, np.inf)
     assert found.seconds == np.inf
     assert found.proved_by == Proof.NO_PLAN
@@ -190,16 +190,16 @@ def test_no_plan_where_nothing_fits() -> None:
 
 def test_an_unknown_schedule_is_named() -> None:
     with pytest.raises(InputError, match="gpipes"):
-        simulated_lower_bound(small_posed(0), schedules=("gpipes",), best_seconds=1.0, budget_seconds=1.0)
+        simulated_lower_bound(small_priced(0), schedules=("gpipes",), best_seconds=1.0, budget_seconds=1.0)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_stages_outside_of_their_span_are_none_that_are_considered(seed: int) -> None:
     """Dropping with spans that are kept narrow leaves what dropping with the widest ones leaves, to the bit."""
-    posed = small_posed(seed)
-    prices, rng = priced(posed, np.inf).prices, np.random.default_rng(seed)
-    order = listing("gpipe", 2, 4)
-    C, L = len(prices.class_C), posed.problem.num_layers
+    priced = small_priced(seed)
+    prices, rng = bound_problem(priced, np.inf).prices, np.random.default_rng(seed)
+    order = action_table("gpipe", 2, 4)
+    C, L = len(prices.class_C), priced.problem.num_layers
     narrow_SCLL1 = rng.random((2, C, L, L + 1)) < 0.8
     wide_SCLL1 = narrow_SCLL1.copy()
     spans = spans_of(narrow_SCLL1)

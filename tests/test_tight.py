@@ -69,8 +69,8 @@ def problem_of(fixed_bytes_L: np.ndarray, capacity_bytes: float, num_devices: in
         device_counts={"a": num_devices},
         costs=AdditiveCosts(
             seconds_CL=nothing + 1.0,
-            once_seconds_CL=nothing,
-            once_latency_seconds_C=np.zeros(1),
+            per_step_seconds_CL=nothing,
+            per_step_latency_seconds_C=np.zeros(1),
             fixed_bytes_CL=fixed_bytes_L[None, :].astype(float),
             activation_bytes_CL=nothing,
             temporary_bytes_CL=nothing,
@@ -134,12 +134,15 @@ def test_messages_of_every_size_never_make_feasible_wrong() -> None:
 def test_configurations_that_are_never_better_do_not_end_the_search(search: Search) -> None:
     """One type, 8 devices, 300 layers: two replicas at ZeRO 0, 1 and 3 that take the same time."""
     base = problem_of(np.ones(300), 200.0, 8)
-    how = [StageConfiguration("a"), *(StageConfiguration("a", 1, 2, data_parallel=2, zero_level=z) for z in (0, 1, 3))]
+    configuration = [
+        StageConfiguration("a"),
+        *(StageConfiguration("a", 1, 2, data_parallel=2, zero_level=z) for z in (0, 1, 3)),
+    ]
     parts = np.array([1.0, 1.0, 0.7, 0.5])[:, None]
     costs = AdditiveCosts(
         seconds_CL=np.ones((4, 300)) / np.array([1.0, 2.0, 2.0, 2.0])[:, None],
-        once_seconds_CL=np.zeros((4, 300)),
-        once_latency_seconds_C=np.zeros(4),
+        per_step_seconds_CL=np.zeros((4, 300)),
+        per_step_latency_seconds_C=np.zeros(4),
         fixed_bytes_CL=np.ones((4, 300)) * parts,
         activation_bytes_CL=np.zeros((4, 300)),
         temporary_bytes_CL=np.zeros((4, 300)),
@@ -148,7 +151,7 @@ def test_configurations_that_are_never_better_do_not_end_the_search(search: Sear
     nothing = np.zeros((4, 4))
     problem = replace(
         base,
-        configurations=tuple(how),
+        configurations=tuple(configuration),
         costs=costs,
         link_latency_seconds_CC=nothing,
         link_seconds_per_byte_CC=nothing,

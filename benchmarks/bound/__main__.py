@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 from benchmarks._report import report_table
-from benchmarks.bound.every_plan import count, least_by_schedule, small_posed
+from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from benchmarks.bound.questions import QUESTIONS, QUICK, best_of_exact
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.simulate.bound import SimulatedBound, simulated_lower_bound
@@ -49,15 +49,15 @@ def table(
     gaps: dict[str, list[float]] = {name: [] for name in ("all", "all, loose", *SCHEDULES)}
     violations, asked, seconds = 0, 0, list[float]()
     while asked < problems:
-        posed = small_posed(seed)
+        priced = small_priced(seed)
         seed += 1
-        if count(posed, MOST_PLANS + 1) > MOST_PLANS:
+        if count(priced, MOST_PLANS + 1) > MOST_PLANS:
             continue
         asked += 1
-        least = least_by_schedule(posed)
+        least = least_by_schedule(priced)
         best = min(least.values())
         for name, loose in (("all", 1.0), ("all, loose", LOOSE)):
-            found = _bound(posed, loose * best, budget_seconds)
+            found = _bound(priced, loose * best, budget_seconds)
             violations += sum(found.by_schedule[schedule] > least[schedule] for schedule in SCHEDULES)
             violations += found.seconds > best
             if np.isfinite(best):
@@ -66,7 +66,7 @@ def table(
         for schedule, step in least.items():  # alone, as when a person names the schedule
             if np.isfinite(step):
                 alone = simulated_lower_bound(
-                    posed, schedules=(schedule,), best_seconds=step, budget_seconds=budget_seconds
+                    priced, schedules=(schedule,), best_seconds=step, budget_seconds=budget_seconds
                 )
                 violations += alone.seconds > step
                 gaps[schedule].append(_gap_percent(alone.seconds, step))
@@ -86,10 +86,10 @@ def table(
 
 def _real_rows(question: Any, budget_seconds: float) -> list[dict[str, Any]]:
     rows = []
-    for posed in question.posed():
-        problem = posed.problem
-        found = best_of_exact(posed, EXACT_SECONDS)
-        bound = _bound(posed, found[0] if found else np.inf, budget_seconds)
+    for priced in question.priced():
+        problem = priced.problem
+        found = best_of_exact(priced, EXACT_SECONDS)
+        bound = _bound(priced, found[0] if found else np.inf, budget_seconds)
         rows.append(
             {
                 "problems": f"{question.workload} on {question.cluster}, {problem.num_microbatches} microbatches",
@@ -108,9 +108,9 @@ def _real_rows(question: Any, budget_seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _bound(posed: Any, best_seconds: float, budget_seconds: float) -> SimulatedBound:
+def _bound(priced: Any, best_seconds: float, budget_seconds: float) -> SimulatedBound:
     schedules = tuple(SCHEDULES)
-    return simulated_lower_bound(posed, schedules=schedules, best_seconds=best_seconds, budget_seconds=budget_seconds)
+    return simulated_lower_bound(priced, schedules=schedules, best_seconds=best_seconds, budget_seconds=budget_seconds)
 
 
 def _gap_percent(bound: float, best: float) -> float:

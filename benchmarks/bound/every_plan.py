@@ -8,28 +8,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration
-from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.priced import PassCost, PricedProblem
 from dejavu.plan.schedule import SCHEDULES, allowed_microbatches, schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12)
 
 
-def least_by_schedule(posed: Posed) -> dict[str, float]:
+def least_by_schedule(priced: PricedProblem) -> dict[str, float]:
     """The least simulated step of all plans that fit, under each schedule; inf where none does."""
     least = dict.fromkeys(SCHEDULES, np.inf)
     for name in SCHEDULES:
-        for plan in every_plan(posed, name):
-            simulation = play_posed(posed, plan)
-            if _fits(posed, plan, simulation.in_flight):
+        for plan in every_plan(priced, name):
+            simulation = simulate_plan(priced, plan)
+            if _fits(priced, plan, simulation.in_flight):
                 least[name] = min(least[name], simulation.step_seconds)
     return least
 
 
-def every_plan(posed: Posed, name: str) -> Iterator[Plan]:
+def every_plan(priced: PricedProblem, name: str) -> Iterator[Plan]:
     """Every cut and every configuration of the ranks within the devices, fitting its memory or not."""
-    problem, schedule = posed.problem, schedule_named(name)
+    problem, schedule = priced.problem, schedule_named(name)
     L, B = problem.num_layers, problem.num_microbatches
     for ranks in range(1, problem.most_stages + 1):
         S = ranks * schedule.stages_per_rank
@@ -37,8 +37,8 @@ def every_plan(posed: Posed, name: str) -> Iterator[Plan]:
             continue
         for chosen in itertools.product(problem.configurations, repeat=ranks):
             used = dict.fromkeys(problem.device_counts, 0)
-            for how in chosen:
-                used[how.device_type] += how.num_devices
+            for configuration in chosen:
+                used[configuration.device_type] += configuration.num_devices
             if any(used[kind] > count for kind, count in problem.device_counts.items()):
                 continue
             for cuts in itertools.combinations(range(1, L), S - 1):
@@ -47,11 +47,11 @@ def every_plan(posed: Posed, name: str) -> Iterator[Plan]:
                 yield Plan(tuple(stages), name, B)
 
 
-def _fits(posed: Posed, plan: Plan, in_flight: tuple[int, ...]) -> bool:
-    costs = posed.problem.costs
+def _fits(priced: PricedProblem, plan: Plan, in_flight: tuple[int, ...]) -> bool:
+    costs = priced.problem.costs
     assert isinstance(costs, AdditiveCosts)
     for stages in plan.ranks:
-        c = posed.problem.index(plan.stages[stages[0]].configuration)
+        c = priced.problem.index(plan.stages[stages[0]].configuration)
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s in stages]
         if len(stages) == 1 and costs.max_in_flight(*spans[0]) < in_flight[stages[0]]:
             return False
@@ -61,7 +61,7 @@ def _fits(posed: Posed, plan: Plan, in_flight: tuple[int, ...]) -> bool:
     return True
 
 
-def small_posed(seed: int) -> Posed:
+def small_priced(seed: int) -> PricedProblem:
     """A problem of few layers and devices: one or two types, replicas; messages, pass costs and memory, or without."""
     rng = np.random.default_rng(seed)
     L = int(rng.integers(3, 9))
@@ -73,8 +73,13 @@ def small_posed(seed: int) -> Posed:
         for n in range(1, counts[kind] + 1)
     ]
     C, B = len(configurations), int(rng.choice(MICROBATCHES))
-    n_C = np.array([how.num_devices for how in configurations])[:, None]
-    pace_C = np.array([1.0 if how.device_type == "fast" else float(rng.uniform(1.2, 4.0)) for how in configurations])
+    n_C = np.array([configuration.num_devices for configuration in configurations])[:, None]
+    pace_C = np.array(
+        [
+            1.0 if configuration.device_type == "fast" else float(rng.uniform(1.2, 4.0))
+            for configuration in configurations
+        ]
+    )
     forward_L = rng.lognormal(0.0, rng.choice([0.0, 0.3, 0.8]), L)
     forward_CL = forward_L / n_C ** rng.uniform(0.6, 1.0) * pace_C[:, None] * rng.uniform(0.9, 1.1, (C, L))
     backward_CL = forward_CL * rng.uniform(1.5, 2.5, L)
@@ -84,8 +89,8 @@ def small_posed(seed: int) -> Posed:
     capacity = needed * (float(rng.uniform(0.4, 1.2)) if rng.random() < 0.4 else 100.0)
     costs = AdditiveCosts(
         seconds_CL=forward_CL + backward_CL,
-        once_seconds_CL=once * weights_L * (n_C > 1) * rng.uniform(0.5, 1.5, (C, 1)) + 0.1 * once * weights_L,
-        once_latency_seconds_C=np.where(n_C[:, 0] > 1, 0.1 * once, 0.0),
+        per_step_seconds_CL=once * weights_L * (n_C > 1) * rng.uniform(0.5, 1.5, (C, 1)) + 0.1 * once * weights_L,
+        per_step_latency_seconds_C=np.where(n_C[:, 0] > 1, 0.1 * once, 0.0),
         fixed_bytes_CL=np.broadcast_to(3.0 * weights_L, (C, L)),
         activation_bytes_CL=0.2 * rng.uniform(0.5, 1.5, L) / n_C,
         temporary_bytes_CL=np.broadcast_to(rng.uniform(0.0, 0.5, L), (C, L)),
@@ -112,10 +117,10 @@ def small_posed(seed: int) -> Posed:
     if rng.random() < 0.5:
         share_L = rng.uniform(0.4, 0.7, L)
         parts = {kinds[0]: np.stack([share_L, rng.uniform(1.0, 1.1) - share_L], axis=1)}
-    return Posed(problem, forward_CL, backward_CL, beside, parts)
+    return PricedProblem(problem, forward_CL, backward_CL, beside, parts)
 
 
-def count(posed: Posed, most: int) -> int:
+def count(priced: PricedProblem, most: int) -> int:
     """How many plans there are under all schedules, counted up to the most."""
-    every = itertools.chain.from_iterable(every_plan(posed, name) for name in SCHEDULES)
+    every = itertools.chain.from_iterable(every_plan(priced, name) for name in SCHEDULES)
     return sum(1 for _ in itertools.islice(every, most))

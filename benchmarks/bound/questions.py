@@ -11,12 +11,12 @@ from dejavu.cluster import load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, SearchResult
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest, Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.search import search_named
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import Workload
 
 WORKLOADS, CLUSTERS = Path("examples/workloads"), Path("examples/clusters")
@@ -31,12 +31,12 @@ class Question:
     cluster: str
     microbatches: tuple[int, ...]
 
-    def posed(self) -> Iterator[Posed]:
+    def priced(self) -> Iterator[PricedProblem]:
         """The problem of each number of microbatches."""
         cluster = load_cluster(CLUSTERS / f"{self.cluster}.yaml")
         workload = strict_yaml.load(WORKLOADS / f"{self.workload}.yaml", Workload).value
         asked = PlanRequest(workload, cluster, DATABASE, schedules=tuple(SCHEDULES), microbatches=self.microbatches)
-        yield from map(Prices(asked).posed, self.microbatches)
+        yield from map(Prices(asked).priced, self.microbatches)
 
 
 QUESTIONS = (
@@ -48,16 +48,16 @@ QUESTIONS = (
 QUICK = QUESTIONS[:1]
 
 
-def best_of_exact(posed: Posed, budget_seconds: float) -> tuple[float, Plan] | None:
+def best_of_exact(priced: PricedProblem, budget_seconds: float) -> tuple[float, Plan] | None:
     """The exact search's plan under the schedule that is fastest as simulated, of those that fit; None if none."""
-    found = search_named("exact")().run(posed.problem, budget_seconds=budget_seconds, seed=0)
+    found = search_named("exact")().run(priced.problem, budget_seconds=budget_seconds, seed=0)
     if not isinstance(found, SearchResult):
         return None
     fitting = []
     for name in SCHEDULES:
         with suppress(InputError):  # too few layers or microbatches for it
-            plan = under(posed, found.plan, name)
-            played = play_posed(posed, plan)
-            if fits(posed, plan, played):
-                fitting.append((played.step_seconds, plan))
+            plan = under(priced, found.plan, name)
+            simulated = simulate_plan(priced, plan)
+            if fits(priced, plan, simulated):
+                fitting.append((simulated.step_seconds, plan))
     return min(fitting, key=lambda pair: pair[0], default=None)

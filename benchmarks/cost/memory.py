@@ -169,13 +169,13 @@ def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, f
 def planned_costs(case: Case, graph: Graph) -> AdditiveCosts:
     """The costs that a search is given for one device a stage, of which only memory is looked at."""
     (device,) = this_machine().device_types.values()
-    how = StageConfiguration(device.name, recompute=case.recompute)
-    memory = configuration_memory(how, graph.layers, case.workload, device, example_bytes(case.workload))
+    configuration = StageConfiguration(device.name, recompute=case.recompute)
+    memory = configuration_memory(configuration, graph.layers, case.workload, device, example_bytes(case.workload))
     nothing = np.zeros((1, len(graph.layers)))
     return AdditiveCosts(
         seconds_CL=nothing,
-        once_seconds_CL=nothing,
-        once_latency_seconds_C=np.zeros(1),
+        per_step_seconds_CL=nothing,
+        per_step_latency_seconds_C=np.zeros(1),
         fixed_bytes_CL=memory.fixed_bytes_L[None],
         activation_bytes_CL=memory.activation_bytes_L[None],
         temporary_bytes_CL=memory.temporary_bytes_L[None],

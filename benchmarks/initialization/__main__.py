@@ -40,8 +40,8 @@ def main(
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {"tasks": {name: {} for name in names}}
     if gain or not only_overhead:
-        how = gains.QUICK if quick else gains.WHOLE
-        measured = gains.measure(names, repeats or how.repeats, sizes, how)
+        configuration = gains.QUICK if quick else gains.WHOLE
+        measured = gains.measure(names, repeats or configuration.repeats, sizes, configuration)
         report("Steps to the target", gains.table(measured), {}, None)
         rows += gains.rows(measured)
         for name, found in gains.summary(measured).items():

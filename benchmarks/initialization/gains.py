@@ -77,7 +77,7 @@ def ours(count: int) -> str:
     return f"N = {count}"
 
 
-def measure(names: Sequence[str], repeats: int, counts: Sequence[int], how: How) -> list[Repeat]:
+def measure(names: Sequence[str], repeats: int, counts: Sequence[int], configuration: How) -> list[Repeat]:
     """Every task and repeat, on as many Dask workers as there are cores."""
     found = []
     with (
@@ -89,7 +89,9 @@ def measure(names: Sequence[str], repeats: int, counts: Sequence[int], how: How)
         for name in names:
             for repeat in range(repeats):
                 progress.update(bar, description=f"{name}, repeat {repeat + 1}")
-                found.append(_repeat(client, name, FIRST_SEED + repeat, counts, how, Path(folder) / f"{name}-{repeat}"))
+                found.append(
+                    _repeat(client, name, FIRST_SEED + repeat, counts, configuration, Path(folder) / f"{name}-{repeat}")
+                )
                 progress.advance(bar)
     return found
 
@@ -98,19 +100,21 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _repeat(client: distributed.Client, task: str, seed: int, counts: Sequence[int], how: How, folder: Path) -> Repeat:
+def _repeat(
+    client: distributed.Client, task: str, seed: int, counts: Sequence[int], configuration: How, folder: Path
+) -> Repeat:
     families = {
         scheme: [Draw(scheme, seed=BASELINE_SEED + 100 * seed + k) for k in range(draws)]
         for scheme in MENU
-        for draws in (how.default_draws if scheme == DEFAULT else how.family_draws,)
+        for draws in (configuration.default_draws if scheme == DEFAULT else configuration.family_draws,)
     }
     asked = [
-        (scheme, Start(draw), scheme == DEFAULT and k < how.ended_draws)
+        (scheme, Start(draw), scheme == DEFAULT and k < configuration.ended_draws)
         for scheme, draws in families.items()
         for k, draw in enumerate(draws)
     ]
     workload = workload_of(task, seed)
-    most = min(how.most_steps or workload.num_steps, workload.num_steps)
+    most = min(configuration.most_steps or workload.num_steps, workload.num_steps)
     futures = [client.submit(train_to_target, task, seed, start, ends, most, pure=False) for _, start, ends in asked]
     trials, seconds, starts = dict[str, Trials](), dict[str, float](), dict[str, Start]()
     runs = [Run(**plain) for plain in client.gather(futures)]

@@ -77,7 +77,7 @@ def train_to_target(task: str, seed: int, start: Start, to_the_end: bool, most_s
     recent = deque(losses[-AVERAGED_STEPS:], AVERAGED_STEPS)
     reached: dict[str, int | None] = {"train": _first_reached(losses, goal.train_loss), "test": None}
 
-    def on_step(step: int, loss: float | None, seconds: float, once_seconds: float) -> None:
+    def on_step(step: int, loss: float | None, seconds: float, per_step_seconds: float) -> None:
         assert loss is not None
         losses.append(loss)
         recent.append(loss)

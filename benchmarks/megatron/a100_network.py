@@ -10,7 +10,7 @@ import numpy as np
 from dejavu.cluster import Link
 from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS
 from dejavu.cost._base import CostError
-from dejavu.cost.collectives.alpha_beta import FAMILY, TERMS, Coefficients, Layout, Links, shipped
+from dejavu.cost.collectives.alpha_beta import FAMILY, TERMS, Coefficients, GroupLayout, Links, shipped
 from dejavu.profiles.collective import Collective
 
 # By `alpha_beta.fit`, 2026-11-21, to vidur's times of 2, 4 and 8 ranks inside one DGX A100 (Agrawal et al., MLSys 2024;
@@ -56,7 +56,7 @@ class A100Network:
         if collective.name not in A100_TERMS:
             raise CostError(f"no coefficients of {collective.name!r} on A100; wanted one of {', '.join(A100_TERMS)}")
         coefficients = _coefficients(collective.name)
-        sizes, layouts = np.array([float(size_bytes)]), [Layout.of(collective)]
+        sizes, layouts = np.array([float(size_bytes)]), [GroupLayout.of(collective)]
         return float(coefficients.seconds(collective.name, layouts, sizes, self.links)[0])
 
 

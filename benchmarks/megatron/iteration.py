@@ -82,7 +82,7 @@ class IterationPrice:
         host_bound: whether the host needs longer than the device for a layer's forward, and for its backward pass.
         embedding_seconds, head_seconds: one microbatch, forward and backward.
         hop_seconds: one microbatch across a cut, there and back.
-        once_seconds: the busiest stage's sum of gradients and optimizer step.
+        per_step_seconds: the busiest stage's sum of gradients and optimizer step.
         bubble_fraction: share of the stages' time spent waiting.
     """
 
@@ -92,7 +92,7 @@ class IterationPrice:
     embedding_seconds: float
     head_seconds: float
     hop_seconds: float
-    once_seconds: float
+    per_step_seconds: float
     bubble_fraction: float
 
 
@@ -123,7 +123,7 @@ class IterationPricer:
         stages = np.full(it.pipeline_parallel, layer * it.num_layers / it.pipeline_parallel)
         stages[0] += embedding
         stages[-1] += head
-        once, hop = self._once_seconds(it), self._hop_seconds(it)
+        once, hop = self._per_step_seconds(it), self._hop_seconds(it)
         problem, plan = _pipeline(it, self.device, stages, once, hop)
         priced = price(problem, plan)
         # Interleaved chunks shorten fill and drain by their number (Narayanan et al., SC 2021, section 2.2.2).
@@ -135,7 +135,7 @@ class IterationPricer:
             embedding_seconds=embedding,
             head_seconds=head,
             hop_seconds=2 * hop,
-            once_seconds=float(once.max()),
+            per_step_seconds=float(once.max()),
             bubble_fraction=priced.bubble_fraction,
         )
 
@@ -170,7 +170,7 @@ class IterationPricer:
             seconds = np.maximum(seconds, floor)
         return seconds
 
-    def _once_seconds(self, it: MegatronIteration) -> NDArray[np.float64]:
+    def _per_step_seconds(self, it: MegatronIteration) -> NDArray[np.float64]:
         """By stage: the replicas' sum of half-precision gradients, the tied embedding's sum, and the optimizer."""
         groups = self._collective(it, "all_reduce", _data_groups(it))
         parameters = np.full(it.pipeline_parallel, it.layer_parameters * it.num_layers // it.pipeline_parallel)
@@ -257,8 +257,8 @@ def _pipeline(
         device_counts={device.name: it.num_devices},
         costs=AdditiveCosts(
             seconds_CL=stages[None, :],
-            once_seconds_CL=once[None, :],
-            once_latency_seconds_C=np.zeros(1),
+            per_step_seconds_CL=once[None, :],
+            per_step_latency_seconds_C=np.zeros(1),
             fixed_bytes_CL=nothing,
             activation_bytes_CL=nothing,
             temporary_bytes_CL=nothing,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster, Device
 from dejavu.foundation.errors import DejavuError
-from dejavu.launch.torchrun import Meeting
+from dejavu.launch.torchrun import Rendezvous
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.process.place import HOST
 from dejavu.workload import Workload
@@ -79,7 +79,7 @@ class Emulation:
             return ["--standalone", "--local-addr=localhost"]
         addresses = dict(zip(self.namespaces, _addresses(), strict=False))
         endpoint = f"{addresses[hosts[0]]}:{MEETING_PORT}"
-        meeting = Meeting("emulated", len(hosts), endpoint, host == hosts[0], addresses[host])
+        meeting = Rendezvous("emulated", len(hosts), endpoint, host == hosts[0], addresses[host])
         return ["--rdzv-backend=c10d", *meeting.words]
 
 

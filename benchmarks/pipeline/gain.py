@@ -32,11 +32,11 @@ from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.planning import Planner, PlanRequest
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiling.passes import measure_passes
-from dejavu.simulate import play_posed
+from dejavu.simulate import simulate_plan
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 WHOLE, SLOW = "core", "slow-core"
@@ -181,21 +181,21 @@ def _compare(name: str, site: Site, rounds: int, steps: int, num_random: int) ->
         counts = (site.workload.num_microbatches,)
         request = PlanRequest(site.workload, site.cluster, Path(folder), Parallelism.one_device(), microbatches=counts)
         choice = Planner().plan(request)
-    posed, ours = choice.posed, bind(choice.posed.problem, choice.plan, site.cluster, seed=SEED)
-    bindings = {OURS: ours, EVEN: _even(posed, site.cluster)}
+    priced, ours = choice.priced, bind(choice.priced.problem, choice.plan, site.cluster, seed=SEED)
+    bindings = {OURS: ours, EVEN: _even(priced, site.cluster)}
     bindings |= {f"{RANDOM} {k}": other for k, other in enumerate(anyhow(ours, num_random), start=1)}
     seconds = _step_seconds(list(dict.fromkeys(bindings.values())), site, rounds, steps)
-    return [_row(name, label, posed, binding, seconds[binding], seconds[ours]) for label, binding in bindings.items()]
+    return [_row(name, label, priced, binding, seconds[binding], seconds[ours]) for label, binding in bindings.items()]
 
 
-def _even(posed: Posed, cluster: Cluster) -> Binding:
+def _even(priced: PricedProblem, cluster: Cluster) -> Binding:
     devices = cluster.devices()
-    bounds = even_bounds(posed.problem.num_layers, len(devices))
+    bounds = even_bounds(priced.problem.num_layers, len(devices))
     stages = [
         Stage(start, stop, StageConfiguration(device.type_name))
         for (start, stop), device in zip(itertools.pairwise(bounds), devices, strict=True)
     ]
-    plan = Plan(tuple(stages), "1f1b", posed.problem.num_microbatches)
+    plan = Plan(tuple(stages), "1f1b", priced.problem.num_microbatches)
     return Binding(plan, tuple(Placement(rank, 0, 0, device) for rank, device in enumerate(devices)), 0.0, 0.0)
 
 
@@ -209,8 +209,8 @@ def reordered(binding: Binding, devices: Sequence[Device]) -> Binding:
     stages = list(binding.plan.stages)
     for device, of_rank in zip(devices, binding.plan.ranks, strict=True):
         for s in of_rank:
-            how = replace(stages[s].configuration, device_type=device.type_name)
-            stages[s] = replace(stages[s], configuration=how)
+            configuration = replace(stages[s].configuration, device_type=device.type_name)
+            stages[s] = replace(stages[s], configuration=configuration)
     places = [replace(place, device=device) for place, device in zip(binding.placements, devices, strict=True)]
     return replace(binding, plan=replace(binding.plan, stages=tuple(stages)), placements=tuple(places))
 
@@ -225,11 +225,11 @@ def _step_seconds(bindings: list[Binding], site: Site, rounds: int, steps: int) 
 
 
 def _row(
-    setting: str, competitor: str, posed: Posed, binding: Binding, seconds: list[float], ours: list[float]
+    setting: str, competitor: str, priced: PricedProblem, binding: Binding, seconds: list[float], ours: list[float]
 ) -> dict[str, Any]:
     low, high = np.percentile(seconds, (10, 90))
     devices = [place.device for place in binding.placements]
-    whole_model_C = (posed.forward_seconds_CL + posed.backward_seconds_CL).sum(axis=1)
+    whole_model_C = (priced.forward_seconds_CL + priced.backward_seconds_CL).sum(axis=1)
     return {
         "setting": setting,
         "competitor": competitor,
@@ -238,7 +238,7 @@ def _row(
         "devices": ", ".join(f"{device.type_name} {device.index}" for device in devices),
         "measured_ms": 1e3 * median(seconds),
         "10_to_90_ms": f"{1e3 * low:.0f}–{1e3 * high:.0f}",
-        "predicted_ms": 1e3 * play_posed(posed, binding.plan).step_seconds,
+        "predicted_ms": 1e3 * simulate_plan(priced, binding.plan).step_seconds,
         "gain": median(seconds) / median(ours),
         "slowest_kind_to_fastest": float(whole_model_C.max() / whole_model_C.min()),
     }

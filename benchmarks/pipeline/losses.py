@@ -61,7 +61,7 @@ def table(*, num_steps: int = 20) -> tuple[str, list[dict[str, Any]], dict[str, 
             {
                 "schedule": name,
                 "spread": spread.name,
-                "ranks": sum(how.num_devices for how in spread.ranks),
+                "ranks": sum(configuration.num_devices for configuration in spread.ranks),
                 "cuts": " ".join(map(str, bounds[1:-1])),
                 "steps": num_steps,
                 "first_loss": found.losses[0],

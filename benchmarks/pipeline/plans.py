@@ -33,10 +33,14 @@ def by_hand(
     stages = tuple(
         Stage(start, stop, ranks[rank_of(s, num_stages)]) for s, (start, stop) in enumerate(itertools.pairwise(bounds))
     )
-    places = [(rank, device, how) for rank, how in enumerate(ranks) for device in range(how.num_devices)]
+    places = [
+        (rank, device, configuration)
+        for rank, configuration in enumerate(ranks)
+        for device in range(configuration.num_devices)
+    ]
     placements = tuple(
-        Placement(rank, *divmod(device, how.tensor_parallel), Device(CORE, "here", "localhost", 0, index))
-        for index, (rank, device, how) in enumerate(places)
+        Placement(rank, *divmod(device, configuration.tensor_parallel), Device(CORE, "here", "localhost", 0, index))
+        for index, (rank, device, configuration) in enumerate(places)
     )
     return Binding(Plan(stages, schedule, num_microbatches), placements, 0.0, 0.0)
 

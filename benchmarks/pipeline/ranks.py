@@ -209,8 +209,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
     seconds: list[tuple[float, float]] = []  # of each step, and of its optimizer
     looks: list[list[float]] = []
 
-    def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
-        seconds.append((step_seconds, once_seconds))
+    def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
+        seconds.append((step_seconds, per_step_seconds))
         if loss is not None:
             losses.append(loss)
         if cores:

@@ -30,14 +30,14 @@ from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, this_machine
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import allowed_microbatches, schedule_named
-from dejavu.planning.prices import pose_workload
+from dejavu.planning.prices import price_workload
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.layers import measure_layers
-from dejavu.profiling.profiler import Campaign
+from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import StageSeconds, play_posed, simulate
+from dejavu.simulate import StageSeconds, simulate, simulate_plan
 from dejavu.timing.training import StageTimes
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
@@ -157,18 +157,18 @@ def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(moved)
 
 
-def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -> Posed:
+def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -> PricedProblem:
     """Measured now, as the product measures and prices; layers by as many processes at once as there are ranks."""
     graph, database = capture(workload), ProfileDatabase(folder)
     (name,) = cluster.device_counts
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
     rows = measure_layers(workload, graph, signatures, name, num_busy=num_ranks)
     database.append(list(rows))
-    Campaign(graph, workload, cluster, database).run(("transfers", "passes"))
-    return pose_workload(workload, cluster, folder, Parallelism.one_device())
+    Profiler(graph, workload, cluster, database).run(("transfers", "passes"))
+    return price_workload(workload, cluster, folder, Parallelism.one_device())
 
 
-def played(times: StageTimes) -> StageSeconds:
+def simulated(times: StageTimes) -> StageSeconds:
     """A stage as it was measured: the step as its passes alone would make it."""
     parts = (times.backward_input_seconds, times.backward_weight_seconds)
     split = parts if any(parts) else (None, None)
@@ -186,12 +186,12 @@ def _cores(plan: Plan) -> list[int]:
     return [rank % count for rank in range(len(plan.ranks))]
 
 
-def _row(setting: Setting, plan: Plan, costs: Sequence[Posed], found: Trained) -> dict[str, Any]:
+def _row(setting: Setting, plan: Plan, costs: Sequence[PricedProblem], found: Trained) -> dict[str, Any]:
     """Simulated beside measured."""
-    played_twice = [play_posed(posed, plan, _cores(plan)) for posed in costs]
+    played_twice = [simulate_plan(priced, plan, _cores(plan)) for priced in costs]
     before, after = (one.step_seconds for one in played_twice)
     simulated, measured = (before + after) / 2, found.median_step_seconds
-    own = simulate(plan, [played(times) for times in found.stages], devices=_cores(plan))
+    own = simulate(plan, [simulated(times) for times in found.stages], devices=_cores(plan))
     spread = np.percentile(found.step_seconds, (10, 90))
     return {
         "model": setting.model,

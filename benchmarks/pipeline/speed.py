@@ -8,7 +8,7 @@ from typing import Any
 from dejavu.plan import Plan, Stage, StageConfiguration
 from dejavu.plan.schedule import SCHEDULES, actions
 from dejavu.simulate import Message, StageSeconds, simulate
-from dejavu.simulate._listing import listing
+from dejavu.simulate._action_table import action_table
 
 SIZES = ((8, 64), (16, 256), (32, 512), (64, 1024))  # stages, microbatches
 QUICK: dict[str, Any] = {"sizes": SIZES[1:2]}
@@ -21,7 +21,7 @@ def table(*, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[str, list[dict
     for name in SCHEDULES:
         for num_stages, num_microbatches in sizes:
             actions.cache_clear()
-            listing.cache_clear()
+            action_table.cache_clear()
             first, simulation = _play(name, num_stages, num_microbatches)
             again, _ = _play(name, num_stages, num_microbatches)
             rows.append(
@@ -46,8 +46,8 @@ def table(*, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[str, list[dict
 
 
 def _play(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[float, float], Any]:
-    how = StageConfiguration("device")
-    plan = Plan(tuple(Stage(s, s + 1, how) for s in range(num_stages)), name, num_microbatches)
+    configuration = StageConfiguration("device")
+    plan = Plan(tuple(Stage(s, s + 1, configuration) for s in range(num_stages)), name, num_microbatches)
     wall, cpu = time.perf_counter(), time.process_time()
     simulation = simulate(
         plan, [StageSeconds(1.0, 2.0, 0.5)] * num_stages, messages=[Message(0.05, 0.1)] * (num_stages - 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dejavu.timing.interference import Quiet, look_seconds
+from dejavu.timing.interference import InterferenceProbe, sample_seconds
 
 SETTLE_SECONDS = 0.002  # until the other ranks of a core wait in the exchange
 
@@ -17,14 +17,14 @@ class Cores:
     """The cores that ranks sit on, rank r on core r mod their number; all ranks know the same of all."""
 
     def __init__(self) -> None:
-        self._cores = [Quiet() for _ in range(os.cpu_count() or 1)]
+        self._cores = [InterferenceProbe() for _ in range(os.cpu_count() or 1)]
 
     def look(self) -> list[float]:
         """Of each core the slower look of now and the last call; all ranks of the group call this together."""
         count = min(len(self._cores), dist.get_world_size())
         dist.barrier()
         time.sleep(SETTLE_SECONDS)
-        own = look_seconds() if dist.get_rank() < count else None
+        own = sample_seconds() if dist.get_rank() < count else None
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own)
         return [core.look(seconds) for core, seconds in zip(self._cores, everyone[:count], strict=False)]

@@ -132,39 +132,39 @@ def _problem(
     num_microbatches: int,
     schedule: str,
 ) -> Problem:
-    configurations = [how for kind in kinds for how in _configurations(kind)]
+    configurations = [configuration for kind in kinds for configuration in _configurations(kind)]
     C, L = len(configurations), len(model.weights)
     place = {kind.name: d for d, kind in enumerate(kinds)}
     seconds, once, fixed, active = (np.empty((C, L)) for _ in range(4))
     once_latency, capacity = np.empty(C), np.empty(C)
-    for c, how in enumerate(configurations):
-        kind = kinds[place[how.device_type]]
-        r, t = how.data_parallel, how.tensor_parallel
-        passes = 4.0 / 3.0 if how.recompute else 1.0
-        group_link = kind.between_bytes_per_second if how.num_nodes > 1 else kind.inside_bytes_per_second
+    for c, configuration in enumerate(configurations):
+        kind = kinds[place[configuration.device_type]]
+        r, t = configuration.data_parallel, configuration.tensor_parallel
+        passes = 4.0 / 3.0 if configuration.recompute else 1.0
+        group_link = kind.between_bytes_per_second if configuration.num_nodes > 1 else kind.inside_bytes_per_second
         tensor_traffic = 4.0 * (t - 1) / t * model.reduced_bytes / r / kind.inside_bytes_per_second
         shard_traffic = 2.0 * (r - 1) / r * BYTES * model.weights / t / group_link
         seconds[c] = passes * model.flops / (r * t) / kind.flops_per_second + passes * tensor_traffic
-        seconds[c] += 0.5 * shard_traffic if how.zero_level == 2 else 0.0
+        seconds[c] += 0.5 * shard_traffic if configuration.zero_level == 2 else 0.0
         state = BYTES * model.weights / t
-        sharded = {0: _STATE_TENSORS, 1: 2.0 + 2.0 / r, 2: 1.0 + 3.0 / r}[how.zero_level]
+        sharded = {0: _STATE_TENSORS, 1: 2.0 + 2.0 / r, 2: 1.0 + 3.0 / r}[configuration.zero_level]
         fixed[c] = sharded * state
-        once[c] = shard_traffic + 3.0 * state / (r if how.zero_level else 1) / 1e12
-        active[c] = (model.checkpoint_bytes if how.recompute else model.kept_bytes / t) / r
+        once[c] = shard_traffic + 3.0 * state / (r if configuration.zero_level else 1) / 1e12
+        active[c] = (model.checkpoint_bytes if configuration.recompute else model.kept_bytes / t) / r
         once_latency[c] = 20e-6 * np.log2(r) if r > 1 else 0.0
         capacity[c] = kind.memory_bytes
-    at = [place[how.device_type] for how in configurations]
+    at = [place[configuration.device_type] for configuration in configurations]
     pairs = np.ix_(at, at)
     # Each of the more numerous replicas sends or receives its own part, over a link of its own.
-    lanes = np.minimum.outer(*([[how.data_parallel for how in configurations]] * 2))
+    lanes = np.minimum.outer(*([[configuration.data_parallel for configuration in configurations]] * 2))
     return Problem(
         layers=tuple(f"layer {i}" for i in range(L)),
         configurations=tuple(configurations),
         device_counts={kind.name: kind.count for kind in kinds},
         costs=AdditiveCosts(
             seconds_CL=seconds,
-            once_seconds_CL=once,
-            once_latency_seconds_C=once_latency,
+            per_step_seconds_CL=once,
+            per_step_latency_seconds_C=once_latency,
             fixed_bytes_CL=fixed,
             activation_bytes_CL=active,
             temporary_bytes_CL=np.full((C, L), 0.5 * model.kept_bytes.max()),

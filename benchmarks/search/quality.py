@@ -64,8 +64,8 @@ def _answer(cluster: Cluster, workload: Workload, search: str, budget_seconds: f
         return _nothing(row.failure)
     return {
         "microbatches": workload.num_microbatches,
-        "layers": row.posed.problem.num_layers,
-        "configurations": len(row.posed.problem.configurations),
+        "layers": row.priced.problem.num_layers,
+        "configurations": len(row.priced.problem.configurations),
         "step_seconds": plan.step_seconds,
         "gap_percent": 100.0 * plan.gap,
         "uniform_step_seconds": even,

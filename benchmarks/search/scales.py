@@ -61,8 +61,8 @@ def times(problem: Problem, scale: float) -> Problem:
     slower = replace(
         costs,
         seconds_CL=costs.seconds_CL * scale,
-        once_seconds_CL=costs.once_seconds_CL * scale,
-        once_latency_seconds_C=costs.once_latency_seconds_C * scale,
+        per_step_seconds_CL=costs.per_step_seconds_CL * scale,
+        per_step_latency_seconds_C=costs.per_step_latency_seconds_C * scale,
     )
     return replace(
         problem,

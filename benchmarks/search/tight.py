@@ -152,9 +152,9 @@ def _reachable(problem: Problem, needed: NDArray[np.float64], factor: float) -> 
     for behind in range(1, min(L, problem.max_stages or L) + 1):
         longer: dict[tuple[int, ...], NDArray[np.bool_]] = {}
         for used, cuts in states.items():
-            for c, how in enumerate(problem.configurations):
-                t = names.index(how.device_type)
-                more = (*used[:t], used[t] + how.num_devices, *used[t + 1 :])
+            for c, configuration in enumerate(problem.configurations):
+                t = names.index(configuration.device_type)
+                more = (*used[:t], used[t] + configuration.num_devices, *used[t + 1 :])
                 if more[t] > problem.device_counts[names[t]]:
                     continue
                 reached = fits[_held(problem, behind) - 1][c][:, cuts].any(axis=1)
@@ -202,13 +202,16 @@ def _problem(rng: np.random.Generator, large: bool) -> Problem:
         return np.ceil(values) if whole else values
 
     def of_each(row: NDArray[np.float64], sharded: bool) -> NDArray[np.float64]:
-        parts = [how.data_parallel if sharded and how.zero_level == 3 else 1 for how in configurations]
+        parts = [
+            configuration.data_parallel if sharded and configuration.zero_level == 3 else 1
+            for configuration in configurations
+        ]
         return np.stack([row / part for part in parts])
 
     nothing = np.zeros((C, L))
-    speed_C = np.array([1.0 if how.device_type == "a" else 2.0 for how in configurations])
+    speed_C = np.array([1.0 if configuration.device_type == "a" else 2.0 for configuration in configurations])
     work = rng.uniform(0.5, 1.5, L) if rng.random() < 0.7 else np.ones(L)
-    seconds = work[None, :] / (speed_C * [how.num_devices for how in configurations])[:, None]
+    seconds = work[None, :] / (speed_C * [configuration.num_devices for configuration in configurations])[:, None]
     if rng.random() < 0.2:
         seconds = np.where(rng.random((C, L)) < (0.01 if large else 0.1), np.inf, seconds)
     held = rng.random() < 0.6
@@ -220,12 +223,12 @@ def _problem(rng: np.random.Generator, large: bool) -> Problem:
         device_counts=counts,
         costs=AdditiveCosts(
             seconds_CL=seconds,
-            once_seconds_CL=nothing,
-            once_latency_seconds_C=np.zeros(C),
+            per_step_seconds_CL=nothing,
+            per_step_latency_seconds_C=np.zeros(C),
             fixed_bytes_CL=of_each(draw(100.0), sharded=True),
             activation_bytes_CL=of_each(draw(30.0), sharded=False) if held else nothing,
             temporary_bytes_CL=of_each(draw(50.0), sharded=False) if rng.random() < 0.3 else nothing,
-            capacity_bytes_C=np.array([share[how.device_type] for how in configurations]),
+            capacity_bytes_C=np.array([share[configuration.device_type] for configuration in configurations]),
             message_bytes_CL1=np.pad(messages, ((0, 0), (0, 1))),
             step_bytes_CL=steps,
         ),

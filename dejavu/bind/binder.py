@@ -12,7 +12,7 @@ from dejavu.bind.draws import random_places
 from dejavu.bind.labels import LEAST_GAIN, best_places, bounds
 from dejavu.bind.layout import assigned, computing_bound, in_order
 from dejavu.bind.local import improved
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.reasons import reasons
 from dejavu.bind.site import Ints, Place, Site
 from dejavu.cluster import Cluster
@@ -38,9 +38,9 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
         BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
     """
     site = Site.of(cluster)
-    pricing = Pricing(problem, plan, site)
+    pricing = BindingPrices(problem, plan, site)
     order = in_order(pricing.configurations, site)
-    pricing.refuse_memory()
+    pricing.check_memory()
     drawn_NRW, holds_N = random_places(pricing, RANDOM_BINDINGS, seed)
     drawn_NRW = drawn_NRW[holds_N]
     random_seconds = pricing.step_seconds_N(drawn_NRW)
@@ -76,17 +76,17 @@ def _padded(places: Sequence[Place]) -> Ints:
     return np.array([place + place[:1] * (most - len(place)) for place in places])
 
 
-def _seconds(pricing: Pricing, places_RW: Ints) -> float:
+def _seconds(pricing: BindingPrices, places_RW: Ints) -> float:
     return float(pricing.step_seconds_N(places_RW[None])[0])
 
 
-def _best(pricing: Pricing, candidates: Sequence[Ints]) -> Ints:
+def _best(pricing: BindingPrices, candidates: Sequence[Ints]) -> Ints:
     """The one of the shortest step, the first of those that differ by rounding only."""
     seconds = pricing.step_seconds_N(np.stack(candidates))
     return candidates[int((seconds <= seconds.min() * (1.0 + LEAST_GAIN)).argmax())]
 
 
-def _on_kinds(pricing: Pricing, places_RW: Ints) -> Plan:
+def _on_kinds(pricing: BindingPrices, places_RW: Ints) -> Plan:
     """The plan with the kinds of devices that its ranks got."""
     plan, kinds = pricing.plan, pricing.site.kind_P[places_RW[:, 0]]
     stages = list(plan.stages)
@@ -96,14 +96,14 @@ def _on_kinds(pricing: Pricing, places_RW: Ints) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _placements(pricing: Pricing, places_RW: Ints) -> tuple[Placement, ...]:
+def _placements(pricing: BindingPrices, places_RW: Ints) -> tuple[Placement, ...]:
     """Devices of each pool in turn; a rank's nodes in the cluster's order."""
     free = [list(devices) for devices in pricing.site.devices]
     placements = []
-    for rank, how in enumerate(pricing.configurations):
-        blocks = sorted(int(pool) for pool in places_RW[rank, : how.num_nodes])
-        devices = [free[pool].pop(0) for pool in blocks for _ in range(how.devices_per_node)]
+    for rank, configuration in enumerate(pricing.configurations):
+        blocks = sorted(int(pool) for pool in places_RW[rank, : configuration.num_nodes])
+        devices = [free[pool].pop(0) for pool in blocks for _ in range(configuration.devices_per_node)]
         for i, device in enumerate(devices):
-            replica, shard = divmod(i, how.tensor_parallel)
+            replica, shard = divmod(i, configuration.tensor_parallel)
             placements.append(Placement(rank, replica, shard, device))
     return tuple(placements)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Ints
 from dejavu.plan.stage_costs import Floats
 
 
-def random_places(pricing: Pricing, count: int, seed: int) -> tuple[Ints, NDArray[np.bool_]]:
+def random_places(pricing: BindingPrices, count: int, seed: int) -> tuple[Ints, NDArray[np.bool_]]:
     """(N, R, W) places, every rank anywhere, and which of the N bindings hold.
 
     Ranks come in random order, large ones first, for small ones would leave no room. Each takes one of the free

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.bind.pricing import Exchange, Pricing
+from dejavu.bind.pricing import BindingPrices, StageExchange
 from dejavu.bind.site import Place
 from dejavu.plan.stage_costs import Floats
 
@@ -30,7 +30,7 @@ LEAST_GAIN = 1e-9  # bindings closer than this fraction count as equal: sums of 
 
 
 @dataclass(frozen=True)
-class Bounds:
+class BindingBounds:
     """What no binding can do without, in seconds.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Label(NamedTuple):
         return found[::-1]
 
 
-def exchange_bounds(pricing: Pricing) -> Floats:
+def exchange_bounds(pricing: BindingPrices) -> Floats:
     """Of each exchange, one microbatch both ways: over the best link that any two places of its ranks have."""
     site, found = pricing.site, np.zeros(len(pricing.exchanges))
     K, G = len(site.kinds), len(site.inside_assumed_G)
@@ -74,8 +74,8 @@ def exchange_bounds(pricing: Pricing) -> Floats:
     for q, exchange in enumerate(pricing.exchanges):
         a, b = pricing.configurations[exchange.a], pricing.configurations[exchange.b]
         has_a, has_b = (
-            possible_RK[rank][:, None] & (most_KG >= how.devices_per_node)
-            for rank, how in ((exchange.a, a), (exchange.b, b))
+            possible_RK[rank][:, None] & (most_KG >= configuration.devices_per_node)
+            for rank, configuration in ((exchange.a, a), (exchange.b, b))
         )
         reached_GG = has_a.any(axis=0)[:, None] & has_b.any(axis=0)[None, :]
         apart_GG = np.where(reached_GG, pricing.between_seconds_GG(q), np.inf)
@@ -86,7 +86,7 @@ def exchange_bounds(pricing: Pricing) -> Floats:
     return found
 
 
-def bounds(pricing: Pricing, computing_seconds: float, load_seconds: float) -> Bounds:
+def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float) -> BindingBounds:
     """Args: what all ranks and the busiest take at least to compute; see `layout.computing_bound`."""
     transfers = exchange_bounds(pricing)
     needed = pricing.seconds_RK.min(axis=1)
@@ -94,16 +94,16 @@ def bounds(pricing: Pricing, computing_seconds: float, load_seconds: float) -> B
         needed[max(exchange.a, exchange.b)] += seconds
     busiest = max(load_seconds, pricing.repeats * float(transfers.max(initial=0.0)))
     rest = (*(float(needed[rank:].sum()) for rank in range(len(needed))), 0.0)
-    return Bounds(rest, busiest, computing_seconds + float(transfers.sum()) + busiest)
+    return BindingBounds(rest, busiest, computing_seconds + float(transfers.sum()) + busiest)
 
 
-def best_places(pricing: Pricing, bound: Bounds, below_seconds: float) -> tuple[list[Place] | None, bool]:
+def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: float) -> tuple[list[Place] | None, bool]:
     """The best binding that takes less than `below_seconds`, if there is one and it was found.
 
     Returns:
         The place of each rank, or None; and whether all bindings were compared.
     """
-    received: dict[int, list[tuple[int, Exchange]]] = defaultdict(list)
+    received: dict[int, list[tuple[int, StageExchange]]] = defaultdict(list)
     for q, exchange in enumerate(pricing.exchanges):
         received[max(exchange.a, exchange.b)].append((q, exchange))
     below_seconds *= 1.0 - LEAST_GAIN
@@ -134,7 +134,7 @@ def best_places(pricing: Pricing, bound: Bounds, below_seconds: float) -> tuple[
 
 
 def _sums(
-    pricing: Pricing, label: _Label, rank: int, place: Place, received: Sequence[tuple[int, Exchange]]
+    pricing: BindingPrices, label: _Label, rank: int, place: Place, received: Sequence[tuple[int, StageExchange]]
 ) -> tuple[float, float]:
     """Total and busiest seconds of the label with one more rank."""
     kind = pricing.site.kind_P[place[0]]
@@ -163,7 +163,7 @@ def _keep(labels: list[_Label], new: _Label) -> None:
 class _Nodes:
     """Which nodes are alike to a label, and so which places and which labels are."""
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, pricing: BindingPrices) -> None:
         self._pricing, site = pricing, pricing.site
         self._group, self._node, self._kind = (values.tolist() for values in (site.group_P, site.node_P, site.kind_P))
         self._pools: dict[int, list[int]] = defaultdict(list)
@@ -203,18 +203,18 @@ class _Nodes:
 
     def places(self, label: _Label, rank: int) -> tuple[list[Place], bool]:
         """Where the rank can go, one of those that are alike; and whether that is all."""
-        how = self._pricing.configurations[rank]
+        configuration = self._pricing.configurations[rank]
         found: list[Place] = []
         for kind in self._possible[rank]:
             alike: dict[object, list[int]] = defaultdict(list)
             for pool, free in enumerate(label.free):
-                if self._kind[pool] == kind and free >= how.devices_per_node:
+                if self._kind[pool] == kind and free >= configuration.devices_per_node:
                     alike[self._state(label, self._node[pool])].append(pool)
-            if how.num_nodes == 1:
+            if configuration.num_nodes == 1:
                 found += [(pools[0],) for pools in alike.values()]
                 continue
-            rooms = [(pools, label.free[pools[0]] // how.devices_per_node) for pools in alike.values()]
-            found += islice(_takes(rooms, how.num_nodes), MOST_PLACES)
+            rooms = [(pools, label.free[pools[0]] // configuration.devices_per_node) for pools in alike.values()]
+            found += islice(_takes(rooms, configuration.num_nodes), MOST_PLACES)
         return found, len(found) < MOST_PLACES
 
 

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dejavu.bind.binding import BindError
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Ints, Place, Site
 from dejavu.plan import StageConfiguration
 from dejavu.plan.stage_costs import Floats
@@ -29,30 +29,32 @@ def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[P
     """
     free_P, places = site.size_P.copy(), dict[int, Place]()
     for rank in sorted(range(len(configurations)), key=lambda rank: -configurations[rank].num_devices):
-        how = configurations[rank]
-        place = cut(free_P, site, how) if how.device_type in site.kinds else None
+        configuration = configurations[rank]
+        place = take_block(free_P, site, configuration) if configuration.device_type in site.kinds else None
         if place is None:
-            left = int(free_P[[pool[0].type_name == how.device_type for pool in site.devices]].sum())
+            left = int(free_P[[pool[0].type_name == configuration.device_type for pool in site.devices]].sum())
             raise BindError(
-                f"pipeline rank {rank} wants {how.num_devices} more × {how.device_type}"
-                f" ({how.num_nodes} × {how.devices_per_node} on one node); {left} are left"
-                + (", but not so many together" if left >= how.num_devices else "")
+                f"pipeline rank {rank} wants {configuration.num_devices} more × {configuration.device_type}"
+                f" ({configuration.num_nodes} × {configuration.devices_per_node} on one node); {left} are left"
+                + (", but not so many together" if left >= configuration.num_devices else "")
             )
         places[rank] = place
     return [places[rank] for rank in range(len(configurations))]
 
 
-def cut(free_P: Ints, site: Site, how: StageConfiguration) -> Place | None:
+def take_block(free_P: Ints, site: Site, configuration: StageConfiguration) -> Place | None:
     """The first free blocks of the kind, taken from `free_P`; None, and nothing taken, if there are too few."""
-    rooms = np.where(site.kind_P == site.kinds.index(how.device_type), free_P // how.devices_per_node, 0)
-    place = np.repeat(np.arange(len(site)), rooms)[: how.num_nodes]
-    if len(place) < how.num_nodes:
+    rooms = np.where(
+        site.kind_P == site.kinds.index(configuration.device_type), free_P // configuration.devices_per_node, 0
+    )
+    place = np.repeat(np.arange(len(site)), rooms)[: configuration.num_nodes]
+    if len(place) < configuration.num_nodes:
         return None
-    np.subtract.at(free_P, place, how.devices_per_node)
+    np.subtract.at(free_P, place, configuration.devices_per_node)
     return tuple(map(int, place))
 
 
-def assigned(pricing: Pricing, order: Sequence[Place]) -> list[Place]:
+def assigned(pricing: BindingPrices, order: Sequence[Place]) -> list[Place]:
     """Ranks to kinds so that the busiest has least to do, then so that all together take least.
 
     Meshes of one shape after another, the large ones first: their ranks share out the places that they have in
@@ -61,9 +63,9 @@ def assigned(pricing: Pricing, order: Sequence[Place]) -> list[Place]:
     site, places = pricing.site, list(order)
     free_P = site.size_P.copy()
     shapes: dict[tuple[int, int], list[int]] = {}
-    for rank, how in enumerate(pricing.configurations):
-        shapes.setdefault((how.num_nodes, how.devices_per_node), []).append(rank)
-        np.subtract.at(free_P, list(order[rank]), how.devices_per_node)
+    for rank, configuration in enumerate(pricing.configurations):
+        shapes.setdefault((configuration.num_nodes, configuration.devices_per_node), []).append(rank)
+        np.subtract.at(free_P, list(order[rank]), configuration.devices_per_node)
     for (_, width), ranks in sorted(shapes.items(), key=lambda item: -item[0][0] * item[0][1]):
         spare = [place for kind in range(len(site.kinds)) for place in _spare(pricing, ranks[0], kind, free_P)]
         choices = [order[rank] for rank in ranks] + spare[:]
@@ -80,10 +82,10 @@ def assigned(pricing: Pricing, order: Sequence[Place]) -> list[Place]:
     return places
 
 
-def _spare(pricing: Pricing, rank: int, kind: int, free_P: Ints) -> list[Place]:
+def _spare(pricing: BindingPrices, rank: int, kind: int, free_P: Ints) -> list[Place]:
     """Idle devices of a kind, cut into meshes like the rank's; they are taken from `free_P`."""
     found = []
-    while (place := cut(free_P, pricing.site, pricing.configuration(rank, kind))) is not None:
+    while (place := take_block(free_P, pricing.site, pricing.configuration(rank, kind))) is not None:
         found.append(place)
     return found
 
@@ -102,13 +104,13 @@ def bottleneck(load_RS: Floats) -> float:
     return float(loads[low])
 
 
-def computing_bound(pricing: Pricing) -> tuple[float, float]:
+def computing_bound(pricing: BindingPrices) -> tuple[float, float]:
     """What all ranks together take at least for one microbatch, and the busiest at least besides, in seconds.
 
     As if every rank took as few devices as the smallest, wherever they are; exact where ranks are alike and one node
     is as good as another.
     """
-    least = min(how.num_devices for how in pricing.configurations)
+    least = min(configuration.num_devices for configuration in pricing.configurations)
     sizes_K = np.bincount(pricing.site.kind_P, weights=pricing.site.size_P).astype(int)
     kinds_S = np.repeat(np.arange(len(sizes_K)), np.minimum(sizes_K // least, pricing.num_ranks))
     seconds_RS = pricing.seconds_RK[:, kinds_S]

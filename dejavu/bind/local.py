@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dejavu.bind.labels import LEAST_GAIN
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Ints
 
 MOST_PLACES = 400_000  # of all ranks in all neighbours of one binding: 64 ranks have about 4,000 neighbours
@@ -17,7 +17,7 @@ MOST_TRIED = 100  # of the changes of one round
 EXCHANGE, TURN, MOVE = range(3)
 
 
-def improved(pricing: Pricing, places_RW: Ints, seed: int) -> Ints:
+def improved(pricing: BindingPrices, places_RW: Ints, seed: int) -> Ints:
     """Price all changes, make the best ones while they are for the better, and again, until none is.
 
     No change of the result is for the better (of those drawn, where there are very many), but several at once may be.
@@ -25,7 +25,7 @@ def improved(pricing: Pricing, places_RW: Ints, seed: int) -> Ints:
     rng = np.random.default_rng(seed)
     seconds = float(pricing.step_seconds_N(places_RW[None])[0])
     for _ in range(MOST_ROUNDS):
-        rows = few(changes(pricing, places_RW), pricing, rng)
+        rows = subsample(changes(pricing, places_RW), pricing, rng)
         found_N = pricing.step_seconds_N(changed(pricing, places_RW, rows))
         better = np.flatnonzero(found_N < seconds * (1.0 - LEAST_GAIN))
         if not len(better):
@@ -40,7 +40,7 @@ def improved(pricing: Pricing, places_RW: Ints, seed: int) -> Ints:
     return places_RW
 
 
-def changes(pricing: Pricing, places_RW: Ints) -> Ints:
+def changes(pricing: BindingPrices, places_RW: Ints) -> Ints:
     """(N, 4): what is done; ranks a and b that exchange places or are the ends of a turned run; or rank, block, pool.
 
     Only ranks with meshes of one shape exchange places. A rank of several blocks moves on its own kind only.
@@ -54,25 +54,25 @@ def changes(pricing: Pricing, places_RW: Ints) -> Ints:
     for what, these in ((EXCHANGE, alike), (TURN, turns)):
         rows.append(np.column_stack([np.full(these.sum(), what), a[these], b[these], np.zeros(these.sum(), int)]))
     free_P = site.size_P.copy()
-    for rank, how in enumerate(pricing.configurations):
-        np.subtract.at(free_P, places_RW[rank, : how.num_nodes], how.devices_per_node)
-    for rank, how in enumerate(pricing.configurations):
-        room_P = (free_P >= how.devices_per_node) & np.isfinite(pricing.seconds_RK[rank])[site.kind_P]
-        if how.num_nodes > 1:
+    for rank, configuration in enumerate(pricing.configurations):
+        np.subtract.at(free_P, places_RW[rank, : configuration.num_nodes], configuration.devices_per_node)
+    for rank, configuration in enumerate(pricing.configurations):
+        room_P = (free_P >= configuration.devices_per_node) & np.isfinite(pricing.seconds_RK[rank])[site.kind_P]
+        if configuration.num_nodes > 1:
             room_P &= site.kind_P == site.kind_P[places_RW[rank, 0]]
-        for block, own in enumerate(places_RW[rank, : how.num_nodes]):
+        for block, own in enumerate(places_RW[rank, : configuration.num_nodes]):
             pools = np.flatnonzero(room_P & (np.arange(len(site)) != own))
             rows.append(np.column_stack([np.full((len(pools), 3), (MOVE, rank, block)), pools]))
     return np.concatenate(rows)
 
 
-def few(changes_N4: Ints, pricing: Pricing, rng: np.random.Generator) -> Ints:
+def subsample(changes_N4: Ints, pricing: BindingPrices, rng: np.random.Generator) -> Ints:
     """So many of the changes as can be priced at once, drawn at random where there are more."""
     most = max(1, MOST_PLACES // pricing.num_ranks)
     return changes_N4 if len(changes_N4) <= most else changes_N4[rng.choice(len(changes_N4), most, replace=False)]
 
 
-def changed(pricing: Pricing, places_RW: Ints, changes_N4: Ints) -> Ints:
+def changed(pricing: BindingPrices, places_RW: Ints, changes_N4: Ints) -> Ints:
     """(N, R, W): the binding after each of the changes."""
     what, a, b, pool = (changes_N4[:, i, None] for i in range(4))
     at = np.arange(len(places_RW))

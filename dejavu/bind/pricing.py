@@ -22,7 +22,7 @@ from dejavu.plan.stage_costs import AdditiveCosts, Floats
 
 
 @dataclass(frozen=True)
-class Exchange:
+class StageExchange:
     """What two pipeline ranks send each other for one microbatch, one way; as much returns."""
 
     a: int
@@ -31,7 +31,7 @@ class Exchange:
     size_bytes: float
 
 
-class Pricing:
+class BindingPrices:
     """What a plan's step takes, wherever its pipeline ranks are put.
 
     Attributes:
@@ -47,20 +47,20 @@ class Pricing:
     def __init__(self, problem: Problem, plan: Plan, site: Site) -> None:
         self.problem, self.plan, self.site = problem, plan, site
         self.configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
-        self.blocks_R = np.array([how.num_nodes for how in self.configurations])
-        self.width_R = np.array([how.devices_per_node for how in self.configurations])
+        self.blocks_R = np.array([configuration.num_nodes for configuration in self.configurations])
+        self.width_R = np.array([configuration.devices_per_node for configuration in self.configurations])
         self.repeats = plan.num_microbatches - 1
         shape = (len(plan.ranks), len(site.kinds))
         self.seconds_RK, self.load_seconds_RK = np.full(shape, np.inf), np.full(shape, np.inf)
         self._index_RK, known = np.full(shape, -1), set(problem.configurations)
         for rank, stages in enumerate(plan.ranks):
             for k in range(len(site.kinds)):
-                how = self.configuration(rank, k)
-                if how in known and self._fits(stages, how):
-                    self._index_RK[rank, k] = c = problem.index(how)
+                configuration = self.configuration(rank, k)
+                if configuration in known and self._fits(stages, configuration):
+                    self._index_RK[rank, k] = c = problem.index(configuration)
                     spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s in stages]
                     seconds = sum(problem.costs.stage_seconds(*span) for span in spans)
-                    once = sum(problem.costs.once_seconds(*span) for span in spans)
+                    once = sum(problem.costs.per_step_seconds(*span) for span in spans)
                     if np.isfinite(seconds + once):
                         self.seconds_RK[rank, k] = seconds
                         self.load_seconds_RK[rank, k] = self.repeats * seconds + once
@@ -85,25 +85,27 @@ class Pricing:
         """The rank's, on another kind of device."""
         return replace(self.configurations[rank], device_type=self.site.kinds[kind])
 
-    def refuse_memory(self) -> None:
+    def check_memory(self) -> None:
         """That every rank fits the kind that the plan gave it.
 
         Raises:
             BindError: one does not.
         """
-        for rank, how in enumerate(self.configurations):
-            if not np.isfinite(self.seconds_RK[rank, self.site.kinds.index(how.device_type)]):
-                raise BindError(f"pipeline rank {rank} does not fit {how}; wanted a plan that holds in its memory")
+        for rank, configuration in enumerate(self.configurations):
+            if not np.isfinite(self.seconds_RK[rank, self.site.kinds.index(configuration.device_type)]):
+                raise BindError(
+                    f"pipeline rank {rank} does not fit {configuration}; wanted a plan that holds in its memory"
+                )
 
-    def _fits(self, stages: Sequence[int], how: StageConfiguration) -> bool:
+    def _fits(self, stages: Sequence[int], configuration: StageConfiguration) -> bool:
         """Whether memory holds.
 
         Of several stages on a rank only a bound of what they hold is known: a rank may not move to where the bound
         fails, but may stay where the plan has it.
         """
-        costs, c, plan = self.problem.costs, self.problem.index(how), self.plan
+        costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
         schedule, needed_bytes = schedule_named(plan.schedule), 0.0
-        if len(stages) > 1 and how.device_type == plan.stages[stages[0]].configuration.device_type:
+        if len(stages) > 1 and configuration.device_type == plan.stages[stages[0]].configuration.device_type:
             return True
         for s in stages:
             stage, held = plan.stages[s], schedule.in_flight(s, len(plan.stages), plan.num_microbatches)
@@ -126,9 +128,9 @@ class Pricing:
             if a.num_nodes > 1 or b.num_nodes > 1:
                 continue
             pairs = np.ix_(self._index_RK[exchange.a], self._index_RK[exchange.b])  # −1 where a rank cannot be anyway
-            posed = exchange.messages * self.problem.link_latency_seconds_CC[pairs]
-            posed = posed + exchange.size_bytes * self.problem.link_seconds_per_byte_CC[pairs]
-            seconds[q][:, :, site.inside_assumed_G] = 2.0 * posed[:, :, None]
+            priced = exchange.messages * self.problem.link_latency_seconds_CC[pairs]
+            priced = priced + exchange.size_bytes * self.problem.link_seconds_per_byte_CC[pairs]
+            seconds[q][:, :, site.inside_assumed_G] = 2.0 * priced[:, :, None]
         return seconds
 
     def kinds_NR(self, places_NRW: Ints) -> Ints:
@@ -198,11 +200,11 @@ def _distinct(values_NQA: Ints) -> Ints:
     return np.asarray(1 + (rising[..., 1:] != rising[..., :-1]).sum(axis=-1))
 
 
-def _exchanges(problem: Problem, plan: Plan) -> tuple[Exchange, ...]:
+def _exchanges(problem: Problem, plan: Plan) -> tuple[StageExchange, ...]:
     schedule, S = schedule_named(plan.schedule), len(plan.stages)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for s, cut in enumerate(plan.cuts):
+    for s, take_block in enumerate(plan.cuts):
         a, b = sorted((schedule.rank_of(s, S), schedule.rank_of(s + 1, S)))
         if a != b:  # stages on one rank hand over in memory
-            found[a, b].append(float(problem.cut_bytes_L1[cut]))
-    return tuple(Exchange(a, b, len(sizes), sum(sizes)) for (a, b), sizes in found.items())
+            found[a, b].append(float(problem.cut_bytes_L1[take_block]))
+    return tuple(StageExchange(a, b, len(sizes), sum(sizes)) for (a, b), sizes in found.items())

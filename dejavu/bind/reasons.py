@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from dejavu.bind.labels import LEAST_GAIN
-from dejavu.bind.local import EXCHANGE, TURN, changed, changes, few
-from dejavu.bind.pricing import Pricing
+from dejavu.bind.local import EXCHANGE, TURN, changed, changes, subsample
+from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Ints
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.plan.stage_costs import Floats
 
 
-def reasons(pricing: Pricing, places_RW: Ints, order_RW: Ints, seed: int) -> tuple[str, ...]:
+def reasons(pricing: BindingPrices, places_RW: Ints, order_RW: Ints, seed: int) -> tuple[str, ...]:
     """How busy the rank is, which kind it takes, over which links it talks, and what its next best place would cost.
 
     Args:
@@ -29,7 +29,7 @@ def reasons(pricing: Pricing, places_RW: Ints, order_RW: Ints, seed: int) -> tup
     )
 
 
-def _kind(pricing: Pricing, places_RW: Ints, rank: int) -> Iterator[str]:
+def _kind(pricing: BindingPrices, places_RW: Ints, rank: int) -> Iterator[str]:
     site, ranks = pricing.site, np.arange(pricing.num_ranks)
     kinds = site.kind_P[places_RW[:, 0]]
     kind, loads = kinds[rank], pricing.load_seconds_RK[ranks, kinds]
@@ -48,7 +48,7 @@ def _kind(pricing: Pricing, places_RW: Ints, rank: int) -> Iterator[str]:
         yield f"it takes {name}{moved}; {site.kinds[fastest]} would take {format_seconds(seconds_K[fastest])}"
 
 
-def _links(pricing: Pricing, places_RW: Ints, rank: int, now: Floats, before: Floats) -> Iterator[str]:
+def _links(pricing: BindingPrices, places_RW: Ints, rank: int, now: Floats, before: Floats) -> Iterator[str]:
     nodes_RW = pricing.site.node_P[places_RW]
     loads = pricing.load_seconds_RK[np.arange(pricing.num_ranks), pricing.site.kind_P[places_RW[:, 0]]]
     for q, exchange in enumerate(pricing.exchanges):
@@ -65,10 +65,10 @@ def _links(pricing: Pricing, places_RW: Ints, rank: int, now: Floats, before: Fl
         yield text
 
 
-def _next_best(pricing: Pricing, places_RW: Ints, seed: int) -> list[str]:
+def _next_best(pricing: BindingPrices, places_RW: Ints, seed: int) -> list[str]:
     """For each rank: which exchange or move of it would cost least, and how much."""
     rows = changes(pricing, places_RW)
-    rows = few(rows[rows[:, 0] != TURN], pricing, np.random.default_rng(seed))
+    rows = subsample(rows[rows[:, 0] != TURN], pricing, np.random.default_rng(seed))
     now = float(pricing.step_seconds_N(places_RW[None])[0])
     found_N = pricing.step_seconds_N(changed(pricing, places_RW, rows))
     said = []
@@ -87,6 +87,6 @@ def _next_best(pricing: Pricing, places_RW: Ints, seed: int) -> list[str]:
     return said
 
 
-def _host(pricing: Pricing, pool: int) -> str:
+def _host(pricing: BindingPrices, pool: int) -> str:
     device = pricing.site.devices[pool][0]
     return f"an idle {device.type_name} of {device.host}"

@@ -39,7 +39,11 @@ class ConfigurationMemory:
 
 
 def configuration_memory(
-    how: StageConfiguration, layers: Sequence[Layer], workload: Workload, device: DeviceType, example_bytes: float
+    configuration: StageConfiguration,
+    layers: Sequence[Layer],
+    workload: Workload,
+    device: DeviceType,
+    example_bytes: float,
 ) -> ConfigurationMemory:
     """Of layers that were captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
 
@@ -48,8 +52,8 @@ def configuration_memory(
     for the model's largest. That and the replica's examples are held once a stage, so half of them at each of its two
     cuts.
     """
-    r, zero = how.data_parallel, how.zero_level
-    degree_L = [degree_of(layer, how.tensor_parallel) for layer in layers]
+    r, zero = configuration.data_parallel, configuration.zero_level
+    degree_L = [degree_of(layer, configuration.tensor_parallel) for layer in layers]
     weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in layers])
     each_byte = ForEachByte.of(workload.optimizer)
@@ -60,7 +64,9 @@ def configuration_memory(
 
     def each(size: Callable[..., float]) -> Floats:
         pairs = zip(layers, degree_L, strict=True)
-        return np.array([size(layer, recompute=how.recompute, tensor_parallel=degree) for layer, degree in pairs])
+        return np.array(
+            [size(layer, recompute=configuration.recompute, tensor_parallel=degree) for layer, degree in pairs]
+        )
 
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),

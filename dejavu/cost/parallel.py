@@ -22,7 +22,7 @@ from dejavu.cost.collectives.stage import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
 from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import ForEachByte, example_bytes
-from dejavu.cost.parts import Part, PartPrices, Passes, Priced, work_of
+from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts, work_of
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.plan import StageConfiguration
 from dejavu.plan.stage_costs import AdditiveCosts, Floats
@@ -57,13 +57,13 @@ class ParallelPrices:
     """
 
     def __init__(
-        self, cluster: Cluster, at: Callable[[int], Priced], predicted: Predicted, collectives: StageCollectives
+        self, cluster: Cluster, at: Callable[[int], PricedParts], predicted: Predicted, collectives: StageCollectives
     ) -> None:
         self._cluster, self._collectives = cluster, collectives
-        self._at, self._priced = at, dict[int, Priced]()
+        self._at, self._priced = at, dict[int, PricedParts]()
         self._parts = PartPrices(cluster, self.at, predicted)
 
-    def at(self, microbatch_size: int) -> Priced:
+    def at(self, microbatch_size: int) -> PricedParts:
         if microbatch_size not in self._priced:
             self._priced[microbatch_size] = self._at(microbatch_size)
         return self._priced[microbatch_size]
@@ -75,16 +75,16 @@ class ParallelPrices:
             CostError: a device type for which only measurements of whole layers are known cannot hold parts of them.
         """
         examples = float(example_bytes(workload))
-        parts = {Part.of(how, workload.microbatch_size) for how in configurations}
+        parts = {LayerPart.of(configuration, workload.microbatch_size) for configuration in configurations}
         self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
-        columns = [self._column(how, workload, examples) for how in configurations]
+        columns = [self._column(configuration, workload, examples) for configuration in configurations]
         memories = [column.memory for column in columns]
         forward, backward = (np.array([getattr(c, name) for c in columns]) for name in ("forward_L", "backward_L"))
         return ConfigurationCosts(
             costs=AdditiveCosts(
                 seconds_CL=forward + backward,
-                once_seconds_CL=np.array([column.once_L for column in columns]),
-                once_latency_seconds_C=np.array([column.once_latency_seconds for column in columns]),
+                per_step_seconds_CL=np.array([column.once_L for column in columns]),
+                per_step_latency_seconds_C=np.array([column.once_latency_seconds for column in columns]),
                 fixed_bytes_CL=np.array([memory.fixed_bytes_L for memory in memories]),
                 activation_bytes_CL=np.array([memory.activation_bytes_L for memory in memories]),
                 temporary_bytes_CL=np.array([memory.temporary_bytes_L for memory in memories]),
@@ -96,52 +96,67 @@ class ParallelPrices:
             backward_seconds_CL=backward,
         )
 
-    def _column(self, how: StageConfiguration, workload: Workload, examples: float) -> _Column:
-        m, r = workload.microbatch_size, how.data_parallel
+    def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
+        m, r = workload.microbatch_size, configuration.data_parallel
         layers = self.at(m // r).graph.layers
-        degree_L = np.array([degree_of(layer, how.tensor_parallel) for layer in layers])
+        degree_L = np.array([degree_of(layer, configuration.tensor_parallel) for layer in layers])
         weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
-        passes = self._passes(how, m)
+        passes = self._passes(configuration, m)
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward, backward = (
-            self._communication(how, layers, weights_L, gradient, name) for name in ("forward", "backward")
+            self._communication(configuration, layers, weights_L, gradient, name) for name in ("forward", "backward")
         )
         forward = passes.forward_L + forward
         backward = passes.backward_L + backward
-        if how.recompute:  # gathered weights and the inputs are still there: the sums inside layers are made again
-            again = self._tensor_sums(how, layers, "forward")
+        if (
+            configuration.recompute
+        ):  # gathered weights and the inputs are still there: the sums inside layers are made again
+            again = self._tensor_sums(configuration, layers, "forward")
             backward = backward + passes.forward_L + again
-        latency, per_byte = self._collectives.once_line(how, [float(size) for size in weights_L], gradient)
-        device = self._cluster.device_types[how.device_type]
-        memory = configuration_memory(how, layers, workload, device, examples)
+        latency, per_byte = self._collectives.per_step_line(
+            configuration, [float(size) for size in weights_L], gradient
+        )
+        device = self._cluster.device_types[configuration.device_type]
+        memory = configuration_memory(configuration, layers, workload, device, examples)
         return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
 
     def _communication(
-        self, how: StageConfiguration, layers: Sequence[Layer], weights_L: Floats, gradient_bytes: float, direction: str
+        self,
+        configuration: StageConfiguration,
+        layers: Sequence[Layer],
+        weights_L: Floats,
+        gradient_bytes: float,
+        direction: str,
     ) -> Floats:
-        names = (FORWARD if direction == "forward" else BACKWARD)[how.zero_level] if how.data_parallel > 1 else ()
+        names = (
+            (FORWARD if direction == "forward" else BACKWARD)[configuration.zero_level]
+            if configuration.data_parallel > 1
+            else ()
+        )
         sizes = set(weights_L.tolist())
-        gathers = {size: self._collectives.data_seconds(how, names, size, gradient_bytes) for size in sizes}
-        return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(how, layers, direction)
+        gathers = {size: self._collectives.data_seconds(configuration, names, size, gradient_bytes) for size in sizes}
+        return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(
+            configuration, layers, direction
+        )
 
-    def _tensor_sums(self, how: StageConfiguration, layers: Sequence[Layer], direction: str) -> Floats:
+    def _tensor_sums(self, configuration: StageConfiguration, layers: Sequence[Layer], direction: str) -> Floats:
         def seconds(layer: Layer) -> float:
             split = layer.tensor_parallel
-            if split is None or degree_of(layer, how.tensor_parallel) == 1:
+            if split is None or degree_of(layer, configuration.tensor_parallel) == 1:
                 return 0.0
             sums = split.forward_sums if direction == "forward" else split.backward_sums
-            return self._collectives.tensor_seconds(how, [share * layer.output_bytes for share in sums])
+            return self._collectives.tensor_seconds(configuration, [share * layer.output_bytes for share in sums])
 
         distinct = {work_of(layer): layer for layer in layers}
         sums = {work: seconds(layer) for work, layer in distinct.items()}
         return np.array([sums[work_of(layer)] for layer in layers])
 
-    def _passes(self, how: StageConfiguration, microbatch_size: int) -> Passes:
+    def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         """Computing only: the table's number, times what predictions say of a part of the layer or of its batch."""
-        part = Part.of(how, microbatch_size)
-        table = self._column_of(how.device_type, part.microbatch_size)
-        if how.data_parallel > 1:
-            table = self._consistent(how.device_type, microbatch_size, part.microbatch_size, table)
+        part = LayerPart.of(configuration, microbatch_size)
+        table = self._column_of(configuration.device_type, part.microbatch_size)
+        if configuration.data_parallel > 1:
+            table = self._consistent(configuration.device_type, microbatch_size, part.microbatch_size, table)
         if part == part.whole:
             return table
         few, all_ = self._parts.prediction(part), self._parts.prediction(part.whole)
@@ -158,7 +173,7 @@ class ParallelPrices:
             scaled = trust[0] & ~trust[1]
             seconds = table[k]
             if scaled.any():
-                many, few = (self._parts.prediction(Part(device_type, size))[k] for size in (microbatch_size, own))
+                many, few = (self._parts.prediction(LayerPart(device_type, size))[k] for size in (microbatch_size, own))
                 seconds = np.where(scaled, grids[0].seconds_LD[:, column] * _ratio(few, many), seconds)
             found.append(seconds)
         return Passes(*found)

@@ -19,7 +19,7 @@ from dejavu.plan import StageConfiguration
 from dejavu.profiles.kernel import Kernel
 
 
-class Priced(NamedTuple):
+class PricedParts(NamedTuple):
     """A model at one microbatch size, captured and priced layer by layer on every device type."""
 
     graph: Graph
@@ -34,7 +34,7 @@ class Passes(NamedTuple):
     optimizer_L: Floats
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """What one device of a stage does of each layer.
 
     Attributes:
@@ -48,27 +48,32 @@ class Part(NamedTuple):
     shards: int = 1
 
     @classmethod
-    def of(cls, how: StageConfiguration, microbatch_size: int) -> Part:
-        r = how.data_parallel
-        return cls(how.device_type, microbatch_size // r, how.tensor_parallel, r if how.zero_level >= 1 else 1)
+    def of(cls, configuration: StageConfiguration, microbatch_size: int) -> LayerPart:
+        r = configuration.data_parallel
+        return cls(
+            configuration.device_type,
+            microbatch_size // r,
+            configuration.tensor_parallel,
+            r if configuration.zero_level >= 1 else 1,
+        )
 
     @property
-    def whole(self) -> Part:
+    def whole(self) -> LayerPart:
         """The same microbatch on one device."""
-        return Part(self.device_type, self.microbatch_size)
+        return LayerPart(self.device_type, self.microbatch_size)
 
 
 class PartPrices:
     """Predicted seconds of parts of layers; every kernel is priced once."""
 
-    def __init__(self, cluster: Cluster, at: Callable[[int], Priced], predicted: Predicted) -> None:
+    def __init__(self, cluster: Cluster, at: Callable[[int], PricedParts], predicted: Predicted) -> None:
         self._cluster, self._at, self._predicted = cluster, at, predicted
-        self._predictions: dict[Part, Passes] = {}
-        self._kernels: dict[Part, dict[Hashable, tuple[list[Kernel], ...]]] = {}
+        self._predictions: dict[LayerPart, Passes] = {}
+        self._kernels: dict[LayerPart, dict[Hashable, tuple[list[Kernel], ...]]] = {}
         self._passes: dict[Hashable, tuple[list[Kernel], list[Kernel]]] = {}
         self._seconds: dict[str, dict[Kernel, float]] = {}
 
-    def prediction(self, part: Part) -> Passes:
+    def prediction(self, part: LayerPart) -> Passes:
         """The sum of each layer's kernels."""
         if part not in self._predictions:
             self.ask([part])
@@ -81,7 +86,7 @@ class PartPrices:
             self._predictions[part] = Passes(*rows.T)
         return self._predictions[part]
 
-    def ask(self, parts: Iterable[Part]) -> None:
+    def ask(self, parts: Iterable[LayerPart]) -> None:
         """Price all kernels of these parts that were not priced before, at once for each device type.
 
         Raises:
@@ -98,7 +103,7 @@ class PartPrices:
                 prices = self._predicted.prices(asked, self._cluster.device_types[name])
                 known.update(zip(asked, prices.seconds_K.tolist(), strict=True))
 
-    def _kernels_of(self, part: Part) -> dict[Hashable, tuple[list[Kernel], ...]]:
+    def _kernels_of(self, part: LayerPart) -> dict[Hashable, tuple[list[Kernel], ...]]:
         """Forward, backward and the optimizer, for each kind of layer."""
         if part not in self._kernels:
             graph, t = self._at(part.microbatch_size).graph, part.tensor_parallel

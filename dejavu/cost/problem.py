@@ -15,14 +15,16 @@ from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.priced import PassCost, Posed
+from dejavu.plan.priced import PassCost, PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 Transfers = dict[tuple[str, str], TransferCost]
 
 
-def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers) -> Posed:
+def single_device_problem(
+    table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers
+) -> PricedProblem:
     """The problem, priced, of cutting the layers into stages of one device each, as `Parallelism.one_device`.
 
     A plan has at most as many stages as microbatches: torch's pipeline schedules refuse fewer microbatches than stages.
@@ -32,7 +34,7 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
     """
     configurations = Parallelism.one_device().configurations(cluster)
     C, L = len(configurations), len(table.layers)
-    devices = [cluster.device_types[how.device_type] for how in configurations]
+    devices = [cluster.device_types[configuration.device_type] for configuration in configurations]
     held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
     # The table was made for weights that are their own masters; no tensor is larger than its layer's weights.
     temporary = table.temporary_bytes_L + cast_bytes(table.parameter_bytes_L, workload.optimizer)
@@ -40,8 +42,8 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
     messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
     costs = AdditiveCosts(
         seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
-        once_seconds_CL=table.optimizer.seconds_LD.T,
-        once_latency_seconds_C=np.zeros(C),
+        per_step_seconds_CL=table.optimizer.seconds_LD.T,
+        per_step_latency_seconds_C=np.zeros(C),
         fixed_bytes_CL=np.broadcast_to(held, (C, L)),
         activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
         temporary_bytes_CL=np.broadcast_to(temporary, (C, L)),
@@ -50,10 +52,10 @@ def pose(table: CostTable, cluster: Cluster, workload: Workload, transfers: Tran
         step_bytes_CL=np.array([step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]),
     )
     problem = _problem(table, cluster, workload, transfers, configurations, costs)
-    return Posed(problem, table.forward.seconds_LD.T, table.backward.seconds_LD.T)
+    return PricedProblem(problem, table.forward.seconds_LD.T, table.backward.seconds_LD.T)
 
 
-def pose_parallel(
+def price_problem(
     prices: ParallelPrices,
     cluster: Cluster,
     workload: Workload,
@@ -61,7 +63,7 @@ def pose_parallel(
     parallelism: Parallelism,
     pass_costs: Mapping[str, PassCost] | None = None,
     backward_parts_L2: Mapping[str, Floats] | None = None,
-) -> Posed:
+) -> PricedProblem:
     """The problem of cutting the layers into stages that may take several devices each.
 
     Raises:
@@ -70,7 +72,7 @@ def pose_parallel(
     graph, table = prices.at(workload.microbatch_size)
     configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
     found = prices.costs(configurations, workload)
-    return Posed(
+    return PricedProblem(
         _problem(table, cluster, workload, transfers, configurations, found.costs),
         found.forward_seconds_CL,
         found.backward_seconds_CL,
@@ -124,7 +126,10 @@ def _problem(
 
 def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
     """(latency, seconds per byte) from each configuration to each; asked once for those that sit alike on nodes."""
-    sits = [(how.device_type, how.num_devices, how.num_nodes, how.data_parallel) for how in configurations]
+    sits = [
+        (configuration.device_type, configuration.num_devices, configuration.num_nodes, configuration.data_parallel)
+        for configuration in configurations
+    ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
     place = {key: k for k, key in enumerate(alike)}
     between = np.array([[stage_transfer(cluster, transfers, a, b) for b in alike.values()] for a in alike.values()])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """What is made in this block lives as long as the process, unless nothing refers to it any more.
 
     For a process's first imports; behind the block collections are on or off as before.

@@ -150,7 +150,7 @@ class _Machine:
         if len(items) % 2:
             raise _Refused("a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            _refuse_key(key)
+            _check_key(key)
             target[key] = value
         if len(target) > MOST_KEYS:
             raise _Refused(f"a dict of more than {MOST_KEYS:,} keys")
@@ -203,7 +203,7 @@ def _called(function: Any, arguments: Any) -> Any:
     raise _Refused(f"it calls {_described(function)} with {_described(arguments)}")
 
 
-def _refuse_key(key: Any) -> None:
+def _check_key(key: Any) -> None:
     """Keys are text, or tuples whose parts are few: a hash visits shared parts again and again."""
     if type(key) is str:
         return

@@ -45,7 +45,7 @@ def parquet_columns(path: Path, wanted: str) -> list[str]:
         raise InputError(f"{path} is no whole Parquet file ({error}); wanted {wanted}") from error
 
 
-def refuse_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> None:
+def check_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> None:
     """Raises InputError unless all expected columns are there; a column of another unit is told as what it is."""
     missing = [column for column in expected if column not in found]
     if not missing:

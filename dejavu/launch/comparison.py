@@ -188,7 +188,7 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
     pipeline = Pipeline(workload, job.draw, layout, place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
 
-    def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
+    def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         own.append(step_seconds)
 
     train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dejavu.launch.preflight import refuse_devices, refuse_draw, refuse_hosts, refuse_plan, refuse_spreading
+from dejavu.launch.preflight import check_devices, check_draw, check_hosts, check_plan, check_spreading
 from dejavu.launch.rendezvous import (
     HOST,
     Host,
@@ -54,19 +54,19 @@ def launch(
         InputError: a host that cannot be reached, or weights that only the whole model could draw.
         LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
     """
-    refuse_plan(job)
-    refuse_spreading(job)
-    refuse_draw(job)
+    check_plan(job)
+    check_spreading(job)
+    check_draw(job)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
-        refuse_hosts(names)
+        check_hosts(names)
         client = None
     pulse = Pulse(Path(job.folder))
     agents: _LocalAgent | HostAgents | None = None
     try:
         ask = {"gpu_memory": needed_bytes is not None}
         hosts = look_at_hosts(client, names, pulse.folder, **ask) if client else look_here(names, pulse.folder, **ask)
-        refuse_devices(job, hosts, needed_bytes)
+        check_devices(job, hosts, needed_bytes)
         path = job.write()
         for stale in (job.result_path, failures_path(job.folder), *Path(job.folder).glob("error-*-*.txt")):
             stale.unlink(missing_ok=True)

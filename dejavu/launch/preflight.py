@@ -20,7 +20,7 @@ from dejavu.runtime.shapes import boundaries
 from dejavu.workload.models import LayerBuilder, layers_of
 
 
-def refuse_plan(job: TrainingJob) -> None:
+def check_plan(job: TrainingJob) -> None:
     """That the plan is one for this model and batch.
 
     Raises:
@@ -47,7 +47,7 @@ def refuse_plan(job: TrainingJob) -> None:
         raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
 
 
-def refuse_spreading(job: TrainingJob) -> None:
+def check_spreading(job: TrainingJob) -> None:
     """That every pipeline rank can be spread over devices as the plan says.
 
     Raises:
@@ -61,26 +61,30 @@ def refuse_spreading(job: TrainingJob) -> None:
         )
     grids = Layout(job.binding, workload.microbatch_size).grids  # refuses what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):
-        how = plan.rank_configuration(rank)
+        configuration = plan.rank_configuration(rank)
         for s in stages:
-            refuse_split(builders[plan.stages[s].start : plan.stages[s].stop], how)
-        if how.zero_level and how.data_parallel > 1 and workload.optimizer.master_weights:
+            check_split(builders[plan.stages[s].start : plan.stages[s].stop], configuration)
+        if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(
-                f"pipeline rank {rank} has ZeRO level {how.zero_level}, under which master weights are planned but not "
-                "trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, or no "
+                f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "
+                "planned but not trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, or no "
                 "master_weights"
             )
-        if how.zero_level >= 2 and how.data_parallel > 1 and schedule_named(plan.schedule).splits_backward:
+        if (
+            configuration.zero_level >= 2
+            and configuration.data_parallel > 1
+            and schedule_named(plan.schedule).splits_backward
+        ):
             raise LaunchError(
-                f"pipeline rank {rank} has ZeRO level {how.zero_level}, whose gradients are reduced as soon as the "
-                f"input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted level 0 or "
-                "1, or a schedule that does not split the backward pass"
+                f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, whose gradients are reduced as soon "
+                f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted level 0 "
+                "or 1, or a schedule that does not split the backward pass"
             )
     if any(len(grid) > 1 for grid in grids):
         boundaries(workload)  # refuses layers whose outputs do not begin with the examples
 
 
-def refuse_draw(job: TrainingJob) -> None:
+def check_draw(job: TrainingJob) -> None:
     """That the weights which the training begins with can be drawn a stage at a time.
 
     Raises:
@@ -93,13 +97,13 @@ def refuse_draw(job: TrainingJob) -> None:
         )
 
 
-def refuse_split(builders: Sequence[LayerBuilder], how: StageConfiguration) -> None:
+def check_split(builders: Sequence[LayerBuilder], configuration: StageConfiguration) -> None:
     """That the layers can be trained in so many shards.
 
     Raises:
         LaunchError: one cannot; it is named, with what would do.
     """
-    degree = how.tensor_parallel
+    degree = configuration.tensor_parallel
     for builder in builders if degree > 1 else ():
         split = builder.tensor_parallel
         if split is None or split.weights is None:
@@ -123,7 +127,7 @@ def _microbatches_that_would_do(job: TrainingJob) -> str:
     return f"no number of microbatches of a batch of {batch} would do: a larger batch, or fewer stages"
 
 
-def refuse_hosts(hosts: Iterable[str]) -> None:
+def check_hosts(hosts: Iterable[str]) -> None:
     """That all these hosts are this machine.
 
     Raises:
@@ -139,13 +143,13 @@ def refuse_hosts(hosts: Iterable[str]) -> None:
         )
 
 
-def refuse_cluster(cluster: Cluster) -> None:
+def check_cluster(cluster: Cluster) -> None:
     """That all devices of the cluster are on this machine.
 
     Raises:
         InputError: a host is not this machine, or has other devices or more of them.
     """
-    refuse_hosts(device.host for device in cluster.devices())
+    check_hosts(device.host for device in cluster.devices())
     here = this_machine().device_counts
     for name, count in cluster.device_counts.items():
         if count > here.get(name, 0):
@@ -153,7 +157,7 @@ def refuse_cluster(cluster: Cluster) -> None:
             raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
 
 
-def refuse_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:
+def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:
     """That the hosts see the job's folder, and have the plan's devices and their memory now.
 
     Cores are shared where there are fewer than ranks; GPUs are not.

@@ -17,7 +17,7 @@ JOIN_SECONDS = 120.0  # for the agents of all hosts to meet, also when they star
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """How one of several hosts' agents finds the others.
 
     Attributes:
@@ -43,7 +43,7 @@ class Meeting:
         ]
 
 
-def torchrun_words(num_ranks: int, *arguments: Path, meeting: Meeting | None = None) -> list[str]:
+def torchrun_words(num_ranks: int, *arguments: Path, meeting: Rendezvous | None = None) -> list[str]:
     """What comes behind `torchrun` on one host.
 
     Args:
@@ -71,7 +71,7 @@ def words_by_host(binding: Binding, hosts: Sequence[Host], *arguments: Path) -> 
         host: torchrun_words(
             len(ranks_on(binding, host.name)),
             *arguments,
-            meeting=Meeting(launch_id, len(hosts), endpoint, host is first, host.address),
+            meeting=Rendezvous(launch_id, len(hosts), endpoint, host is first, host.address),
         )
         for host in hosts
     }

@@ -38,7 +38,7 @@ class PassCost:
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class PricedProblem:
     """A problem, and what playing its plans needs besides.
 
     Attributes:

@@ -24,7 +24,7 @@ class Price:
         step_seconds: fill and drain, plus what the busiest stage or link does besides.
         stage_seconds: one microbatch through each of the S stages, forward and backward.
         transfer_seconds: one microbatch across each of the S − 1 cuts, both ways.
-        once_seconds: each stage's gradient synchronization and optimizer.
+        per_step_seconds: each stage's gradient synchronization and optimizer.
         peak_bytes: on a device of each stage; nan where the problem only says whether it fits.
         bubble_fraction: share of the stages' time spent waiting.
     """
@@ -32,7 +32,7 @@ class Price:
     step_seconds: float
     stage_seconds: tuple[float, ...]
     transfer_seconds: tuple[float, ...]
-    once_seconds: tuple[float, ...]
+    per_step_seconds: tuple[float, ...]
     peak_bytes: tuple[float, ...]
     bubble_fraction: float
 
@@ -64,7 +64,10 @@ def check(problem: Problem, plan: Plan) -> None:
             raise PlanError(f"the plan uses {count} × {name}; the cluster has {have}")
     for s, stage in enumerate(plan.stages):
         c = problem.index(stage.configuration)
-        for name, cost in (("seconds", problem.costs.stage_seconds), ("once_seconds", problem.costs.once_seconds)):
+        for name, cost in (
+            ("seconds", problem.costs.stage_seconds),
+            ("per_step_seconds", problem.costs.per_step_seconds),
+        ):
             seconds = cost(stage.start, stage.stop, c)
             if not np.isfinite(seconds):
                 raise PlanError(f"{stage} is not possible: its {name} is {seconds}; wanted a finite number")
@@ -97,7 +100,7 @@ def price(problem: Problem, plan: Plan) -> Price:
     index = [problem.index(stage.configuration) for stage in plan.stages]
     spans = [(stage.start, stage.stop, c) for stage, c in zip(plan.stages, index, strict=True)]
     stages = tuple(problem.costs.stage_seconds(*span) for span in spans)
-    once = tuple(problem.costs.once_seconds(*span) for span in spans)
+    once = tuple(problem.costs.per_step_seconds(*span) for span in spans)
     transfers = tuple(
         problem.transfer_seconds(plan.stages[s + 1].start, index[s], index[s + 1]) for s in range(len(spans) - 1)
     )
@@ -109,7 +112,7 @@ def price(problem: Problem, plan: Plan) -> Price:
         step_seconds=total,
         stage_seconds=stages,
         transfer_seconds=transfers,
-        once_seconds=once,
+        per_step_seconds=once,
         peak_bytes=tuple(
             problem.costs.peak_bytes(*span, problem.in_flight(s, len(spans))) for s, span in enumerate(spans)
         ),

@@ -22,7 +22,7 @@ class PlanError(DejavuError):
 
 
 UNBOUNDED = 2**31 - 1  # microbatches in flight where memory does not bind
-SUMMED = ("seconds_CL", "once_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
+SUMMED = ("seconds_CL", "per_step_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
 
 
 # A stage may need so much more than a device's memory: what is left of the order in which layers were summed.
@@ -40,19 +40,19 @@ class DenseCosts:
 
     Attributes:
         seconds_CLL1: [c, start, stop] one microbatch, forward and backward; inf where the stage is not possible.
-        once_seconds_CLL1: what the stage adds once a step: gradient synchronization and the optimizer; inf as above.
+        per_step_seconds_CLL1: what the stage adds once a step: gradient synchronization and optimizer; inf as above.
         max_in_flight_CLL1: with how many microbatches in flight the stage still fits its memory; 0: with none.
     """
 
     seconds_CLL1: Floats
-    once_seconds_CLL1: Floats
+    per_step_seconds_CLL1: Floats
     max_in_flight_CLL1: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         shape = self.seconds_CLL1.shape
         if len(shape) != 3 or shape[2] != shape[1] + 1:
             raise PlanError(f"stage costs have shape {shape}; wanted (configurations, layers, layers + 1)")
-        for name, table in (("seconds", self.seconds_CLL1), ("once_seconds", self.once_seconds_CLL1)):
+        for name, table in (("seconds", self.seconds_CLL1), ("per_step_seconds", self.per_step_seconds_CLL1)):
             bad = np.argwhere(np.isnan(table) | (table < 0))
             if len(bad):
                 c, start, stop = (int(i) for i in bad[0])
@@ -71,8 +71,8 @@ class DenseCosts:
     def stage_seconds(self, start: int, stop: int, c: int) -> float:
         return float(self.seconds_CLL1[c, start, stop])
 
-    def once_seconds(self, start: int, stop: int, c: int) -> float:
-        return float(self.once_seconds_CLL1[c, start, stop])
+    def per_step_seconds(self, start: int, stop: int, c: int) -> float:
+        return float(self.per_step_seconds_CLL1[c, start, stop])
 
     def max_in_flight(self, start: int, stop: int, c: int) -> int:
         return int(self.max_in_flight_CLL1[c, start, stop])
@@ -135,8 +135,8 @@ class AdditiveCosts:
 
     Attributes:
         seconds_CL: a layer's forward and backward of one microbatch under each configuration; inf: not possible.
-        once_seconds_CL: a layer's part of gradient synchronization and optimizer, once a step.
-        once_latency_seconds_C: added once a step to any stage of the configuration (the collective's latency).
+        per_step_seconds_CL: a layer's part of gradient synchronization and optimizer, once a step.
+        per_step_latency_seconds_C: added once a step to any stage of the configuration (the collective's latency).
         fixed_bytes_CL: parameters, gradients and optimizer state of a layer on one device.
         activation_bytes_CL: what a layer keeps for one microbatch in flight on one device.
         temporary_bytes_CL: a layer's scratch; a stage needs the largest of its layers'.
@@ -146,8 +146,8 @@ class AdditiveCosts:
     """
 
     seconds_CL: Floats
-    once_seconds_CL: Floats
-    once_latency_seconds_C: Floats
+    per_step_seconds_CL: Floats
+    per_step_latency_seconds_C: Floats
     fixed_bytes_CL: Floats
     activation_bytes_CL: Floats
     temporary_bytes_CL: Floats
@@ -163,8 +163,8 @@ class AdditiveCosts:
                 object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
         for name in (
             "seconds_CL",
-            "once_seconds_CL",
-            "once_latency_seconds_C",
+            "per_step_seconds_CL",
+            "per_step_latency_seconds_C",
             "fixed_bytes_CL",
             "activation_bytes_CL",
             "temporary_bytes_CL",
@@ -193,8 +193,8 @@ class AdditiveCosts:
     @cached_property
     def can_run_CL(self) -> NDArray[np.bool_]:
         """Which layers can run under which configurations."""
-        every_stage = np.isfinite(self.once_latency_seconds_C)[:, None]
-        return np.isfinite(self.seconds_CL) & np.isfinite(self.once_seconds_CL) & every_stage
+        every_stage = np.isfinite(self.per_step_latency_seconds_C)[:, None]
+        return np.isfinite(self.seconds_CL) & np.isfinite(self.per_step_seconds_CL) & every_stage
 
     @cached_property
     def least_seconds_L(self) -> Floats:
@@ -226,10 +226,10 @@ class AdditiveCosts:
     def stage_seconds(self, start: int, stop: int, c: int) -> float:
         return self._sum("seconds_CL", start, stop, c) if self._can_run(start, stop, c) else float("inf")
 
-    def once_seconds(self, start: int, stop: int, c: int) -> float:
+    def per_step_seconds(self, start: int, stop: int, c: int) -> float:
         if not self._can_run(start, stop, c):
             return float("inf")
-        return self._sum("once_seconds_CL", start, stop, c) + float(self.once_latency_seconds_C[c])
+        return self._sum("per_step_seconds_CL", start, stop, c) + float(self.per_step_latency_seconds_C[c])
 
     def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
         """Bytes on each device of the stage while `in_flight` microbatches are held, or the optimizer steps."""
@@ -276,9 +276,9 @@ class AdditiveCosts:
         held = spans("activation_bytes_CL")
         fits = np.where(held > 0, room // np.where(held > 0, held, 1), UNBOUNDED)
         enough = stages & can_run & (room >= 0) & (free >= spans("step_bytes_CL"))
-        once = spans("once_seconds_CL") + self.once_latency_seconds_C[:, None, None]
+        once = spans("per_step_seconds_CL") + self.per_step_latency_seconds_C[:, None, None]
         return DenseCosts(
             seconds_CLL1=np.where(stages & can_run, spans("seconds_CL"), np.inf),
-            once_seconds_CLL1=np.where(stages, np.where(can_run, once, np.inf), 0.0),
+            per_step_seconds_CLL1=np.where(stages, np.where(can_run, once, np.inf), 0.0),
             max_in_flight_CLL1=np.where(enough, np.clip(fits, 0, UNBOUNDED), 0).astype(np.int64),
         )

@@ -13,7 +13,7 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.planner import Planner
-from dejavu.planning.prices import Prices, pose_workload
+from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
 from dejavu.planning.record import choice_to_dict, write_choice
 from dejavu.planning.request import BUDGET_SECONDS, PlanRequest
@@ -33,7 +33,7 @@ __all__ = [
     "choice_to_dict",
     "in_this_process",
     "on_dask",
-    "pose_workload",
+    "price_workload",
     "print_choice",
     "reason",
     "write_choice",

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
 from dejavu.simulate.bound import CLOSE, Bounding, SimulatedBound, bounding
@@ -23,7 +23,7 @@ def quietly(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestBounds:
     """The bounds on the simulated steps of a request's plans.
 
     Attributes:
@@ -70,7 +70,7 @@ class Bounds:
     def _on_their_way(self, best_seconds: float) -> dict[int, Bounding]:
         schedules, prices = self.request.allowed_schedules, self.prices
         return {
-            count: bounding(prices.posed(count), schedules=schedules, best_seconds=best_seconds)
+            count: bounding(prices.priced(count), schedules=schedules, best_seconds=best_seconds)
             for count in self.request.counts
         }
 
@@ -83,21 +83,21 @@ def _side_by_side(
     return dict(zip(seconds, bounds, strict=True))
 
 
-def has_no_plan(posed: Posed, bound: SimulatedBound) -> bool:
+def has_no_plan(priced: PricedProblem, bound: SimulatedBound) -> bool:
     """Whether the bound proves that no plan fits: it is above what a plan takes that does everything in turn."""
-    return bound.seconds > serial_seconds(posed)
+    return bound.seconds > serial_seconds(priced)
 
 
-def serial_seconds(posed: Posed) -> float:
+def serial_seconds(priced: PricedProblem) -> float:
     """More than any plan's simulated step: each layer a stage on its slowest device, one action after the other."""
-    problem, costs = posed.problem, posed.problem.costs
+    problem, costs = priced.problem, priced.problem.costs
     C, L, B = len(problem.configurations), problem.num_layers, problem.num_microbatches
     layers = [[costs.stage_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
-    once = [[costs.once_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
-    beside = max((cost.pass_seconds for cost in posed.pass_costs.values()), default=0.0)
-    parts = max((float(shares.max()) for shares in posed.backward_parts_L2.values()), default=1.0)  # of a split pass
+    once = [[costs.per_step_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
+    beside = max((cost.pass_seconds for cost in priced.pass_costs.values()), default=0.0)
+    parts = max((float(shares.max()) for shares in priced.backward_parts_L2.values()), default=1.0)  # of a split pass
     link = problem.link_latency_seconds_CC.max() + problem.link_seconds_per_byte_CC.max() * problem.cut_bytes_L1
-    ends = [cost.of_message(size) for cost in posed.pass_costs.values() for size in problem.cut_bytes_L1]
+    ends = [cost.of_message(size) for cost in priced.pass_costs.values() for size in problem.cut_bytes_L1]
     work = 2.0 * (1.0 + parts) * sum(map(_finite_max, layers)) + 3.0 * L * beside
     messages = 2.0 * float(link.sum()) + 4.0 * L * max(ends, default=0.0)
     return B * (work + messages) + sum(map(_finite_max, once))

@@ -10,11 +10,11 @@ from functools import cached_property
 from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Price
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulate import Simulation, play_posed, price_played, stages_of
+from dejavu.simulate import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
 MOST_ACTIONS = 500_000  # the same, counted in simulated passes: about a second
@@ -28,7 +28,7 @@ class Candidate:
         factor: what steps that were measured in trainings say of this plan's simulated step.
     """
 
-    posed: Posed
+    priced: PricedProblem
     plan: Plan
     simulation: Simulation
     factor: StepFactor = NO_FACTOR
@@ -51,12 +51,12 @@ class Candidate:
     @cached_property
     def fits(self) -> bool:
         """Every pipeline rank has the memory for what its stages hold in this order of actions."""
-        return fits(self.posed, self.plan, self.simulation)
+        return fits(self.priced, self.plan, self.simulation)
 
     @cached_property
     def price(self) -> Price:
         """What the plan costs, part by part."""
-        return price_played(self.posed, self.plan, self.simulation)
+        return price_of_simulated(self.priced, self.plan, self.simulation)
 
     @property
     def num_devices(self) -> int:
@@ -77,7 +77,7 @@ class Simulator:
         self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
         self.best: Candidate | None = None
 
-    def under_schedules(self, posed: Posed, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
+    def under_schedules(self, priced: PricedProblem, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
         """The plan's devices under each of these schedules that can run them, the searched one first.
 
         A schedule is left out where the busiest rank alone works longer than the best candidate's whole step: however
@@ -86,15 +86,15 @@ class Simulator:
         found: list[Candidate] = []
         for name in sorted(schedules, key=lambda name: name != plan.schedule):
             try:
-                placed = under(posed, plan, name)
-                if found and self.best is not None and least_seconds(posed, placed) >= self.best.simulated_seconds:
+                placed = under(priced, plan, name)
+                if found and self.best is not None and least_seconds(priced, placed) >= self.best.simulated_seconds:
                     continue
-                found.append(self.candidate(posed, placed))
+                found.append(self.candidate(priced, placed))
             except InputError:  # too few layers, or more ranks than microbatches
                 continue
         return found
 
-    def candidate(self, posed: Posed, plan: Plan) -> Candidate:
+    def candidate(self, priced: PricedProblem, plan: Plan) -> Candidate:
         """One plan under its own schedule.
 
         Raises:
@@ -102,17 +102,17 @@ class Simulator:
         """
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
-            factor = step_factor(graph, plan, self._rows, lambda other: self._simulated(posed, other))
-            made = Candidate(posed, plan, play_posed(posed, plan), factor)
+            factor = step_factor(graph, plan, self._rows, lambda other: self._simulated(priced, other))
+            made = Candidate(priced, plan, simulate_plan(priced, plan), factor)
             self._known[plan] = made
             if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds):
                 self.best = made
         return self._known[plan]
 
-    def _simulated(self, posed: Posed, plan: Plan) -> float:
+    def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
         """Seconds of a plan that was trained, by today's prices."""
         if plan not in self._trained:
-            self._trained[plan] = play_posed(posed, plan).step_seconds
+            self._trained[plan] = simulate_plan(priced, plan).step_seconds
         return self._trained[plan]
 
     def polished(self, candidate: Candidate) -> Candidate:
@@ -121,7 +121,7 @@ class Simulator:
         Searches price by a formula; this is the last step towards what will run. Deterministic: it ends after a number
         of simulations, not after seconds.
         """
-        actions = max(1, len(candidate.simulation.listing.stage_A))
+        actions = max(1, len(candidate.simulation.action_table.stage_A))
         left = min(MOST_SIMULATIONS, MOST_ACTIONS // actions)
         best, improves = candidate, True
         while improves:
@@ -133,7 +133,7 @@ class Simulator:
                 if left <= 0:
                     return best
                 left -= 1
-                made = self.candidate(best.posed, moved)
+                made = self.candidate(best.priced, moved)
                 if made.fits and made.step_seconds < best.step_seconds * (1 - 1e-6):
                     best, improves = made, True
         return best
@@ -150,9 +150,9 @@ def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
     return replace(plan, stages=tuple(stages))
 
 
-def least_seconds(posed: Posed, plan: Plan) -> float:
+def least_seconds(priced: PricedProblem, plan: Plan) -> float:
     """What the busiest pipeline rank works in a step; no order of its actions takes less."""
-    rows, B = stages_of(posed, plan), plan.num_microbatches
+    rows, B = stages_of(priced, plan), plan.num_microbatches
 
     def work(s: int) -> float:
         forward, backward, of_input, of_weights, once = rows[s].passes_seconds

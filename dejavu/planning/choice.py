@@ -10,7 +10,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.problem import split_into
 from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
@@ -30,13 +30,13 @@ class Considered:
     """
 
     search: str
-    posed: Posed
+    priced: PricedProblem
     answer: Answer | None
     candidates: tuple[Candidate, ...] = ()
 
     @property
     def num_microbatches(self) -> int:
-        return self.posed.problem.num_microbatches
+        return self.priced.problem.num_microbatches
 
     @property
     def result(self) -> SearchResult | None:
@@ -57,9 +57,9 @@ class Considered:
     def is_proved_infeasible(self) -> bool:
         return isinstance(self.answer, Infeasible)
 
-    def proves_infeasible(self, posed: Posed) -> bool:
+    def proves_infeasible(self, priced: PricedProblem) -> bool:
         """Whether this proves that this very problem has no plan; of one with less room it proves nothing."""
-        return self.is_proved_infeasible and self.posed is posed
+        return self.is_proved_infeasible and self.priced is priced
 
     @property
     def failure(self) -> str:
@@ -103,8 +103,8 @@ class Choice:
         return self.chosen.plan
 
     @property
-    def posed(self) -> Posed:
-        return self.chosen.posed
+    def priced(self) -> PricedProblem:
+        return self.chosen.priced
 
     def unmeasured(self, here: Cluster) -> Workload | None:
         """The workload at the plan's microbatches, if its layers were not measured at that size on devices here.
@@ -123,7 +123,7 @@ class Choice:
         Raises:
             InputError: its schedule does not run so many stages or microbatches.
         """
-        return self.simulator.candidate(self.prices.posed(plan.num_microbatches), plan)
+        return self.simulator.candidate(self.prices.priced(plan.num_microbatches), plan)
 
     @property
     def step_seconds(self) -> float:
@@ -147,7 +147,7 @@ class Choice:
         layers that are not neighbours share its memory, and a plan may fit where no such plan does.
         """
         if self.request.one_stage_a_rank and any(
-            row.proves_infeasible(self.prices.posed(num_microbatches)) for row in self.considered
+            row.proves_infeasible(self.prices.priced(num_microbatches)) for row in self.considered
         ):
             return float("inf")
         return self.simulated_bounds[num_microbatches].seconds

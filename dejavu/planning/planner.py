@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.stage_costs import PlanError
-from dejavu.planning.bounds import Bounds, Tell, has_no_plan, quietly
+from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
@@ -66,24 +66,24 @@ class _Planning:
         self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
-        self.bounds = Bounds(request, prices, planner.num_workers, planner.tell)
+        self.bounds = RequestBounds(request, prices, planner.num_workers, planner.tell)
         self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be looked at
 
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self.planner.tell
         for done, count in enumerate(counts):
             tell(f"pricing {count} microbatches", done, len(counts))
-            self.prices.posed(count)
-        posed = [self.prices.posed(count) for count in counts]
+            self.prices.priced(count)
+        priced = [self.prices.priced(count) for count in counts]
         named = self.request.searches
         searches = [name for name in named if name not in BASELINES] if named else [PROVER]
-        self._ask(BASELINES if named else QUICK, posed, QUICK_SHARE)
+        self._ask(BASELINES if named else QUICK, priced, QUICK_SHARE)
         self._consider_remembered()
-        self._ask(searches, posed, 1.0)
+        self._ask(searches, priced, 1.0)
         if not named and self.left_seconds > 0:
-            self._ask([PROVER, *FURTHER], [one for one in posed if self._is_open(one)], 1.0)
+            self._ask([PROVER, *FURTHER], [one for one in priced if self._is_open(one)], 1.0)
         if not self._has_plan:
-            left = [under_gpipe_memory(one) for one in posed if not self._is_proved_empty(one)]
+            left = [under_gpipe_memory(one) for one in priced if not self._is_proved_empty(one)]
             self._ask(searches, left, 1.0)
         if not self._has_plan:
             self._meet()
@@ -101,9 +101,9 @@ class _Planning:
     def _has_plan(self) -> bool:
         return any(row.best for row in self.rows)
 
-    def _ask(self, searches: Iterable[str], posed: Sequence[Posed], share: float) -> None:
+    def _ask(self, searches: Iterable[str], priced: Sequence[PricedProblem], share: float) -> None:
         """Ask each search about each problem, side by side, within a share of what is left of the budget."""
-        pairs = [(name, one) for one in posed for name in searches]
+        pairs = [(name, one) for one in priced for name in searches]
         if not pairs:
             return
         workers = min(self.planner.num_workers, len(pairs))
@@ -114,39 +114,39 @@ class _Planning:
         self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
             self.planner.tell(f"simulating {question}", done, len(questions))
-            self._consider(question.search, question.posed, answer)
+            self._consider(question.search, question.priced, answer)
 
-    def _consider(self, search: str, posed: Posed, answer: Answer) -> None:
+    def _consider(self, search: str, priced: PricedProblem, answer: Answer) -> None:
         found: list[Candidate] = []
         if isinstance(answer, SearchResult):
-            found = self.simulator.under_schedules(posed, answer.plan, self.request.allowed_schedules)
+            found = self.simulator.under_schedules(priced, answer.plan, self.request.allowed_schedules)
         found.sort(key=lambda one: (not one.fits, one.step_seconds))
-        self.rows.append(Considered(search, posed, answer, tuple(found)))
+        self.rows.append(Considered(search, priced, answer, tuple(found)))
 
     def _consider_remembered(self) -> None:
         """Plans that were trained before and answer today's question are candidates, too."""
         rows = ProfileDatabase(self.request.database)
         for count in self.request.counts:
-            posed = self.prices.posed(count)
+            priced = self.prices.priced(count)
             for plan in remembered_plans(self.prices.graph_of(count), rows):
                 if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
                     continue
                 try:
-                    if _devices(plan) <= Counter(posed.problem.device_counts):
-                        made = self.simulator.candidate(posed, plan)
-                        self.rows.append(Considered(REMEMBERED, posed, None, (made,)))
+                    if _devices(plan) <= Counter(priced.problem.device_counts):
+                        made = self.simulator.candidate(priced, plan)
+                        self.rows.append(Considered(REMEMBERED, priced, None, (made,)))
                 except PlanError:  # of devices or degrees that are not considered today
                     continue
 
-    def _start(self, posed: Posed) -> Plan | None:
+    def _start(self, priced: PricedProblem) -> Plan | None:
         """The cheapest plan of this very problem so far."""
-        found = [row.result for row in self.rows if row.posed is posed and row.result is not None]
+        found = [row.result for row in self.rows if row.priced is priced and row.result is not None]
         return min(found, key=lambda result: result.step_seconds).plan if found else None
 
-    def _is_open(self, posed: Posed) -> bool:
+    def _is_open(self, priced: PricedProblem) -> bool:
         """Whether a better plan of this problem than the cheapest of all is possible, by the searches' formula."""
         found = [row.result.step_seconds for row in self.rows if row.result is not None]
-        bound = max(row.lower_bound_seconds for row in self.rows if row.posed is posed)
+        bound = max(row.lower_bound_seconds for row in self.rows if row.priced is priced)
         return bound < (1 - CLOSE) * min(found, default=float("inf"))
 
     def _fastest(self) -> tuple[Considered, Candidate]:
@@ -179,13 +179,13 @@ class _Planning:
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
         others = f" (nor in {', '.join(map(str, counts[:-1]))})" if len(counts) > 1 else ""
-        problems = [self.prices.posed(count) for count in counts]
+        problems = [self.prices.priced(count) for count in counts]
         proved = all(map(self._is_proved_empty, problems))
         if proved and (request.one_stage_a_rank or all(map(self._is_empty, problems))):
             answer = Question(PROVER, problems[-1], EXPLAIN_SECONDS).answer()  # with time for a good sentence
             if isinstance(answer, Infeasible):
                 return answer, f"in {counts[-1]} microbatches{others}: {answer}"
-        own = [row for row in self.rows if row.posed is problems[-1] and row.search not in QUICK]
+        own = [row for row in self.rows if row.priced is problems[-1] and row.search not in QUICK]
         said = next((str(row.answer) for row in reversed(own) if not isinstance(row.answer, SearchResult)), "")
         reason = said or "the plans that were found do not fit their memory"
         if proved:
@@ -196,14 +196,14 @@ class _Planning:
             f"no plan was found under {names} in {counts[-1]} microbatches{others}, which proves nothing: {reason}",
         )
 
-    def _is_proved_empty(self, posed: Posed) -> bool:
+    def _is_proved_empty(self, priced: PricedProblem) -> bool:
         """Whether a search proved that no plan of one stage on each rank fits."""
-        return any(row.proves_infeasible(posed) for row in self.rows)
+        return any(row.proves_infeasible(priced) for row in self.rows)
 
-    def _is_empty(self, posed: Posed) -> bool:
+    def _is_empty(self, priced: PricedProblem) -> bool:
         """Whether it is proved that no plan fits under any allowed schedule."""
-        looked = self.looked.get(posed.problem.num_microbatches)
-        return looked is not None and has_no_plan(posed, looked)
+        looked = self.looked.get(priced.problem.num_microbatches)
+        return looked is not None and has_no_plan(priced, looked)
 
     def _meet(self) -> None:
         """Where no search found a plan that fits: look for one under every allowed schedule, as the bound does.
@@ -224,14 +224,14 @@ class _Planning:
     def _consider_met(self, count: int, bound: SimulatedBound) -> None:
         """The plan that was met while this was proved is a candidate."""
         if bound.plan is not None:
-            met = self.simulator.candidate(self.prices.posed(count), bound.plan)
+            met = self.simulator.candidate(self.prices.priced(count), bound.plan)
             if met.fits:
-                self.rows.append(Considered(MET, met.posed, None, (met,)))
+                self.rows.append(Considered(MET, met.priced, None, (met,)))
 
 
 def _devices(plan: Plan) -> Counter[str]:
     """How many of each type the plan uses."""
     used: Counter[str] = Counter()
-    for how in map(plan.rank_configuration, range(len(plan.ranks))):
-        used[how.device_type] += how.num_devices
+    for configuration in map(plan.rank_configuration, range(len(plan.ranks))):
+        used[configuration.device_type] += configuration.num_devices
     return used

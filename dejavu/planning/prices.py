@@ -12,14 +12,14 @@ from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.stage import StageCollectives
 from dejavu.cost.parallel import ParallelPrices
-from dejavu.cost.parts import Priced
+from dejavu.cost.parts import PricedParts
 from dejavu.cost.passes import backward_parts, pass_cost
-from dejavu.cost.problem import pose_parallel
+from dejavu.cost.problem import price_problem
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.planning.request import PlanRequest
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
@@ -39,7 +39,7 @@ class Prices:
         self.request, self._remembers = request, remembers
         self._rows = ProfileDatabase(request.database)
         self._graph_at = graph_at or self._capture
-        self._graphs, self._posed = dict[int, Graph](), dict[int, Posed]()
+        self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
         workload = request.workload
         self._predicted = Predicted(self._rows, workload.optimizer)
         self._parallel = ParallelPrices(
@@ -75,7 +75,7 @@ class Prices:
         """What each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.batch_size // num_microbatches).table
 
-    def posed(self, num_microbatches: int) -> Posed:
+    def priced(self, num_microbatches: int) -> PricedProblem:
         """The problem of so many microbatches, and what simulating its plans needs besides.
 
         Raises:
@@ -84,7 +84,7 @@ class Prices:
         if num_microbatches not in self._posed:
             request = self.request
             graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
-            self._posed[num_microbatches] = pose_parallel(
+            self._posed[num_microbatches] = price_problem(
                 self._parallel,
                 request.cluster,
                 request.split(num_microbatches),
@@ -103,7 +103,7 @@ class Prices:
         except CaptureError as error:
             raise InputError(str(error), ("model",)) from error
 
-    def _priced(self, microbatch_size: int) -> Priced:
+    def _priced(self, microbatch_size: int) -> PricedParts:
         graph = self.graph(microbatch_size)
         table = cost_table(graph, self.request.cluster, self._sources)
         own = self.request.workload.microbatch_size
@@ -113,18 +113,18 @@ class Prices:
         if self._remembers:
             table, found = remember_stages(table, graph, self._rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]
-        return Priced(graph, table)
+        return PricedParts(graph, table)
 
 
-def under_gpipe_memory(posed: Posed) -> Posed:
+def under_gpipe_memory(priced: PricedProblem) -> PricedProblem:
     """The problem with room for all microbatches of a step on every stage: what fits it fits under every schedule."""
-    return replace(posed, problem=replace(posed.problem, schedule="gpipe"))
+    return replace(priced, problem=replace(priced.problem, schedule="gpipe"))
 
 
-def pose_workload(workload: Workload, cluster: Cluster, database: Path, parallelism: Parallelism) -> Posed:
+def price_workload(workload: Workload, cluster: Cluster, database: Path, parallelism: Parallelism) -> PricedProblem:
     """The problem of one workload at its own number of microbatches.
 
     Raises:
         CostError: a number is missing; it names layer and device.
     """
-    return Prices(PlanRequest(workload, cluster, database, parallelism)).posed(workload.num_microbatches)
+    return Prices(PlanRequest(workload, cluster, database, parallelism)).priced(workload.num_microbatches)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from dejavu.foundation.units import plural
 from dejavu.plan import Answer, Plan
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
 
@@ -26,14 +26,14 @@ class Question:
     """
 
     search: str
-    posed: Posed
+    priced: PricedProblem
     budget_seconds: float
     seed: int = 0
     start: Plan | None = None
 
     @property
     def num_microbatches(self) -> int:
-        return self.posed.problem.num_microbatches
+        return self.priced.problem.num_microbatches
 
     @property
     def asked(self) -> Search:
@@ -49,7 +49,7 @@ class Question:
 
     def answer(self) -> Answer:
         """Run the search."""
-        return self.asked.run(self.posed.problem, budget_seconds=self.budget_seconds, seed=self.seed)
+        return self.asked.run(self.priced.problem, budget_seconds=self.budget_seconds, seed=self.seed)
 
     def __str__(self) -> str:
         return f"{self.search}, {plural(self.num_microbatches, 'microbatch')}"
@@ -71,7 +71,7 @@ def on_dask(client: Client) -> Ask:
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
         budgets = {q.budget_seconds for q in questions}  # one for all that are asked together
-        return answers([(q.asked, q.posed.problem, q.seed) for q in questions], max(budgets), client)
+        return answers([(q.asked, q.priced.problem, q.seed) for q in questions], max(budgets), client)
 
     return ask
 

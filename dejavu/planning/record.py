@@ -77,7 +77,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
 
 def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
     """The stages in the model's order; the stages of a pipeline rank share its devices."""
-    problem, plan, found = chosen.posed.problem, chosen.plan, chosen.price
+    problem, plan, found = chosen.priced.problem, chosen.plan, chosen.price
     types = choice.request.cluster.device_types
     ranks = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     return [

@@ -8,13 +8,13 @@ import numpy as np
 
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Stage
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import Simulation
 
 
-def under(posed: Posed, plan: Plan, name: str) -> Plan:
+def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
     """The plan's devices and microbatches under this schedule.
 
     Raises:
@@ -29,10 +29,10 @@ def under(posed: Posed, plan: Plan, name: str) -> Plan:
         raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
     if schedule.stages_per_rank == 1:
         return Plan(plan.stages, name, B)
-    how = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
-    seconds_CL = posed.forward_seconds_CL + posed.backward_seconds_CL
-    bounds = _fastest_bounds(np.stack([seconds_CL[posed.problem.index(c)] for c in how]))
-    stages = (Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), how, strict=True))
+    configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
+    seconds_CL = priced.forward_seconds_CL + priced.backward_seconds_CL
+    bounds = _fastest_bounds(np.stack([seconds_CL[priced.problem.index(c)] for c in configuration]))
+    stages = (Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), configuration, strict=True))
     return Plan(tuple(stages), name, B)
 
 
@@ -54,18 +54,18 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
     return bounds[::-1]
 
 
-def fits(posed: Posed, plan: Plan, played: Simulation) -> bool:
+def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     """Whether every pipeline rank has the memory for what its stages hold when the plan is played."""
-    problem = posed.problem
+    problem = priced.problem
     for stages in plan.ranks:
         index = [problem.index(plan.stages[s].configuration) for s in stages]
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
         if len(spans) == 1:
-            if problem.costs.max_in_flight(*spans[0]) < played.in_flight[stages[0]]:
+            if problem.costs.max_in_flight(*spans[0]) < simulated.in_flight[stages[0]]:
                 return False
             continue
         needed = sum(
-            problem.costs.peak_bytes(*span, played.in_flight[s]) for span, s in zip(spans, stages, strict=True)
+            problem.costs.peak_bytes(*span, simulated.in_flight[s]) for span, s in zip(spans, stages, strict=True)
         )
         assert isinstance(problem.costs, AdditiveCosts)
         if needed > problem.costs.capacity_bytes_C[index[0]]:

@@ -80,7 +80,7 @@ def stages_table(choice: Choice) -> Table:
     table.add_column("on")
     for name in ("a microbatch", "peak", "free"):
         table.add_column(name, justify="right")
-    names, free = choice.posed.problem.layers, headroom_bytes(choice, choice.origin)
+    names, free = choice.priced.problem.layers, headroom_bytes(choice, choice.origin)
     rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
     for s, stage in enumerate(plan.stages):
         where = f" (rank {rank_of[s]})" if len(plan.ranks) < len(plan.stages) else ""

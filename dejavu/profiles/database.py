@@ -109,7 +109,7 @@ class ProfileDatabase:
     def append_table(self, table: pa.Table) -> int:
         """As `append`, for rows that are already a table of this schema."""
         table = conformed(table, where="the table")
-        _refuse_impossible(table)
+        _check_plausible(table)
         if not table.num_rows:
             return 0
         with self._locked():
@@ -388,7 +388,7 @@ class ProfileDatabase:
                 log.warning("%s: %s; not used (not set aside: %s); %s", path, reason, error, measure_again(file))
 
 
-def _refuse_impossible(table: pa.Table) -> None:
+def _check_plausible(table: pa.Table) -> None:
     wrong = impossible_rows(table)
     if wrong:
         row = min(wrong)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dejavu.profiles.manifest import DataFile
-from dejavu.profiles.measurement import refuse_schema
+from dejavu.profiles.measurement import check_schema
 
 DATA_NAME = re.compile(r"[0-9a-f]{16}\.parquet")
 
@@ -64,7 +64,7 @@ def _damage_seen(path: Path, sha256: str, num_bytes: int, size_bytes: int, mtime
         schema = pq.read_schema(pa.BufferReader(payload))
     except (pa.ArrowInvalid, OSError) as error:
         return f"it is no Parquet file: {error}"
-    refuse_schema(schema, str(path), require_version=True)
+    check_schema(schema, str(path), require_version=True)
     return None
 
 

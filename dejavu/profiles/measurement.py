@@ -119,10 +119,10 @@ class Measurement:
 
     def check(self) -> None:
         """Raises ProfileError if the database would refuse this row."""
-        refuse_bad_rows(table_of([self]))
+        check_rows(table_of([self]))
 
 
-def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
+def check_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
     """Raises ProfileError, with expected and found, unless columns, types and version are ours or an older one's."""
     version = (schema.metadata or {}).get(b"dejavu_schema_version", b"none").decode()
     wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION} or older, found {version}"
@@ -145,7 +145,7 @@ def refuse_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
 
 def conformed(table: pa.Table, where: str) -> pa.Table:
     """The same rows under `SCHEMA`: its order of columns, its metadata, no null where it has none."""
-    refuse_schema(table.schema, where, require_version=False)
+    check_schema(table.schema, where, require_version=False)
     for name in ADDED_COLUMNS:
         if name not in table.column_names:
             table = table.append_column(SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))
@@ -162,7 +162,7 @@ def table_of(measurements: Sequence[Measurement]) -> pa.Table:
     for field in SCHEMA:
         values = [getattr(measurement, field.name) for measurement in measurements]
         if field.name == "measured_at":
-            _refuse_naive(values, measurements)
+            _check_time_zones(values, measurements)
         try:
             columns.append(pa.array(values, field.type))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -172,7 +172,7 @@ def table_of(measurements: Sequence[Measurement]) -> pa.Table:
     return conformed(pa.table(columns, names=SCHEMA.names), where="the rows")
 
 
-def _refuse_naive(values: Sequence[Any], measurements: Sequence[Measurement]) -> None:
+def _check_time_zones(values: Sequence[Any], measurements: Sequence[Measurement]) -> None:
     for row, value in enumerate(values):
         if not isinstance(value, datetime) or value.tzinfo is None:
             found = f"measured_at is {value!r}, expected a datetime with a time zone"
@@ -200,7 +200,7 @@ def row_name(table: pa.Table, row: int) -> str:
     return f"row {row} ({kind} {name!r} on {device_type})"
 
 
-def refuse_bad_rows(table: pa.Table) -> None:
+def check_rows(table: pa.Table) -> None:
     """Raises ProfileError for the first row that breaks a rule. A null breaks none; `conformed` has seen to those."""
     found = broken_rows(table)
     if found:

@@ -25,7 +25,7 @@ from dejavu.plan.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.runtime.split_backward import backward_input, backward_weight
-from dejavu.timing.interference import DISTURBED, Quiet, Timed, counted, undisturbed
+from dejavu.timing.interference import DISTURBED, InterferenceProbe, TimedWork, counted, undisturbed
 from dejavu.timing.spread import mean_spread, spread
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -60,23 +60,25 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
     workload = Workload.model_validate(job["workload"])
     layers = _Layers(workload, capture(workload, job["kind"]), device)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
-    quiet = Quiet(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
+    probe = (
+        InterferenceProbe(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
+    )
     wanted, is_again = list(job["signatures"]), False
     while wanted:
         looks: dict[str, float] = {}
         for signature, work in layers.of(wanted):
-            passes, looks[signature] = _time_layer(work, workload, quiet, is_alone=job["is_alone"])
+            passes, looks[signature] = _time_layer(work, workload, probe, is_alone=job["is_alone"])
             for direction, timings in passes.items():
                 chosen = counted(timings, LEAST_REPEATS)
                 figures = figures_of([timings[k].seconds for k in chosen.places])
-                share = chosen.disturbed_share if quiet else None
+                share = chosen.disturbed_share if probe else None
                 yield {"signature": signature, "direction": direction, "disturbed_share": share, **figures}
         if not job["until_ended"]:
             # By now faster looks may be known than when the layer was measured.
-            wanted = [name for name in wanted if quiet and quiet.slowdown(looks[name]) > DISTURBED and not is_again]
+            wanted = [name for name in wanted if probe and probe.slowdown(looks[name]) > DISTURBED and not is_again]
             is_again = True
-    if quiet:
-        yield {"look_seconds": quiet.least_seconds}
+    if probe:
+        yield {"sample_seconds": probe.least_seconds}
 
 
 class _Work(NamedTuple):
@@ -119,8 +121,8 @@ class _Layers:
 
 
 def _time_layer(
-    work: _Work, workload: Workload, quiet: Quiet | None, *, is_alone: bool = True
-) -> tuple[dict[str, list[Timed]], float]:
+    work: _Work, workload: Workload, probe: InterferenceProbe | None, *, is_alone: bool = True
+) -> tuple[dict[str, list[TimedWork]], float]:
     """Every pass of every repeat after the first ones, and the median look beside the steady ones.
 
     Gradients accumulate, as they do over the microbatches of a step.
@@ -136,19 +138,19 @@ def _time_layer(
     stretches, looks = list[float](), list[float]()
     for number in range(WARMUP_REPEATS):
         _repeat(work, parameters, optimizer, in_parts=splits and number % 2 == 1)
-    if quiet:
-        quiet.look()
+    if probe:
+        probe.sample()
     started = before = _Clocks.now()
-    while not _are_enough(looks, before.since(started), quiet):
+    while not _are_enough(looks, before.since(started), probe):
         repeats.append(_repeat(work, parameters, optimizer, in_parts=splits and len(repeats) % 2 == 1))
-        looks.append(quiet.look() if quiet else 0.0)
+        looks.append(probe.sample() if probe else 0.0)
         now = _Clocks.now()
         stretches.append(now.since(before).stretch if is_alone else 1.0)
         before = now
-    slowdowns = _slowdowns(looks, quiet)
+    slowdowns = _slowdowns(looks, probe)
     passes = {
         direction: [
-            _timed(took, stretch * took.stretch if is_alone else 1.0, slowdown, quiet)
+            _timed(took, stretch * took.stretch if is_alone else 1.0, slowdown, probe)
             for repeat, stretch, slowdown in zip(repeats, stretches, slowdowns, strict=True)
             for took in repeat.get(direction, ())
         ]
@@ -157,25 +159,25 @@ def _time_layer(
     return passes, median(looks[k] for k in undisturbed(slowdowns, LEAST_REPEATS))
 
 
-def _timed(took: _Clocks, stretch: float, slowdown: float, quiet: Quiet | None) -> Timed:
+def _timed(took: _Clocks, stretch: float, slowdown: float, probe: InterferenceProbe | None) -> TimedWork:
     """One pass. A wait anywhere in its repeat counts as well as one in itself: behind it caches are cold."""
-    if quiet is None:
-        return Timed(max(took.seconds, LEAST_SECONDS))
-    return Timed(max(took.processor_seconds, LEAST_SECONDS), stretch, slowdown)
+    if probe is None:
+        return TimedWork(max(took.seconds, LEAST_SECONDS))
+    return TimedWork(max(took.processor_seconds, LEAST_SECONDS), stretch, slowdown)
 
 
-def _are_enough(looks: Sequence[float], took: _Clocks, quiet: Quiet | None) -> bool:
+def _are_enough(looks: Sequence[float], took: _Clocks, probe: InterferenceProbe | None) -> bool:
     if len(looks) < LEAST_REPEATS:
         return False
     if took.seconds > MOST_SECONDS_PER_LAYER:
         return True
-    steady = len(undisturbed(_slowdowns(looks, quiet)))
-    own_seconds = took.processor_seconds if quiet else took.seconds
+    steady = len(undisturbed(_slowdowns(looks, probe)))
+    own_seconds = took.processor_seconds if probe else took.seconds
     return steady >= LEAST_REPEATS and (len(looks) >= MOST_REPEATS or own_seconds > SECONDS_PER_LAYER)
 
 
-def _slowdowns(looks: Sequence[float], quiet: Quiet | None) -> list[float]:
-    return [quiet.slowdown(seconds) if quiet else 1.0 for seconds in looks]
+def _slowdowns(looks: Sequence[float], probe: InterferenceProbe | None) -> list[float]:
+    return [probe.slowdown(seconds) if probe else 1.0 for seconds in looks]
 
 
 class _Clocks(NamedTuple):

@@ -88,8 +88,8 @@ def measure_layers(
         assert child.stdout is not None
         for line in child.stdout:
             row = json.loads(line)
-            if "look_seconds" in row:
-                yield probe_row(device_type, row["look_seconds"])
+            if "sample_seconds" in row:
+                yield probe_row(device_type, row["sample_seconds"])
                 continue
             layer = layers[row.pop("signature")]
             if row["direction"] == DIRECTIONS[0] and layer.signature not in begun:
@@ -128,7 +128,7 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
     )
 
 
-def probe_row(device_type: str, look_seconds: float) -> Measurement:
+def probe_row(device_type: str, sample_seconds: float) -> Measurement:
     """The fastest look at a core (`dejavu.timing.interference`) as a row: by it later ones see what disturbs them."""
     return Measurement(
         kind="probe",
@@ -136,7 +136,7 @@ def probe_row(device_type: str, look_seconds: float) -> Measurement:
         name="a loop of plain Python",
         device_type=device_type,
         dtype="int64",
-        seconds=look_seconds,
+        seconds=sample_seconds,
         repeats=TURNS,
         host_fingerprint=host_fingerprint(),
         torch_version=torch.__version__,

@@ -31,7 +31,7 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
-from dejavu.timing.interference import Quiet, Timed, counted, waited_seconds
+from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 from dejavu.timing.repeats import stretch_of
 from dejavu.timing.spread import spread
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -108,10 +108,10 @@ def _main() -> None:
     if device.type == "cpu":
         go_first()
     dist.init_process_group("gloo")
-    quiet = Quiet()
+    probe = InterferenceProbe()
     for size in SIZES_BYTES[: 1 if num_ranks == 1 else None]:
         both: list[Any] = [None] * num_ranks
-        dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, quiet))
+        dist.all_gather_object(both, _beside_layers(size // 4, rank, num_ranks, device, probe))
         if rank == 0:
             steps = [_of_all_ranks(step) for step in zip(*both, strict=True)]
             chosen = counted(steps, LEAST_STEPS)
@@ -121,12 +121,14 @@ def _main() -> None:
     dist.destroy_process_group()
 
 
-def _of_all_ranks(step: Sequence[Timed]) -> Timed:
+def _of_all_ranks(step: Sequence[TimedWork]) -> TimedWork:
     """The mean pass of a step, disturbed as it was on the rank where it was disturbed most."""
-    return Timed(fmean(t.seconds for t in step), max(t.stretch for t in step), max(t.slowdown for t in step))
+    return TimedWork(fmean(t.seconds for t in step), max(t.stretch for t in step), max(t.slowdown for t in step))
 
 
-def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, quiet: Quiet) -> list[Timed]:
+def _beside_layers(
+    width: int, rank: int, num_ranks: int, device: torch.device, probe: InterferenceProbe
+) -> list[TimedWork]:
     """One pass in each step: processor seconds, and what was beside the step on this rank's core."""
     B = NUM_MICROBATCHES
     workload = Workload(
@@ -155,7 +157,7 @@ def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, 
             end.backward()
 
     found, looks = list[tuple[float, float]](), list[float]()
-    quiet.look()
+    probe.sample()
     for step in range(WARMUP_STEPS + STEPS):
         began, waited = time.perf_counter(), waited_seconds(all_threads=False)
         times = [time.process_time()]
@@ -164,12 +166,12 @@ def _beside_layers(width: int, rank: int, num_ranks: int, device: torch.device, 
         layers_alone()
         times.append(time.process_time())
         stretch = stretch_of(time.perf_counter() - began, waited_seconds(all_threads=False) - waited)
-        look = quiet.look()
+        sample = probe.sample()
         if step >= WARMUP_STEPS:
-            looks.append(look)
+            looks.append(sample)
             whole, alone = (later - earlier for earlier, later in itertools.pairwise(times))
             found.append((max(whole - alone, LEAST_SECONDS) / (2 * B), stretch))
-    return [Timed(*one, quiet.slowdown(look)) for one, look in zip(found, looks, strict=True)]
+    return [TimedWork(*one, probe.slowdown(sample)) for one, sample in zip(found, looks, strict=True)]
 
 
 if __name__ == "__main__":

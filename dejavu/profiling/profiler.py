@@ -1,6 +1,6 @@
 """Measuring on this machine what the database lacks: layers, transfers, passes, operators, collectives.
 
-Only what is missing is measured, and rows are kept as they come, so a campaign that was interrupted goes on where it
+Only what is missing is measured, and rows are kept as they come, so profiling that was interrupted goes on where it
 stopped. What was measured beside other work is measured again when the machine is quiet. What was shipped, or measured
 on another machine of the same kind, serves predictions, but a device that is here is measured here.
 """
@@ -62,7 +62,7 @@ class MeasureResult:
 
 
 @dataclass(frozen=True)
-class Campaign:
+class Profiler:
     """What is to be known of the cluster's devices that this machine has.
 
     Attributes:
@@ -96,20 +96,20 @@ class Campaign:
             if name in here.device_types
         }
         wanted = [(kind, name, count) for name, count in counts.items() for kind in kinds]
-        errands = [KINDS[kind](self, name, count) for kind, name, count in wanted]
-        total, done = sum(errand.num_missing for errand in errands), 0
+        tasks = [KINDS[kind](self, name, count) for kind, name, count in wanted]
+        total, done = sum(task.num_missing for task in tasks), 0
 
         def step(name: str) -> None:
             nonlocal done
             progress(name, done, total)
             done += 1
 
-        for errand in errands:
-            if errand.num_missing:
-                self._keep(errand.measure(step))
+        for task in tasks:
+            if task.num_missing:
+                self._keep(task.measure(step))
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
         disturbed = sum(KINDS[kind](self, name, count).num_disturbed for kind, name, count in wanted)
-        return MeasureResult(total, sum(errand.num_known for errand in errands), absent, disturbed)
+        return MeasureResult(total, sum(task.num_known for task in tasks), absent, disturbed)
 
     @cached_property
     def _is_quiet(self) -> bool:
@@ -140,7 +140,7 @@ class Campaign:
         finally:
             self.database.append(kept)
 
-    def _layers(self, device_type: str, num_devices: int) -> Errand:
+    def _layers(self, device_type: str, num_devices: int) -> ProfilingTask:
         known = Measured(self._own, self.workload.optimizer, host=host_fingerprint())
         device = self.cluster.device_types[device_type]
         layers = {layer.signature: layer for layer in self.graph.layers}
@@ -164,7 +164,7 @@ class Campaign:
             )
         ]
         wanted = self._with_disturbed(missing, disturbed)
-        return Errand(
+        return ProfilingTask(
             len(wanted),
             len(layers) - len(wanted),
             lambda step: measure_layers(
@@ -184,26 +184,26 @@ class Campaign:
         again = [one for one in disturbed if one not in missing]
         return [*missing, *again] if again and self._is_quiet else [*missing]
 
-    def _transfers(self, device_type: str, num_devices: int) -> Errand:
+    def _transfers(self, device_type: str, num_devices: int) -> ProfilingTask:
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"transfers between two of {device_type}")
             yield from measure_link(device_type)
 
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
         if num_devices < 2 or declared:  # a measurement would not override what a person wrote
-            return Errand(0, 0, measure)
+            return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("transfer", EXCHANGE, device_type, measure)
 
-    def _all_or_nothing(self, kind: str, subject: str, device_type: str, measure: Measure) -> Errand:
+    def _all_or_nothing(self, kind: str, subject: str, device_type: str, measure: Measure) -> ProfilingTask:
         """Rows that are one figure: of a link, of what passes take."""
         rows = self._own.latest(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         rows = [row for row in rows if not subject or row.subject == subject]
         disturbed = [kind] if any(row.is_disturbed for row in rows) else []
         missing: list[str] = [] if rows and not self.again else [kind]
         wanted = self._with_disturbed(missing, disturbed)
-        return Errand(len(wanted), 1 - len(wanted), measure, len(disturbed))
+        return ProfilingTask(len(wanted), 1 - len(wanted), measure, len(disturbed))
 
-    def _passes(self, device_type: str, num_devices: int) -> Errand:
+    def _passes(self, device_type: str, num_devices: int) -> ProfilingTask:
         """What the runtime itself takes: of CPUs only, whose cores compute and communicate."""
 
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
@@ -211,10 +211,10 @@ class Campaign:
             yield from measure_passes(device_type)
 
         if num_devices < 2 or self.cluster.kind != "cpu":
-            return Errand(0, 0, measure)
+            return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("pass", "", device_type, measure)
 
-    def _operators(self, device_type: str, num_devices: int) -> Errand:
+    def _operators(self, device_type: str, num_devices: int) -> ProfilingTask:
         kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
         for layer in self.graph.layers:
             for operator in layer.operators:
@@ -224,11 +224,13 @@ class Campaign:
         kernels = {subject: kernel for subject, kernel in kernels.items() if can_measure(kernel)}
         known = set() if self.again else self._own_subjects("operator", device_type) & kernels.keys()
         missing = [kernel for subject, kernel in kernels.items() if subject not in known]
-        return Errand(len(missing), len(known), lambda step: measure_kernels(missing, device_type, progress=step))
+        return ProfilingTask(
+            len(missing), len(known), lambda step: measure_kernels(missing, device_type, progress=step)
+        )
 
-    def _collectives(self, device_type: str, num_devices: int) -> Errand:
+    def _collectives(self, device_type: str, num_devices: int) -> ProfilingTask:
         if num_devices < 2:
-            return Errand(0, 0, lambda step: iter(()))
+            return ProfilingTask(0, 0, lambda step: iter(()))
         known = set() if self.again else self._own_subjects("collective", device_type)
         rows = self._own.latest(kind="collective", device_type=device_type, host_fingerprint=host_fingerprint())
         disturbed = [row.subject for row in rows if row.is_disturbed]
@@ -247,7 +249,7 @@ class Campaign:
                 yield from measure_collectives(names, ranks, device_type, progress=step)
 
         size = len(SIZES_BYTES)
-        return Errand(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
+        return ProfilingTask(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
         """What of this kind was measured on this very machine."""
@@ -256,7 +258,7 @@ class Campaign:
 
 
 @dataclass(frozen=True)
-class Errand:
+class ProfilingTask:
     """One kind of measurement on one type of device.
 
     Attributes:
@@ -271,12 +273,12 @@ class Errand:
     num_disturbed: int = 0
 
 
-KINDS: dict[str, Callable[[Campaign, str, int], Errand]] = {
-    "layers": Campaign._layers,
-    "transfers": Campaign._transfers,
-    "passes": Campaign._passes,
-    "operators": Campaign._operators,
-    "collectives": Campaign._collectives,
+KINDS: dict[str, Callable[[Profiler, str, int], ProfilingTask]] = {
+    "layers": Profiler._layers,
+    "transfers": Profiler._transfers,
+    "passes": Profiler._passes,
+    "operators": Profiler._operators,
+    "collectives": Profiler._collectives,
 }
 
 

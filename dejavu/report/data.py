@@ -61,7 +61,7 @@ class ReportData:
         workload: with the plan's number of microbatches.
         choice: the plan that was chosen, and everything it was chosen from.
         bound: the plan as it is bound to devices, simulated.
-        unremembered_step_seconds: the prediction if no training had been remembered.
+        step_seconds_without_feedback: the prediction if no training had been remembered.
         tried: the trials of initial weights.
         comparison: the chosen plan and the best baseline, measured in turn; None: not measured.
         training: None where nothing was trained.
@@ -73,7 +73,7 @@ class ReportData:
     choice: Choice
     binding: Binding
     bound: Candidate
-    unremembered_step_seconds: float | None = None
+    step_seconds_without_feedback: float | None = None
     tried: Trials | None = None
     comparison: Comparison | None = None
     training: TrainingResult | None = None
@@ -101,7 +101,7 @@ class ReportData:
     @cached_property
     def predicted_stages(self) -> tuple[StageSeconds, ...]:
         """As they were simulated."""
-        return tuple(stages_of(self.bound.posed, self.plan))
+        return tuple(stages_of(self.bound.priced, self.plan))
 
     @property
     def trials(self) -> tuple[TrialResult, ...] | None:
@@ -153,9 +153,9 @@ class ReportData:
         return self._error(self.predicted_step_seconds)
 
     @property
-    def unremembered_step_error(self) -> float | None:
+    def step_error_without_feedback(self) -> float | None:
         """The same for the prediction without memory of earlier trainings."""
-        return self._error(self.unremembered_step_seconds)
+        return self._error(self.step_seconds_without_feedback)
 
     def _error(self, predicted_seconds: float | None) -> float | None:
         if self.training is None or self.training.step_seconds is None or predicted_seconds is None:
@@ -165,7 +165,7 @@ class ReportData:
     @property
     def remembers(self) -> bool:
         """Whether earlier trainings changed the prediction."""
-        before = self.unremembered_step_seconds
+        before = self.step_seconds_without_feedback
         return before is not None and abs(before / self.predicted_step_seconds - 1.0) > 1e-9
 
     @property

@@ -28,7 +28,7 @@ def summary_rows(run: ReportData) -> Rows:
     rows.append(("step, predicted", format_seconds(run.predicted_step_seconds) + _without_memory(run)))
     if run.training is not None and run.training.step_seconds is not None:
         measured = format_seconds(run.training.step_seconds)
-        before = f"; without memory by {run.unremembered_step_error:+.1%}" if run.remembers else ""
+        before = f"; without memory by {run.step_error_without_feedback:+.1%}" if run.remembers else ""
         rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%}{before})"))
         if run.training.step_times is not None:
             rows.append(("", str(run.training.step_times)))
@@ -92,9 +92,9 @@ def summary_markdown(run: ReportData) -> str:
 
 
 def _without_memory(run: ReportData) -> str:
-    if not run.remembers or run.unremembered_step_seconds is None:
+    if not run.remembers or run.step_seconds_without_feedback is None:
         return ""
-    return f" (déjà vu; without what earlier trainings taught: {format_seconds(run.unremembered_step_seconds)})"
+    return f" (déjà vu; without what earlier trainings taught: {format_seconds(run.step_seconds_without_feedback)})"
 
 
 def _title(run: ReportData) -> str:

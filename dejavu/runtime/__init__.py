@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu.foundation.gc_frozen import uncollected
+from dejavu.foundation.gc_frozen import gc_frozen
 
-with uncollected():  # here, because every process that the runtime starts comes by
+with gc_frozen():  # here, because every process that the runtime starts comes by
     import torch.distributed  # noqa: F401

@@ -55,8 +55,8 @@ class Layout:
         """For each pipeline rank, the ranks of the world by replica and shard: (R, T)."""
         found = []
         for rank in range(len(self.plan.ranks)):
-            how = self.plan.rank_configuration(rank)
-            grid = np.full((how.data_parallel, how.tensor_parallel), -1, dtype=np.int64)
+            configuration = self.plan.rank_configuration(rank)
+            grid = np.full((configuration.data_parallel, configuration.tensor_parallel), -1, dtype=np.int64)
             for number, placed in enumerate(self.binding.placements):
                 if placed.pipeline_rank == rank:
                     grid[placed.replica, placed.shard] = number

@@ -31,21 +31,23 @@ def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...
     )
 
 
-def spread(module: nn.Module, builders: Sequence[LayerBuilder], how: StageConfiguration, mesh: DeviceMesh) -> None:
+def spread(
+    module: nn.Module, builders: Sequence[LayerBuilder], configuration: StageConfiguration, mesh: DeviceMesh
+) -> None:
     """Split the layers' weights in place: over the shards as the model says, over the replicas as the ZeRO level says.
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once a step and sums gradients at its
     end, 2 sums them in every microbatch, 3 also frees and gathers the weights of each layer again.
     """
     for layer, builder in zip(module.children(), builders, strict=True):
-        if how.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
+        if configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
             styles: dict[str, ParallelStyle] = {
                 name: _style(layer, name, cut) for name, cut in builder.tensor_parallel.weights
             }
             parallelize_module(layer, mesh["shard"], styles)
-    if how.zero_level and how.data_parallel > 1:
+    if configuration.zero_level and configuration.data_parallel > 1:
         for part in (*module.children(), module):
-            sharded = fully_shard(part, mesh=mesh["replica"], reshard_after_forward=how.zero_level == 3)
+            sharded = fully_shard(part, mesh=mesh["replica"], reshard_after_forward=configuration.zero_level == 3)
             sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
 

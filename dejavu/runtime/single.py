@@ -67,7 +67,7 @@ def train_single(
             _calibrate(module, workload, device)
         losses: list[float] = []
 
-        def on_step(step: int, loss: float | None, seconds: float, once_seconds: float) -> None:
+        def on_step(step: int, loss: float | None, seconds: float, per_step_seconds: float) -> None:
             assert loss is not None
             losses.append(loss)
             on_loss(loss)

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dejavu.foundation.gc_frozen import uncollected
+from dejavu.foundation.gc_frozen import gc_frozen
 
-with uncollected():
+with gc_frozen():
     import torch
     import torch.distributed as dist
 
@@ -92,8 +92,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     clock, is_cpu = pipeline.clock, device.type == "cpu"
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
 
-    def on_step(step: int, loss: float | None, step_seconds: float, once_seconds: float) -> None:
-        watch.end(step_seconds, once_seconds, counts=step > first or job.last_step - first == 1)
+    def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
+        watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
         if pipeline.has_loss:
             with job.progress_path.open("a") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
@@ -115,7 +115,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     clock.keep(chosen.places)
     own: list[StageTimes] = []
     if chosen.places:
-        once = median(steps[k].once_seconds for k in chosen.places) / len(modules)
+        once = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
         own = [stage_times(clock, s, place, once, peak_bytes(device)) for s in modules]
     dist.all_gather_object(everyone, own)
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
@@ -157,7 +157,7 @@ def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ..
     )
 
 
-def stage_times(clock: Clock, stage: int, place: Placement, once_seconds: float, peak_bytes: int) -> StageTimes:
+def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: float, peak_bytes: int) -> StageTimes:
     """What this rank measured of one of its stages."""
     return StageTimes(
         stage=stage,
@@ -166,7 +166,7 @@ def stage_times(clock: Clock, stage: int, place: Placement, once_seconds: float,
         backward_seconds=clock.median_seconds(stage, Pass.BACKWARD),
         backward_input_seconds=clock.median_seconds(stage, Pass.BACKWARD_INPUT),
         backward_weight_seconds=clock.median_seconds(stage, Pass.BACKWARD_WEIGHT),
-        optimizer_seconds=once_seconds,
+        optimizer_seconds=per_step_seconds,
         peak_bytes=peak_bytes,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
-from dejavu.search.shared.clock import Clock
+from dejavu.search.shared.clock import SearchClock
 from dejavu.search.shared.unit import in_units, unit_seconds
 
 
@@ -82,7 +82,7 @@ class Incumbent:
         self._problem, self._search, self.unit_seconds = problem, search, unit_seconds
         self.budget_seconds = budget_seconds
         self._stopped, self._handed = STOPPED.get(), HANDED.get()
-        self._clock = Clock()
+        self._clock = SearchClock()
         self._history: list[tuple[float, float]] = []
         self._taken: Plan | None = None
         self.plan: Plan | None = None

@@ -30,10 +30,10 @@ class Balanced(Search):
 
 
 def _balanced_rows(problem: Problem) -> Iterator[tuple[Row, list[int]]]:
-    for c, how in enumerate(problem.configurations):
-        room = problem.device_counts[how.device_type] // how.num_devices
+    for c, configuration in enumerate(problem.configurations):
+        room = problem.device_counts[configuration.device_type] // configuration.num_devices
         for cuts in balanced_cuts(_stage_seconds(problem, c), min(room, problem.most_stages)):
-            yield [how] * (len(cuts) - 1), cuts
+            yield [configuration] * (len(cuts) - 1), cuts
 
 
 def balanced_cuts(seconds_LL1: Floats, most_stages: int) -> Iterator[list[int]]:

@@ -55,7 +55,7 @@ def proportional_cuts(problem: Problem, row: Row, shares: Sequence[Shares] | Non
         shares: of every configuration, where they are known already.
     """
     L, S = problem.num_layers, len(row)
-    index = [problem.index(how) for how in row]
+    index = [problem.index(configuration) for configuration in row]
     known = {c: shares[c] if shares else _shares(problem, c) for c in set(index)}
     seconds_S = np.array([known[c][0] for c in index])
     if not np.isfinite(seconds_S).all():

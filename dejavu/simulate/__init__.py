@@ -6,7 +6,7 @@ the slowest stage; this does none of it, so the final candidates are compared by
 
 from __future__ import annotations
 
-from dejavu.simulate.posed import play_posed, price_played, stages_of
+from dejavu.simulate.plans import price_of_simulated, simulate_plan, stages_of
 from dejavu.simulate.result import Event, Simulation, trace_rows
 from dejavu.simulate.step import Message, StageSeconds, simulate
 
@@ -15,9 +15,9 @@ __all__ = [
     "Message",
     "Simulation",
     "StageSeconds",
-    "play_posed",
-    "price_played",
+    "price_of_simulated",
     "simulate",
+    "simulate_plan",
     "stages_of",
     "trace_rows",
 ]

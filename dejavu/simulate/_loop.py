@@ -2,7 +2,7 @@
 
 A resource (a device, a link, a channel's delay) serves the activities on it in equal parts. Activity p is rank p's
 present action, P + c the message that channel c is sending, P + C + c the one that it is receiving.
-Suffixes as in `_listing`; R = resources, J = activities, T = nodes of a tournament tree over the resources, 4 = a
+Suffixes as in `_action_table`; R = resources, J = activities, T = nodes of a tournament tree over the resources, 4 = a
 message's parts (sender, wire, delay, receiver) or moments (STARTED, LEFT, TAKEN, ARRIVED).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.simulate._listing import NOTHING, Integers, Listing
+from dejavu.simulate._action_table import NOTHING, ActionTable, Integers
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class Shares(NamedTuple):
     next_T: Floats
 
 
-class Played(NamedTuple):
+class ActionTimes(NamedTuple):
     """When everything happened, in seconds; nan where it did not: for messages within a rank.
 
     Attributes:
@@ -65,7 +65,7 @@ class Played(NamedTuple):
     times_M4: Floats
 
 
-def play(order: Listing, costs: Costs) -> Played:
+def simulate_actions(order: ActionTable, costs: Costs) -> ActionTimes:
     """Every action and message of the step."""
     P, C, A = len(costs.device_P), len(order.from_C), len(costs.work_A)
     R = 1 + int(max(costs.device_P.max(), costs.resource_K4.max(initial=0)))
@@ -78,18 +78,18 @@ def play(order: Listing, costs: Costs) -> Played:
         next_T=np.full(2 * leaves, np.inf),
     )
     times_M4 = np.full((len(order.channel_K) * order.num_microbatches, 4), np.nan)
-    played = Played(np.full(A, np.nan), np.full(A, np.nan), times_M4)
-    _run(order, costs, shares, played)
-    return played
+    simulated = ActionTimes(np.full(A, np.nan), np.full(A, np.nan), times_M4)
+    _run(order, costs, shares, simulated)
+    return simulated
 
 
 @njit(cache=True, nogil=True)
-def _run(order, costs, shares, played):
-    """Fill `played`. One function, its arrays in local names: handing them on would count references all the time."""
+def _run(order, costs, shares, simulated):
+    """Fill `simulated`. One function, its arrays in local names: handing them on would count references each time."""
     _, _, _, first_P1, input_A, output_A, _, channel_K, from_C, to_C, queue_M, first_C1, B = order
     work_A, device_P, work_K4, resource_K4 = costs
     jobs_RJ, num_R, left_J, since_R, next_T = shares
-    start_A, stop_A, times_M4 = played
+    start_A, stop_A, times_M4 = simulated
     P, C = len(device_P), len(from_C)
     next_P = first_P1[:-1].copy()  # a rank's present action
     waits_P = np.full(P, NOTHING)  # the message that it waits for

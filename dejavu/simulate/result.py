@@ -1,6 +1,6 @@
 """What playing one step found: times, bytes, the critical path, a trace. Arrays inside, records on demand.
 
-Shape suffixes as in `_listing` and `_loop`.
+Shape suffixes as in `_action_table` and `_loop`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.simulate._listing import BACKWARD, BACKWARD_WEIGHT, FORWARD, NOTHING, ONCE, Integers, Listing
+from dejavu.simulate._action_table import BACKWARD, BACKWARD_WEIGHT, FORWARD, NOTHING, PER_STEP, ActionTable, Integers
 from dejavu.simulate._loop import ARRIVED, LEFT, STARTED, TAKEN, Floats
 
 LETTERS = "FBIW"  # by pass; as torch and the papers on zero bubble write them
@@ -56,7 +56,7 @@ class Simulation:
         fixed_bytes_P: that a rank holds all the time.
     """
 
-    listing: Listing
+    action_table: ActionTable
     start_A: Floats
     stop_A: Floats
     times_M4: Floats
@@ -70,7 +70,7 @@ class Simulation:
 
     @property
     def num_ranks(self) -> int:
-        return len(self.listing.first_P1) - 1
+        return len(self.action_table.first_P1) - 1
 
     @property
     def bubble_fraction(self) -> float:
@@ -81,7 +81,7 @@ class Simulation:
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
         """The most microbatches that each stage held: from the start of a forward to the end of its whole backward."""
-        order = self.listing
+        order = self.action_table
         most = []
         for stage, rank in enumerate(order.rank_S):
             own = slice(order.first_P1[rank], order.first_P1[rank + 1])
@@ -94,7 +94,7 @@ class Simulation:
         Raises:
             IndexError: there is no such rank.
         """
-        order = self.listing
+        order = self.action_table
         own = slice(order.first_P1[rank], order.first_P1[rank + 1])
         change = _held(order.pass_A[own])
         when = np.where(change > 0, self.start_A[own], self.stop_A[own])
@@ -110,7 +110,7 @@ class Simulation:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """Every action, in the order in which they end."""
-        order = np.lexsort((self.listing.stage_A, self.stop_A))
+        order = np.lexsort((self.action_table.stage_A, self.stop_A))
         return tuple(self._action(int(i), self.start_A[i], self.stop_A[i]) for i in order)
 
     @cached_property
@@ -135,7 +135,7 @@ class Simulation:
         return {"traceEvents": trace_rows([*self.events, *sent], 0, "simulated"), "displayTimeUnit": "ms"}
 
     def _walk_back(self) -> Iterator[Event]:
-        order, times = self.listing, self.times_M4
+        order, times = self.action_table, self.times_M4
         i = int(self.stop_A.argmax())
         while True:
             yield self._action(i, self.start_A[i], self.stop_A[i])
@@ -164,32 +164,35 @@ class Simulation:
     def _sender_M(self) -> Integers:
         """The action that sends a message."""
         senders = np.full(len(self.times_M4), NOTHING)
-        sends = np.flatnonzero(self.listing.output_A != NOTHING)
-        senders[self.listing.output_A[sends]] = sends
+        sends = np.flatnonzero(self.action_table.output_A != NOTHING)
+        senders[self.action_table.output_A[sends]] = sends
         return senders
 
     @cached_property
     def _before_M(self) -> Integers:
         """The message before it on its channel."""
-        order = self.listing
+        order = self.action_table
         before = np.full(len(self.times_M4), NOTHING)
         before[order.queue_M[1:]] = order.queue_M[:-1]
         before[order.queue_M[order.first_C1[:-1]]] = NOTHING
         return before
 
     def _action(self, i: int, start: float, stop: float) -> Event:
-        stage = int(self.listing.stage_A[i])
-        return Event(stage, self._name(i), float(start), float(stop), int(self.listing.rank_S[stage]))
+        stage = int(self.action_table.stage_A[i])
+        return Event(stage, self._name(i), float(start), float(stop), int(self.action_table.rank_S[stage]))
 
     def _message(self, m: int, start: float, stop: float) -> Event:
         i = int(self._sender_M[m])
-        stage, channel = int(self.listing.stage_A[i]), self.listing.channel_K[m // self.listing.num_microbatches]
-        rank, to_rank = int(self.listing.from_C[channel]), int(self.listing.to_C[channel])
+        stage, channel = (
+            int(self.action_table.stage_A[i]),
+            self.action_table.channel_K[m // self.action_table.num_microbatches],
+        )
+        rank, to_rank = int(self.action_table.from_C[channel]), int(self.action_table.to_C[channel])
         return Event(stage, self._name(i), float(start), float(stop), rank, to_rank)
 
     def _name(self, i: int) -> str:
-        code = self.listing.pass_A[i]
-        return OPTIMIZER if code == ONCE else f"{LETTERS[code]}{self.listing.microbatch_A[i]}"
+        code = self.action_table.pass_A[i]
+        return OPTIMIZER if code == PER_STEP else f"{LETTERS[code]}{self.action_table.microbatch_A[i]}"
 
 
 def trace_rows(events: Iterable[Event], pid: int, category: str) -> list[dict[str, Any]]:

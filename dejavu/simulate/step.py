@@ -1,6 +1,6 @@
 """One training step of a plan, with what its stages and its messages take.
 
-Shape suffixes as in `_listing` and `_loop`.
+Shape suffixes as in `_action_table` and `_loop`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.plan import Plan
-from dejavu.simulate._listing import Integers, Listing, listing
+from dejavu.simulate._action_table import ActionTable, Integers, action_table
 from dejavu.simulate._loop import Costs
-from dejavu.simulate._loop import play as play_events
+from dejavu.simulate._loop import simulate_actions as simulate_actions
 from dejavu.simulate.result import Simulation
 
 
@@ -24,7 +24,7 @@ class StageSeconds:
 
     Attributes:
         forward_seconds, backward_seconds: one microbatch.
-        once_seconds: gradient synchronization and optimizer, once a step.
+        per_step_seconds: gradient synchronization and optimizer, once a step.
         transfer_seconds: a message to the next stage, one way.
         backward_input_seconds, backward_weight_seconds: the parts of a backward pass that is played in two; each half
             of `backward_seconds` where None.
@@ -34,7 +34,7 @@ class StageSeconds:
 
     forward_seconds: float
     backward_seconds: float
-    once_seconds: float
+    per_step_seconds: float
     transfer_seconds: float = 0.0
     backward_input_seconds: float | None = None
     backward_weight_seconds: float | None = None
@@ -47,7 +47,7 @@ class StageSeconds:
         half = self.backward_seconds / 2
         parts = (self.backward_input_seconds, self.backward_weight_seconds)
         halves = (half if part is None else part for part in parts)
-        return (self.forward_seconds, self.backward_seconds, *halves, self.once_seconds)
+        return (self.forward_seconds, self.backward_seconds, *halves, self.per_step_seconds)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def simulate(
             that is negative or not finite.
     """
     S = len(plan.stages)
-    order = listing(plan.schedule, S, plan.num_microbatches)
+    order = action_table(plan.schedule, S, plan.num_microbatches)
     if messages is None:
         messages = [Message(latency_seconds=0.0, wire_seconds=stage.transfer_seconds) for stage in stages[: S - 1]]
     P = len(order.first_P1) - 1
@@ -107,13 +107,13 @@ def simulate(
             raise InputError(f"{name} has {len(rows)} rows for {S} stages on {P} pipeline ranks; wanted {wanted}")
     _check("stage", stages)
     _check("message across cut", messages)
-    start_A, stop_A, times_M4 = play_events(order, _costs(order, stages, messages, devices, links))
+    start_A, stop_A, times_M4 = simulate_actions(order, _costs(order, stages, messages, devices, links))
     if np.isnan(stop_A).any():
         raise DejavuError(f"{plan.schedule} of {S} stages and {plan.num_microbatches} microbatches waits for ever")
     fixed_bytes_P = np.zeros(P)
     np.add.at(fixed_bytes_P, order.rank_S, [stage.fixed_bytes for stage in stages])
     return Simulation(
-        listing=order,
+        action_table=order,
         start_A=start_A,
         stop_A=stop_A,
         times_M4=times_M4,
@@ -130,7 +130,7 @@ def _check(name: str, rows: Sequence[StageSeconds] | Sequence[Message]) -> None:
 
 
 def _costs(
-    order: Listing,
+    order: ActionTable,
     stages: Sequence[StageSeconds],
     messages: Sequence[Message],
     devices: Sequence[Hashable] | None,

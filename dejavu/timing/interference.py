@@ -27,7 +27,7 @@ CHECK_SECONDS = 0.1  # on each core
 DISTURBED = 1.25  # times what the loop takes, or what a piece of work takes on the clock, when nobody disturbs it
 
 
-def look_seconds() -> float:
+def sample_seconds() -> float:
     """What the loop takes of this core now; waiting for other programs does not count."""
     return median(_loop_seconds() for _ in range(TURNS))
 
@@ -39,7 +39,7 @@ def _loop_seconds() -> float:
     return time.thread_time() - started
 
 
-class Quiet:
+class InterferenceProbe:
     """Looks before and after each piece of work on one core.
 
     Attributes:
@@ -50,13 +50,13 @@ class Quiet:
     def __init__(self, least_seconds: float = math.inf) -> None:
         self.least_seconds, self._before = least_seconds, 0.0
 
-    def look(self, seconds: float | None = None) -> float:
+    def sample(self, seconds: float | None = None) -> float:
         """The slower look of now and the last call, so of those before and after a piece of work.
 
         Args:
             seconds: what the loop takes now, where another process has looked.
         """
-        before, self._before = self._before, look_seconds() if seconds is None else seconds
+        before, self._before = self._before, sample_seconds() if seconds is None else seconds
         self.least_seconds = min(self.least_seconds, self._before)
         return max(before, self._before)
 
@@ -71,13 +71,13 @@ def undisturbed(slowdowns: Sequence[float], least: int = 0) -> list[int]:
     return [k for k, slowdown in enumerate(slowdowns) if k in best or slowdown <= DISTURBED]
 
 
-class Timed(NamedTuple):
+class TimedWork(NamedTuple):
     """One piece of work, and what was beside it.
 
     Attributes:
         seconds: what counts: processor time where other programs may share the core, otherwise the clock's.
         stretch: seconds on the clock over seconds without waiting for other programs; 1.0: it never waited.
-        slowdown: of the loop beside it (`Quiet.slowdown`).
+        slowdown: of the loop beside it (`InterferenceProbe.slowdown`).
     """
 
     seconds: float
@@ -101,7 +101,7 @@ class Counted(NamedTuple):
     disturbed_share: float
 
 
-def counted(timings: Sequence[Timed], least: int = 1) -> Counted:
+def counted(timings: Sequence[TimedWork], least: int = 1) -> Counted:
     """The undisturbed timings, or, where these are fewer than `least`, the better half of all.
 
     Other work only adds time, so of what was disturbed the fastest are nearest to what the work takes alone; a timing
@@ -119,7 +119,7 @@ def counted(timings: Sequence[Timed], least: int = 1) -> Counted:
     return Counted(places, disturbed / len(places) if places else 0.0)
 
 
-def _badness(one: Timed) -> tuple[bool, bool, float]:
+def _badness(one: TimedWork) -> tuple[bool, bool, float]:
     return one.is_disturbed, one.slowdown > DISTURBED, one.seconds
 
 
@@ -191,8 +191,8 @@ def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
     # A process of its own: threads of this one take turns. As a plain file it imports nothing and starts at once.
     words = [sys.executable, "-I", __file__, str(num_cores)]
     seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
-    least = min(least_look_seconds, *(look for _, look in seen))
-    return all(not Timed(0.0, stretch, look / least).is_disturbed for stretch, look in seen)
+    least = min(least_look_seconds, *(sample for _, sample in seen))
+    return all(not TimedWork(0.0, stretch, sample / least).is_disturbed for stretch, sample in seen)
 
 
 def _check(num_cores: int) -> list[tuple[float, float]]:
@@ -202,7 +202,7 @@ def _check(num_cores: int) -> list[tuple[float, float]]:
         os.sched_setaffinity(0, {core})
         looks, began, busy = list[float](), time.perf_counter(), time.thread_time()
         while time.perf_counter() - began < CHECK_SECONDS:
-            looks.append(look_seconds())
+            looks.append(sample_seconds())
         seen.append(((time.perf_counter() - began) / (time.thread_time() - busy), median(looks)))
     return seen
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dejavu.timing.interference import Quiet, Timed, counted, waited_seconds
+from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 
 MOST_ROUNDS = 8  # of repeats, while too few are undisturbed
 MOST_SECONDS = 2.0  # on the clock; then what was measured has to do
@@ -39,12 +39,12 @@ def repeat_together(
     """
     if device.type != "cpu":
         return [_on_gpu(work, device, before_each, slowest) for _ in range(repeats)], None
-    quiet, started = Quiet(), time.perf_counter()
+    probe, started = InterferenceProbe(), time.perf_counter()
     own: list[_Repeat] = []
     for _ in range(MOST_ROUNDS):
-        own += _round(work, before_each, repeats, quiet)
+        own += _round(work, before_each, repeats, probe)
         everyone: list[Any] = [None] * dist.get_world_size()
-        slowed = [one._replace(look=quiet.slowdown(one.look)) for one in own]
+        slowed = [one._replace(sample=probe.slowdown(one.sample)) for one in own]
         dist.all_gather_object(everyone, (slowed, time.perf_counter() - started))
         timings = [_of_all_ranks(ranks, slowest=slowest) for ranks in zip(*(rows for rows, _ in everyone), strict=True)]
         chosen = counted(timings, LEAST_REPEATS)
@@ -59,18 +59,18 @@ class _Repeat(NamedTuple):
     clock: float
     processor: float
     waited: float
-    look: float
+    sample: float
 
 
 def _round(
-    work: Callable[[], object], before_each: Callable[[], object], repeats: int, quiet: Quiet
+    work: Callable[[], object], before_each: Callable[[], object], repeats: int, probe: InterferenceProbe
 ) -> Iterator[_Repeat]:
     """So many repeats, with a look before and after all of them.
 
     A rank that waits for its core between two repeats comes late to the second, and the others' repeats begin and end
     at other moments than its own: with each repeat count the waits since the one before it began.
     """
-    quiet.look()
+    probe.sample()
     taken, before = list[tuple[float, float, float]](), [waited_seconds()] * 2
     for _ in range(repeats):
         before_each()
@@ -79,18 +79,18 @@ def _round(
         took, busy = time.perf_counter() - began, time.process_time() - busy
         before.append(waited_seconds())
         taken.append((took, busy, before[-1] - before[-3]))
-    look = quiet.look()
-    return (_Repeat(*one, look) for one in taken)
+    sample = probe.sample()
+    return (_Repeat(*one, sample) for one in taken)
 
 
-def _of_all_ranks(ranks: Sequence[_Repeat], *, slowest: bool) -> Timed:
+def _of_all_ranks(ranks: Sequence[_Repeat], *, slowest: bool) -> TimedWork:
     """One repeat. Which of the waits others had to wait for, too, nobody knows: less than all of them is not left."""
     clock = max(one.clock for one in ranks) if slowest else ranks[0].clock
-    waited, slowdown = sum(one.waited for one in ranks), max(one.look for one in ranks)
+    waited, slowdown = sum(one.waited for one in ranks), max(one.sample for one in ranks)
     if waited <= OWN_WAIT_SECONDS:
-        return Timed(clock, 1.0, slowdown)
+        return TimedWork(clock, 1.0, slowdown)
     seconds = max(clock - waited, *(min(one.processor, clock) for one in ranks))
-    return Timed(seconds, clock / seconds, slowdown)
+    return TimedWork(seconds, clock / seconds, slowdown)
 
 
 def _on_gpu(

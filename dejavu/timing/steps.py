@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from dejavu.timing.clock import KEPT_STEPS
-from dejavu.timing.interference import Quiet, Timed, counted, waited_seconds
+from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 from dejavu.timing.repeats import stretch_of
 from dejavu.timing.spread import spread
 
@@ -59,12 +59,12 @@ class RankStep(NamedTuple):
     """One step on one rank, in seconds on its clock.
 
     Attributes:
-        once_seconds: of the optimizer.
+        per_step_seconds: of the optimizer.
         counts: whether it is not the first one, which also sets things up.
     """
 
     seconds: float
-    once_seconds: float
+    per_step_seconds: float
     stretch: float
     slowdown: float
     counts: bool
@@ -78,29 +78,29 @@ class StepWatch:
     """
 
     def __init__(self, *, is_cpu: bool, is_alone: bool) -> None:
-        self._is_cpu, self._is_alone, self._quiet = is_cpu, is_alone, Quiet()
+        self._is_cpu, self._is_alone, self._quiet = is_cpu, is_alone, InterferenceProbe()
         self._steps: deque[tuple[RankStep, float]] = deque(maxlen=KEPT_STEPS)  # aligned with the steps of `Clock`
         self.begin()
 
     def begin(self) -> None:
         """A step begins, or what leads to it: a rank that waits for its core before a step keeps the others waiting."""
         if self._is_cpu:
-            self._quiet.look()
+            self._quiet.sample()
         self._waited, self._began = waited_seconds(all_threads=False) if self._is_cpu else 0.0, time.perf_counter()
 
-    def end(self, seconds: float, once_seconds: float, *, counts: bool) -> None:
+    def end(self, seconds: float, per_step_seconds: float, *, counts: bool) -> None:
         """A step ended that took so long."""
         stretch = 1.0
         if self._is_cpu and self._is_alone:
             stretch = stretch_of(time.perf_counter() - self._began, waited_seconds(all_threads=False) - self._waited)
-        look = self._quiet.look() if self._is_cpu else 0.0
-        self._steps.append((RankStep(seconds, once_seconds, stretch, 1.0, counts), look))
+        sample = self._quiet.sample() if self._is_cpu else 0.0
+        self._steps.append((RankStep(seconds, per_step_seconds, stretch, 1.0, counts), sample))
 
     def steps(self) -> list[RankStep]:
         """The last steps, as many as a `Clock` keeps."""
         if not self._is_cpu:
             return [step for step, _ in self._steps]
-        return [step._replace(slowdown=self._quiet.slowdown(look)) for step, look in self._steps]
+        return [step._replace(slowdown=self._quiet.slowdown(sample)) for step, sample in self._steps]
 
 
 class CountedSteps(NamedTuple):
@@ -132,5 +132,5 @@ def count_steps(ranks: Sequence[Sequence[RankStep]], *, is_cpu: bool) -> Counted
     return CountedSteps(tuple(places[k] for k in chosen.places), times)
 
 
-def _of_all_ranks(step: Sequence[RankStep]) -> Timed:
-    return Timed(max(r.seconds for r in step), max(r.stretch for r in step), max(r.slowdown for r in step))
+def _of_all_ranks(step: Sequence[RankStep]) -> TimedWork:
+    return TimedWork(max(r.seconds for r in step), max(r.stretch for r in step), max(r.slowdown for r in step))

@@ -225,7 +225,7 @@ class _Race:
         """These draws' results at a rung; meanwhile idle workers take the best so far ahead."""
         self._submit([draw for draw in draws if (draw, rung) not in self._asked], rung)
         while any((draw, rung) not in self._results for draw in draws):
-            self._go_ahead(rung)
+            self._promote_early(rung)
             for spec, _, result in self.pool.wait():
                 self._results[spec.draw, self.rungs.index(spec.steps)] = result
                 self.on_result(result)
@@ -268,7 +268,7 @@ class _Race:
         self._asked.update(((draw, rung), None) for draw in draws)
         self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws])
 
-    def _go_ahead(self, rung: int) -> None:
+    def _promote_early(self, rung: int) -> None:
         """Workers that would idle take the best third or so of those that are done to their next rung, as ASHA does."""
         for at in reversed(range(rung, len(self.rungs) - 1)):
             idle = self.pool.num_slots - self.pool.num_running

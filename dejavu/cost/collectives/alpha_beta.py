@@ -63,7 +63,7 @@ _PRIOR_WEIGHT = 1e-3  # of a shipped coefficient against one measurement: it dec
 
 
 @dataclass(frozen=True)
-class Layout:
+class GroupLayout:
     """Where the ranks of the groups sit; costs depend on nothing else of a mesh.
 
     Attributes:
@@ -80,7 +80,7 @@ class Layout:
         return self.num_ranks / self.num_nodes
 
     @classmethod
-    def of(cls, collective: Collective) -> Layout:
+    def of(cls, collective: Collective) -> GroupLayout:
         nodes = [{collective.node(rank) for rank in group} for group in collective.replica_groups]
         crossing = [group for group in nodes if len(group) > 1]
         sharing = max((sum(node in group for group in crossing) for node in range(collective.mesh_nodes)), default=0)
@@ -116,7 +116,7 @@ class Coefficients:
     log_error: float = 0.35
     deviations: float = 1.645  # as a Gaussian
 
-    def seconds(self, name: str, layouts: Sequence[Layout], sizes_bytes_P: Floats, links: Links) -> Floats:
+    def seconds(self, name: str, layouts: Sequence[GroupLayout], sizes_bytes_P: Floats, links: Links) -> Floats:
         """Of one collective each, in the order given; 0 for one rank."""
         terms_PC = terms(name, layouts, sizes_bytes_P, links, self.tree_center_log2_bytes, self.tree_width_log2_bytes)
         alone_P = np.array([layout.num_ranks == 1 for layout in layouts])
@@ -124,7 +124,12 @@ class Coefficients:
 
 
 def terms(
-    name: str, layouts: Sequence[Layout], sizes_bytes_P: Floats, links: Links, center: float = 26.0, width: float = 1.5
+    name: str,
+    layouts: Sequence[GroupLayout],
+    sizes_bytes_P: Floats,
+    links: Links,
+    center: float = 26.0,
+    width: float = 1.5,
 ) -> Floats:
     """Seconds of each term at coefficient 1 (launch: 1): an array P × C, columns as in `TERMS`."""
     size = np.asarray(sizes_bytes_P, dtype=np.float64) * (2.0 if name == "send_recv" else 1.0)
@@ -160,7 +165,12 @@ def terms(
 
 
 def fit(
-    name: str, layouts: Sequence[Layout], sizes_bytes_P: Floats, seconds_P: Floats, links: Links, prior: Coefficients
+    name: str,
+    layouts: Sequence[GroupLayout],
+    sizes_bytes_P: Floats,
+    seconds_P: Floats,
+    links: Links,
+    prior: Coefficients,
 ) -> Coefficients:
     """Nonnegative least squares of relative errors, robust; what no measurement tells stays as in `prior`."""
     centers = [(prior.tree_center_log2_bytes, prior.tree_width_log2_bytes)]
@@ -220,7 +230,7 @@ def shipped() -> Mapping[str, Coefficients]:
     }
 
 
-def _counts(layouts: Sequence[Layout]) -> list[tuple[int, int, int]]:
+def _counts(layouts: Sequence[GroupLayout]) -> list[tuple[int, int, int]]:
     return [(layout.num_ranks, layout.num_nodes, layout.sharing) for layout in layouts]
 
 

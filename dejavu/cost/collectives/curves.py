@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, Device, Link
 from dejavu.cost._base import INTERPOLATED, MEASURED, CostError, Estimate
-from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, Coefficients, Layout, Links, fit, shipped
+from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, Coefficients, GroupLayout, Links, fit, shipped
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
 from dejavu.profiles import OUTLIER_RATIO, Measurement, ProfileDatabase
 from dejavu.profiles.collective import COLLECTIVES, Collective
@@ -46,7 +46,7 @@ class Points:
         dropped: how many were left out, by reason.
     """
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[GroupLayout, ...]
     subjects: tuple[str, ...]
     dtypes: tuple[str, ...]
     sizes_bytes: Floats
@@ -71,7 +71,7 @@ def screened(collectives: Sequence[Collective], dtypes: Sequence[str], sizes_byt
     """What of some rows is a measurement: the rest is dropped and counted, by reason."""
     dropped: Counter[str] = Counter()
     curves: dict[tuple[str, str], dict[float, list[float]]] = {}
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, GroupLayout] = {}
     for collective, dtype, size, took in zip(collectives, dtypes, sizes_bytes, seconds, strict=True):
         if not (math.isfinite(took) and took > 0):
             dropped["failed: no finite time above 0"] += 1
@@ -79,9 +79,9 @@ def screened(collectives: Sequence[Collective], dtypes: Sequence[str], sizes_byt
             dropped["nothing to send"] += 1
         else:
             subject = collective.subject
-            layouts.setdefault(subject, Layout.of(collective))
+            layouts.setdefault(subject, GroupLayout.of(collective))
             curves.setdefault((subject, dtype), {}).setdefault(float(size), []).append(float(took))
-    kept: list[tuple[Layout, str, str, float, float]] = []
+    kept: list[tuple[GroupLayout, str, str, float, float]] = []
     for (subject, dtype), curve in curves.items():
         sizes = np.array(sorted(curve))
         times = np.array([float(np.median(curve[size])) for size in sizes])
@@ -140,7 +140,7 @@ class CollectiveModel:
         )
 
     def predict(
-        self, layouts: Sequence[Layout], subjects: Sequence[str], dtypes: Sequence[str], sizes_bytes: Floats
+        self, layouts: Sequence[GroupLayout], subjects: Sequence[str], dtypes: Sequence[str], sizes_bytes: Floats
     ) -> tuple[Floats, Floats]:
         """Log seconds and their standard deviation, point by point, none of them taken as measured."""
         base = np.log(self.coefficients.seconds(self.name, layouts, sizes_bytes, self.links))
@@ -158,10 +158,10 @@ class CollectiveModel:
 
     def estimate(self, collective: Collective, size_bytes: float, dtype: str) -> Estimate:
         """Of one call; 0 for one rank."""
-        _refuse_size(size_bytes)
+        _check_size(size_bytes)
         if collective.num_ranks == 1:
             return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
-        layout, subject = Layout.of(collective), collective.subject
+        layout, subject = GroupLayout.of(collective), collective.subject
         sizes, knots, spread = self._curve(subject, dtype)
         if len(sizes) and sizes[0] <= size_bytes <= sizes[-1]:
             return self._between(layout, subject, dtype, size_bytes, sizes, knots, spread)
@@ -193,7 +193,14 @@ class CollectiveModel:
         return sizes, knots, float(np.abs(knots - logs).mean())
 
     def _between(
-        self, layout: Layout, subject: str, dtype: str, size_bytes: float, sizes: Floats, knots: Floats, spread: float
+        self,
+        layout: GroupLayout,
+        subject: str,
+        dtype: str,
+        size_bytes: float,
+        sizes: Floats,
+        knots: Floats,
+        spread: float,
     ) -> Estimate:
         right = int(np.searchsorted(sizes, size_bytes))
         if sizes[right] == size_bytes:
@@ -226,7 +233,7 @@ class CollectiveCosts:
         """
         if name not in COLLECTIVES:
             raise CostError(f"unknown collective {name!r}; wanted one of {', '.join(COLLECTIVES)}")
-        _refuse_size(size_bytes)
+        _check_size(size_bytes)
         try:
             collective = on_mesh(self.cluster, name, groups)
         except ValueError as error:
@@ -299,8 +306,8 @@ def mesh_cost(
     ):
         if count < 1:
             raise CostError(f"{name}: {what} is {count}; wanted 1 or more")
-    _refuse_size(size_bytes)
-    layout = Layout(nodes * devices_per_node, nodes, concurrent_groups if nodes > 1 else 0)
+    _check_size(size_bytes)
+    layout = GroupLayout(nodes * devices_per_node, nodes, concurrent_groups if nodes > 1 else 0)
     if layout.num_ranks == 1:
         return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
     coefficients = shipped()[name]
@@ -374,7 +381,7 @@ def _slowest(links: set[Link]) -> Link:
     return Link(min(link.bytes_per_second for link in links), max(link.latency_seconds for link in links))
 
 
-def _refuse_size(size_bytes: float) -> None:
+def _check_size(size_bytes: float) -> None:
     if not (math.isfinite(size_bytes) and size_bytes >= 0):
         raise CostError(f"size of a collective is {size_bytes} bytes; wanted a finite number ≥ 0")
 
@@ -413,7 +420,7 @@ def _factor(process: CurveProcess, blocks_P: Integers) -> float:
     return float(np.quantile(np.abs(process.residuals_P - mean) / deviation, _INTERVAL))
 
 
-def _repeat_noise(layout: Layout) -> float:
+def _repeat_noise(layout: GroupLayout) -> float:
     asked = CurvePoints.of("all_gather", [layout], np.array([1.0]), np.array([0]), np.array([0]))
     return float(np.sqrt(asked.noise_variance[0]))
 

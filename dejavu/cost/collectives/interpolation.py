@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
-from dejavu.cost.collectives.alpha_beta import Layout
+from dejavu.cost.collectives.alpha_beta import GroupLayout
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,7 +49,7 @@ class CurvePoints:
 
     @classmethod
     def of(
-        cls, name: str, layouts: Sequence[Layout], sizes_bytes: Floats, groups: Integers, dtypes: Integers
+        cls, name: str, layouts: Sequence[GroupLayout], sizes_bytes: Floats, groups: Integers, dtypes: Integers
     ) -> CurvePoints:
         ranks = np.array([layout.num_ranks for layout in layouts], dtype=np.float64)
         chunks = 2.0 if name == "all_to_all" else 1.0  # rank to rank goes S / n², around a ring S / n

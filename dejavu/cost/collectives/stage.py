@@ -23,7 +23,7 @@ from dejavu.profiles.collective import Collective
 
 # What replicas do once a step with all of a stage's gradients, and for each layer in each microbatch: forward, backward
 # (Rajbhandari et al., SC 2020, sections 5 and 7). Each is of the layer's weights on one device.
-ONCE = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_gather",), 3: ()}
+PER_STEP = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_gather",), 3: ()}
 FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
 BACKWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: ("reduce_scatter",), 3: ("all_gather", "reduce_scatter")}
 SUMS = ("all_reduce", "reduce_scatter")  # of gradients; what is gathered are weights
@@ -39,14 +39,16 @@ class StageCollectives:
         self._links: dict[str, Links] = {}
         self._known: dict[tuple[str, Collective, str, float], float] = {}
 
-    def tensor_seconds(self, how: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
+    def tensor_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
         """All-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
-        t, width = how.tensor_parallel, how.devices_per_node
+        t, width = configuration.tensor_parallel, configuration.devices_per_node
         groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
-        return sum(self._seconds(how.device_type, "all_reduce", groups, 1, width, size) for size in sizes_bytes)
+        return sum(
+            self._seconds(configuration.device_type, "all_reduce", groups, 1, width, size) for size in sizes_bytes
+        )
 
     def data_seconds(
-        self, how: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
+        self, configuration: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
     ) -> float:
         """Price these collectives among the replicas, one after another.
 
@@ -54,22 +56,22 @@ class StageCollectives:
             size_bytes: of the weights on one device.
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
         """
-        t = how.tensor_parallel
-        groups = tuple(tuple(range(first, how.num_devices, t)) for first in range(t))
+        t = configuration.tensor_parallel
+        groups = tuple(tuple(range(first, configuration.num_devices, t)) for first in range(t))
         return sum(
             self._seconds(
-                how.device_type,
+                configuration.device_type,
                 name,
                 groups,
-                how.num_nodes,
-                how.devices_per_node,
+                configuration.num_nodes,
+                configuration.devices_per_node,
                 size_bytes * (gradient_bytes if name in SUMS else 1.0),
             )
             for name in names
         )
 
-    def once_line(
-        self, how: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
+    def per_step_line(
+        self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
     ) -> tuple[float, float]:
         """Seconds and seconds per byte of what the replicas do once a step, as a line through the whole range of sizes.
 
@@ -80,12 +82,12 @@ class StageCollectives:
             sizes_bytes: of single layers on one device.
             gradient_bytes: as for `data_seconds`.
         """
-        names = ONCE[how.zero_level] if how.data_parallel > 1 else ()
+        names = PER_STEP[configuration.zero_level] if configuration.data_parallel > 1 else ()
         positive = [size for size in sizes_bytes if size > 0]
         if not names or not positive:
             return 0.0, 0.0
         sizes = np.unique(np.geomspace(min(positive), sum(positive), _FITTED_SIZES))
-        seconds = np.array([self.data_seconds(how, names, float(size), gradient_bytes) for size in sizes])
+        seconds = np.array([self.data_seconds(configuration, names, float(size), gradient_bytes) for size in sizes])
         scale = float(sizes[-1])  # so that both unknowns are of one order
         (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))
         return float(latency), float(whole) / scale

@@ -34,7 +34,7 @@ BORROWED = {"copy": "elementwise", "reduction": "elementwise", "gather": "elemen
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class KernelWork:
     """The numbers of many kernels of one model (`MODELS`), as in `Kernel`."""
 
     batch: Floats
@@ -46,14 +46,14 @@ class Work:
     written_bytes: Floats
 
     @classmethod
-    def of(cls, kernels: Sequence[Kernel]) -> Work:
+    def of(cls, kernels: Sequence[Kernel]) -> KernelWork:
         names = [field.name for field in fields(cls)]
         table = np.array([[getattr(kernel, name) for name in names] for kernel in kernels], dtype=float)
         return cls(*table.reshape(-1, len(names)).T)
 
 
 @dataclass(frozen=True, eq=False)
-class Bounds:
+class KernelBounds:
     """Seconds that peaks allow, for each kernel.
 
     Attributes:
@@ -81,7 +81,7 @@ def peak_flops_per_second(device: DeviceType, dtype: str, model: str) -> float |
     return 2.0 * peak if peak and doubled and "tfloat32" not in device.peak_flops_per_second else peak
 
 
-def bounds(model: str, work: Work, device: DeviceType, dtype: str) -> Bounds | None:
+def bounds(model: str, work: KernelWork, device: DeviceType, dtype: str) -> KernelBounds | None:
     """None where the device's peak at this dtype is not known."""
     peak = peak_flops_per_second(device, dtype, model)
     if model in PRODUCTS:
@@ -97,7 +97,7 @@ def bounds(model: str, work: Work, device: DeviceType, dtype: str) -> Bounds | N
         tiles = np.min(shares, axis=0)
     arithmetic = compute * tiles / sustained_fraction(device, dtype)
     quickest = compute / WINOGRAD if model == "convolution" else compute
-    return Bounds(
+    return KernelBounds(
         compute_K=compute,
         memory_K=memory,
         least_K=np.maximum(quickest, memory),
@@ -106,7 +106,9 @@ def bounds(model: str, work: Work, device: DeviceType, dtype: str) -> Bounds | N
     )
 
 
-def features(model: str, work: Work, device: DeviceType, dtype: str, found: Bounds, launch_seconds: float) -> Floats:
+def features(
+    model: str, work: KernelWork, device: DeviceType, dtype: str, found: KernelBounds, launch_seconds: float
+) -> Floats:
     """KF, logarithms of ratios; `FEATURES[model]` names the columns."""
     fraction = sustained_fraction(device, dtype)
     size = np.log(np.maximum(np.maximum(found.compute_K / fraction, found.memory_K), 1e-12) / launch_seconds)
@@ -140,11 +142,11 @@ def _multiprocessors(device: DeviceType) -> float:
     return float(device.num_multiprocessors or USUAL_MULTIPROCESSORS)
 
 
-def _tiles(work: Work, rows: int, columns: int) -> Floats:
+def _tiles(work: KernelWork, rows: int, columns: int) -> Floats:
     return work.batch * np.ceil(work.m / rows) * np.ceil(work.n / columns)
 
 
-def _waves(work: Work, device: DeviceType, rows: int, columns: int) -> Floats:
+def _waves(work: KernelWork, device: DeviceType, rows: int, columns: int) -> Floats:
     return _tiles(work, rows, columns) / _multiprocessors(device)
 
 
@@ -153,5 +155,5 @@ def _quantized(waves: Floats) -> Floats:
     return np.ceil(waves) / waves
 
 
-def _padding(work: Work, rows: int, columns: int) -> Floats:
+def _padding(work: KernelWork, rows: int, columns: int) -> Floats:
     return _tiles(work, rows, columns) * rows * columns / (work.batch * work.m * work.n)

@@ -25,7 +25,16 @@ from scipy.special import ndtri, stdtrit
 
 from dejavu.cluster import DeviceType
 from dejavu.cost._base import CostError
-from dejavu.cost.kernels.features import BORROWED, FEATURES, MODELS, MONOTONE, Bounds, Work, bounds, features
+from dejavu.cost.kernels.features import (
+    BORROWED,
+    FEATURES,
+    MODELS,
+    MONOTONE,
+    KernelBounds,
+    KernelWork,
+    bounds,
+    features,
+)
 from dejavu.cost.kernels.trees import Curve, Trees
 from dejavu.profiles.kernel import Kernel
 
@@ -78,7 +87,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class FamilyModel:
     """What is learned of one of `MODELS`.
 
     Attributes:
@@ -101,7 +110,7 @@ class Learned:
         notes: rows that were refused, models without enough rows.
     """
 
-    models: Mapping[str, Model]
+    models: Mapping[str, FamilyModel]
     launch_seconds: float
     source: str
     notes: tuple[str, ...] = field(default=())
@@ -160,7 +169,7 @@ class Learned:
         return Prediction(seconds, low, high, known[position_K], least, self.launch_seconds)
 
     def _priced(
-        self, name: str, model: Model, work: Work, device: DeviceType, dtype: str, found: Bounds
+        self, name: str, model: FamilyModel, work: KernelWork, device: DeviceType, dtype: str, found: KernelBounds
     ) -> tuple[Floats, Floats, Floats]:
         features_KF = features(name, work, device, dtype, found, self.launch_seconds)
         seconds = _base(name, found, self.launch_seconds) * np.exp(model.function.predict(features_KF))
@@ -207,7 +216,7 @@ class Learned:
             start = f"{name}.function."
             arrays = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
             form: type[Trees] | type[Curve] = Curve if entry["form"] == "Curve" else Trees
-            models[name] = Model(
+            models[name] = FamilyModel(
                 form.from_arrays(arrays), found[f"{name}.low_B"], found[f"{name}.high_B"], tuple(entry["devices"])
             )
         return cls(models, float(header["launch_seconds"]), header["source"], tuple(header["notes"]))
@@ -253,16 +262,16 @@ def _screened(
     return true, [f"{count} times {why} were left out" for why, count in counts.items() if count]
 
 
-def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[tuple[str, str], NDArray[np.intp], Work]]:
+def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[tuple[str, str], NDArray[np.intp], KernelWork]]:
     """By model and dtype: where those kernels are, and their numbers."""
     places: dict[tuple[str, str], list[int]] = {}
     for index, kernel in enumerate(kernels):
         places.setdefault((BORROWED.get(kernel.family, kernel.family), kernel.dtype), []).append(index)
     for key, found in places.items():
-        yield key, np.array(found, dtype=np.intp), Work.of([kernels[index] for index in found])
+        yield key, np.array(found, dtype=np.intp), KernelWork.of([kernels[index] for index in found])
 
 
-def _base(name: str, found: Bounds, launch_seconds: float) -> Floats | float:
+def _base(name: str, found: KernelBounds, launch_seconds: float) -> Floats | float:
     """What the learned logarithm multiplies: element-wise kernels are a function of their size alone."""
     return launch_seconds if name == "elementwise" else launch_seconds + found.expected_K
 
@@ -300,13 +309,13 @@ def _tables(
     return tables, float(np.median(launches)) if launches else LAUNCH_SECONDS
 
 
-def _launch_seconds(groups: Sequence[tuple[Bounds, Floats]]) -> float | None:
+def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | None:
     """The lower quartile of kernels with next to no work; None where a device has none."""
     small = np.concatenate([times[found.least_K < SMALL_SECONDS] for found, times in groups] or [np.zeros(0)])
     return float(np.quantile(small, 0.25)) if len(small) >= 5 else None
 
 
-def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> Model:
+def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> FamilyModel:
     names = sorted({table.device for table in tables})
     few, function = len(names), _function(name, tables, seed)
     if intervals and few >= 3:
@@ -323,7 +332,7 @@ def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> 
         held_out, scale, widen = [(list(tables), function)], 2.0, 1.0
     size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out, widen), strict=True))
     low, high = _quantiles(size, scale * residual, weight)
-    return Model(function, low, high, tuple(names))
+    return FamilyModel(function, low, high, tuple(names))
 
 
 def _residuals(

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 MEASURED_KERNELS, LEARNED, ROOFLINE = "measured kernels", "learned", "roofline"
 # Half of the roofline's 90 % interval, as a logarithm: products on matrix units are 7 % off in the mean on the device
 # that was left out (A100 and A40, 2026-11-21), anything else 20 to 30 %; a CPU core is not in the catalogue.
-ROOFLINE_REACH = {"matrix units": math.log(1.2), "other": math.log(1.6), "cpu": math.log(3.0)}
+ROOFLINE_LOG_INTERVAL_HALF_WIDTH = {"matrix units": math.log(1.2), "other": math.log(1.6), "cpu": math.log(3.0)}
 LEAST_CALIBRATION = 8  # measured kernels, before the calibrated reach is taken from what is left of their errors
 FAMILY_PRIOR = 5.0  # as many imagined kernels without error hold a family's correction back
 
@@ -49,7 +49,7 @@ _OPTIMIZER_PASSES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
+class KernelPrices:
     """What each of K kernels takes: 90 % intervals, and which source said so."""
 
     seconds_K: Floats
@@ -94,13 +94,13 @@ class Predicted(CostSource):
             for kind, count in counts.most_common()
         )
 
-    def prices(self, kernels: Sequence[Kernel], device: DeviceType) -> Prices:
+    def prices(self, kernels: Sequence[Kernel], device: DeviceType) -> KernelPrices:
         """Of each kernel, from the best source that knows it."""
         own = _latest(self.database, device, [kernel.subject for kernel in kernels])
         calibration, spread = self._calibration(device)
         seconds_K = calibration.roofline(self.roofline).seconds(kernels, device)
         reach_K = np.array([min(spread, _reach(kernel, device)) for kernel in kernels])
-        found = Prices(
+        found = KernelPrices(
             seconds_K,
             seconds_K * np.exp(-reach_K),
             seconds_K * np.exp(reach_K),
@@ -116,7 +116,7 @@ class Predicted(CostSource):
                 found.high_seconds_K[k] = row.seconds if row.seconds_high is None else row.seconds_high
         return found
 
-    def _take_learned(self, found: Prices, kernels: Sequence[Kernel], device: DeviceType) -> None:
+    def _take_learned(self, found: KernelPrices, kernels: Sequence[Kernel], device: DeviceType) -> None:
         """Overwrites the roofline's numbers where the learned predictor knows better: not products on matrix units."""
         learned = shipped()
         prediction = learned.predict(kernels, device)
@@ -255,5 +255,5 @@ def _has_peak(kernel: Kernel, device: DeviceType) -> bool:
 
 def _reach(kernel: Kernel, device: DeviceType) -> float:
     if device.kind == "cpu":
-        return ROOFLINE_REACH["cpu"]
-    return ROOFLINE_REACH["matrix units" if _on_matrix_units(kernel, device) else "other"]
+        return ROOFLINE_LOG_INTERVAL_HALF_WIDTH["cpu"]
+    return ROOFLINE_LOG_INTERVAL_HALF_WIDTH["matrix units" if _on_matrix_units(kernel, device) else "other"]

@@ -72,10 +72,14 @@ def remember(
     ]
     for stage_times in measured.stages:
         stage = plan.stages[stage_times.stage]
-        how = stage.configuration
-        if stage_times.replica or how.tensor_parallel > 1 or workload.microbatch_size % how.data_parallel:
+        configuration = stage.configuration
+        if (
+            stage_times.replica
+            or configuration.tensor_parallel > 1
+            or workload.microbatch_size % configuration.data_parallel
+        ):
             continue  # one replica speaks for all; parts of layers are no layers
-        shared["microbatch_size"] = workload.microbatch_size // how.data_parallel
+        shared["microbatch_size"] = workload.microbatch_size // configuration.data_parallel
         record = StageRecord.of(graph, stage, workload.optimizer)
         for direction, seconds, repeats, what in (
             ("forward", stage_times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
@@ -90,7 +94,7 @@ def remember(
                     kind="stage",
                     subject=record.subject,
                     name=f"{workload.model} {stage}",
-                    device_type=how.device_type,
+                    device_type=configuration.device_type,
                     direction=direction,
                     seconds=seconds,
                     repeats=repeats,

@@ -104,7 +104,7 @@ def remember_stages(
     return after_all, tuple(corrections)
 
 
-class _Trained(NamedTuple):
+class _TrainedStage(NamedTuple):
     """One stage, as trainings measured it.
 
     Attributes:
@@ -120,7 +120,7 @@ class _Trained(NamedTuple):
 
 def _stages(
     database: ProfileDatabase, graph: Graph, prices: Mapping[str, Estimate], device_type: str, direction: str
-) -> list[_Trained]:
+) -> list[_TrainedStage]:
     """Every stage of these layers that was trained, the newest last.
 
     Of one that was ever trained in quiet only those times, and none that cannot be true at these prices.
@@ -144,13 +144,13 @@ def _stages(
     expected = [deviation_of(row.seconds, row.seconds_low, row.seconds_high) for _, same in stages for row in same]
     deviation = pooled_deviation(logs, fmean(expected)) if expected else LEAST_DEVIATION
     found = [
-        _Trained(same[-1], record, math.exp(fmean(of_same)), deviation / math.sqrt(len(same)))
+        _TrainedStage(same[-1], record, math.exp(fmean(of_same)), deviation / math.sqrt(len(same)))
         for (record, same), of_same in zip(stages, logs, strict=True)
     ]
     return sorted(found, key=lambda stage: stage.newest.measured_at)
 
 
-def _follow(stage: _Trained, prices: Mapping[str, Estimate], beside_seconds: float) -> dict[str, Estimate]:
+def _follow(stage: _TrainedStage, prices: Mapping[str, Estimate], beside_seconds: float) -> dict[str, Estimate]:
     """The prices of one stage's layers after its measurement.
 
     Args:

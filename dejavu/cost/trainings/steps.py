@@ -81,23 +81,23 @@ def is_surely_faster(new_seconds: float, new: StepFactor, kept_seconds: float, k
     return math.log(kept_seconds / new_seconds) > NORMAL_90 * deviation
 
 
-class _Trained(NamedTuple):
+class _TrainedStep(NamedTuple):
     """A plan with the undisturbed steps of its trainings, the oldest first."""
 
     plan: Plan
     rows: list[Measurement]
 
 
-def _trained(graph: Graph, database: ProfileDatabase) -> list[_Trained]:
+def _trained(graph: Graph, database: ProfileDatabase) -> list[_TrainedStep]:
     found = []
     for rows in database.history(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype):
         known = json.loads(rows[-1].extra or "{}")
         if known.get("graph") == graph.fingerprint and not rows[-1].is_disturbed:
-            found.append(_Trained(Plan.from_dict(known["plan"]), rows))
+            found.append(_TrainedStep(Plan.from_dict(known["plan"]), rows))
     return found
 
 
-def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Callable[[Plan], float]) -> StepFactor:
+def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, simulate: Callable[[Plan], float]) -> StepFactor:
     """What remembered trainings of this model say of a plan's simulated step.
 
     Messages and waiting cost time that no price holds. A plan that was trained knows its own factor best, one that
@@ -112,7 +112,7 @@ def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, play: Calla
     logs, expected = dict[Plan, list[float]](), list[float]()
     for trained in _trained(graph, database):
         try:
-            simulated_seconds = play(trained.plan)
+            simulated_seconds = simulate(trained.plan)
         except PlanError:
             continue
         rows = believable(trained.rows, simulated_seconds)

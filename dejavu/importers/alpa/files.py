@@ -18,7 +18,7 @@ import pandas as pd
 from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BATCH_ROWS
 from dejavu.importers.restricted_pickle import MOST_BYTES, Record, read_plain
-from dejavu.importers.sources import parquet_columns, parquet_frames, refuse_columns
+from dejavu.importers.sources import check_columns, parquet_columns, parquet_frames
 
 RECORD = "alpa.mesh_profiling.MeshProfilingResult"
 WANTED = "Alpa's prof_database.pkl or its Parquet form"
@@ -44,7 +44,7 @@ class MeshProfile:
 
 def parquet_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
     """Pieces with `COLUMNS` and `FLAGS`, and the point that each starts with. Raises InputError for other columns."""
-    refuse_columns(path, parquet_columns(path, WANTED), (*COLUMNS, *FLAGS))
+    check_columns(path, parquet_columns(path, WANTED), (*COLUMNS, *FLAGS))
     for start, frame in parquet_frames(path, (*COLUMNS, *FLAGS)):
         yield start, frame.astype({"op": str, "dtype": str, "replica_groups": str})
 

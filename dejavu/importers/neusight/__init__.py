@@ -21,7 +21,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.importers._base import BadRow, Batch, Importer
 from dejavu.importers.kernel_rows import devices_of, kernel_columns, moved_bytes
 from dejavu.importers.neusight.kernels import DTYPE, SIZE_COLUMNS, kernels_of
-from dejavu.importers.sources import files_of, parquet_columns, parquet_frames, refuse_columns
+from dejavu.importers.sources import check_columns, files_of, parquet_columns, parquet_frames
 
 _WANTED = "NeuSight's kernels.parquet"
 _NEEDED = ("op", "device", "latency_ms")
@@ -50,7 +50,7 @@ class NeuSight(Importer):
                 f"{file} holds whole models and their layers, which no plan looks up; wanted {_WANTED} (models are "
                 "compared with predictions by `python -m benchmarks.cost --models`)"
             )
-        refuse_columns(file, found, _NEEDED)
+        check_columns(file, found, _NEEDED)
         columns = [column for column in (*_NEEDED, "dtype", "torch", *_SIZES) if column in found]
         for start, frame in parquet_frames(file, columns):
             yield self._batch(file, start, frame)

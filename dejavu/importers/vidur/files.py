@@ -44,7 +44,7 @@ def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     """
     operations = [name.split(".")[1] for name in found if name.startswith("time_stats.") and name.endswith(".median")]
     time = "median_ms" if path.suffix != ".csv" else f"time_stats.{(operations or ['all_reduce'])[0]}.median"
-    sources.refuse_columns(path, found, (*_NETWORK, time))
+    sources.check_columns(path, found, (*_NETWORK, time))
     nodes = "topology" if "topology" in found else None
     columns = [*_NETWORK, time, *([nodes] if nodes else [])]
     for start, frame in _pieces(path, columns):
@@ -63,7 +63,7 @@ def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     if path.suffix == ".csv":
         yield from _lines(path, found)
         return
-    sources.refuse_columns(path, found, _COMPUTE)
+    sources.check_columns(path, found, _COMPUTE)
     gated = _gated(path) if "model" in found else {}
     columns = [*_COMPUTE, *(["model"] if "model" in found else [])]
     for start, frame in _pieces(path, columns):
@@ -91,9 +91,7 @@ def _gated(path: Path) -> dict[str, bool]:
 def _lines(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
     """A line of mlp.csv has one number of tokens; its operators' shapes follow from the model's."""
     times = {name: f"time_stats.{name}.median" for name in OPERATORS if f"time_stats.{name}.median" in found}
-    sources.refuse_columns(
-        path, found, (*_COMPUTE_CSV, _DEGREE, *(times.values() or ["time_stats.mlp_up_proj.median"]))
-    )
+    sources.check_columns(path, found, (*_COMPUTE_CSV, _DEGREE, *(times.values() or ["time_stats.mlp_up_proj.median"])))
     parts = path.resolve().parts
     device = parts[parts.index("compute") + 1] if "compute" in parts[:-2] else path.resolve().parent.name
     for start, frame in sources.csv_frames(path, (*_COMPUTE_CSV, _DEGREE, *times.values())):

@@ -59,8 +59,8 @@ def clustered(problem: Problem, cuts: Ints) -> Problem:
         layers=tuple(f"{problem.layers[a]} … {problem.layers[b - 1]}" for a, b in pairwise(cuts)),
         costs=AdditiveCosts(
             seconds_CL=summed(costs.seconds_CL),
-            once_seconds_CL=summed(costs.once_seconds_CL),
-            once_latency_seconds_C=costs.once_latency_seconds_C,
+            per_step_seconds_CL=summed(costs.per_step_seconds_CL),
+            per_step_latency_seconds_C=costs.per_step_latency_seconds_C,
             fixed_bytes_CL=summed(costs.fixed_bytes_CL),
             activation_bytes_CL=summed(costs.activation_bytes_CL),
             temporary_bytes_CL=np.maximum.reduceat(costs.temporary_bytes_CL, cuts[:-1], axis=1),
@@ -96,7 +96,7 @@ def refined(problem: Problem, plan: Plan, reach: int, table: StageTable) -> Iter
     cuts = np.array([0, *plan.cuts, problem.num_layers], dtype=np.int64)
     worst = max(
         (B - 1) * problem.costs.stage_seconds(stage.start, stage.stop, c)
-        + problem.costs.once_seconds(stage.start, stage.stop, c)
+        + problem.costs.per_step_seconds(stage.start, stage.stop, c)
         for stage, c in zip(plan.stages, index, strict=True)
     )
     low, high = 0.0, worst

@@ -46,8 +46,8 @@ class Undominated:
         kept: list[int] = []
         order = sorted(range(len(problem.configurations)), key=lambda c: (problem.configurations[c].num_devices, c))
         for c in order:
-            how = problem.configurations[c]
-            if how.num_devices > problem.device_counts[how.device_type]:
+            configuration = problem.configurations[c]
+            if configuration.num_devices > problem.device_counts[configuration.device_type]:
                 continue
             instead_C[c] = c
             if problem.use_all_devices:

@@ -39,8 +39,8 @@ class WindowedBound:
         kept = Undominated.of(problem).kept
         self._use_CT = np.zeros((len(kept), len(types)), dtype=np.int64)
         for row, c in enumerate(kept):
-            how = problem.configurations[c]
-            self._use_CT[row, types.index(how.device_type)] = how.num_devices
+            configuration = problem.configurations[c]
+            self._use_CT[row, types.index(configuration.device_type)] = configuration.num_devices
         class_C, heads = link_classes(problem)
         self._class_C = class_C[kept]
         self._latency_AA = problem.link_latency_seconds_CC[np.ix_(heads, heads)]
@@ -53,9 +53,9 @@ class WindowedBound:
             return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
 
         self._seconds_CL1 = prefix(costs.seconds_CL)
-        self._busy_CL1 = self._repeats * self._seconds_CL1 + prefix(costs.once_seconds_CL)
+        self._busy_CL1 = self._repeats * self._seconds_CL1 + prefix(costs.per_step_seconds_CL)
         self._memory = (
-            costs.once_latency_seconds_C[kept],
+            costs.per_step_latency_seconds_C[kept],
             prefix(costs.fixed_bytes_CL),
             prefix(costs.activation_bytes_CL),
             prefix(costs.step_bytes_CL),
@@ -143,7 +143,7 @@ def _usable(costs: AdditiveCosts, price: float) -> NDArray[np.bool_]:
     """
     most_bytes_C1 = costs.capacity_bytes_C[:, None] * (1 + _ROUNDING)
     bytes_CL = costs.fixed_bytes_CL + np.maximum(costs.activation_bytes_CL, costs.step_bytes_CL)
-    longest_CL = np.maximum(costs.seconds_CL, costs.once_seconds_CL)
+    longest_CL = np.maximum(costs.seconds_CL, costs.per_step_seconds_CL)
     return costs.can_run_CL & (longest_CL <= price) & (bytes_CL <= most_bytes_C1)
 
 

@@ -16,7 +16,7 @@ from dejavu.foundation.compiled import njit
 
 @njit(cache=True, nogil=True)
 def furthest_stops(
-    limit, most_in_flight, busy_CL1, once_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL,
+    limit, most_in_flight, busy_CL1, per_step_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL,
     furthest_CL,
 ):  # fmt: skip
     """furthest[c, start]: no stage from there stops later that is no busier than the limit and fits its memory.
@@ -45,7 +45,7 @@ def furthest_stops(
                 free = capacity_C[c] - (fixed_CL1[c, stop] - fixed_CL1[c, start])
                 working = scratch_CL[c, large[c, top[c]]] + need * (active_CL1[c, stop] - active_CL1[c, start])
                 if (
-                    busy_CL1[c, stop] - busy_CL1[c, start] + once_C[c] <= limit
+                    busy_CL1[c, stop] - busy_CL1[c, start] + per_step_C[c] <= limit
                     and working <= free
                     and step_CL1[c, stop] - step_CL1[c, start] <= free
                 ):

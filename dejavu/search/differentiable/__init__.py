@@ -14,7 +14,7 @@ from dejavu.search._base import Incumbent, Search
 from dejavu.search.differentiable.decode import Decoder
 from dejavu.search.shared import table as _suffix
 from dejavu.search.shared.compiling import tiny_problem
-from dejavu.search.shared.options import Ints, Options, refuse_more_options
+from dejavu.search.shared.options import Ints, Options, check_number_of_options
 
 if TYPE_CHECKING:
     from dejavu.search.differentiable.relaxed import Relaxed
@@ -74,7 +74,7 @@ class Differentiable(Search):
     max_options_bytes: float = 4 * 2**30
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        refuse_more_options(problem, self.name, self.max_options_bytes)
+        check_number_of_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
         with best.clock_stopped():

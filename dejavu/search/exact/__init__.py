@@ -18,7 +18,7 @@ from dejavu.search.feasible.fit import is_feasible
 from dejavu.search.feasible.infeasible import why_infeasible
 from dejavu.search.shared import table as _suffix
 from dejavu.search.shared.compiling import tiny_problem
-from dejavu.search.shared.options import Options, refuse_more_options
+from dejavu.search.shared.options import Options, check_number_of_options
 
 _ANY_BOTTLENECK = (0.0, np.inf)
 _EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
@@ -73,7 +73,7 @@ class Exact(Search):
     bottleneck_range_seconds: tuple[float, float] = _ANY_BOTTLENECK
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        refuse_more_options(problem, self.name, self.max_options_bytes)
+        check_number_of_options(problem, self.name, self.max_options_bytes)
         if self.incumbent is not None:
             best.offer(self.incumbent)
         bound = self._bound(problem, best)

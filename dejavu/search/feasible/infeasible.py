@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.plan import Problem
 from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts
-from dejavu.search.shared.clock import Clock
+from dejavu.search.shared.clock import SearchClock
 
 _PRECISION = 1e-3  # of the least memory that is reported
 _ROUNDING = 1e-9  # sums in another order are within this
@@ -26,7 +26,10 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
     """
     clock = _Time(budget_seconds, is_feasible)
     counts = ", ".join(f"{count} × {name}" for name, count in problem.device_counts.items())
-    if all(how.num_devices > problem.device_counts[how.device_type] for how in problem.configurations):
+    if all(
+        configuration.num_devices > problem.device_counts[configuration.device_type]
+        for configuration in problem.configurations
+    ):
         return f"no plan fits: every stage configuration takes more devices than there are ({counts})"
     layer = _layer_in_no_stage(problem)
     if layer is not None:
@@ -48,7 +51,7 @@ class _Time:
     """What is left for explanations; no question takes all of it."""
 
     def __init__(self, budget_seconds: float, is_feasible: IsFeasible) -> None:
-        self._clock, self._budget_seconds, self._is_feasible = Clock(), budget_seconds, is_feasible
+        self._clock, self._budget_seconds, self._is_feasible = SearchClock(), budget_seconds, is_feasible
 
     @property
     def left_seconds(self) -> float:
@@ -80,14 +83,16 @@ def _layer_in_no_stage(problem: Problem) -> int | None:
     L, costs = problem.num_layers, problem.costs
     least = min(problem.in_flight(s, n) for n in (1, L) for s in (0, n - 1))
     counts = problem.device_counts
-    usable = np.array([how.num_devices <= counts[how.device_type] for how in problem.configurations])
+    usable = np.array(
+        [configuration.num_devices <= counts[configuration.device_type] for configuration in problem.configurations]
+    )
     if isinstance(costs, AdditiveCosts):
         held = np.maximum(least * costs.activation_bytes_CL + costs.temporary_bytes_CL, costs.step_bytes_CL)
         need_CL = costs.fixed_bytes_CL + held + 2 * costs.message_bytes_CL1.min(axis=1)[:, None]
         alone_CL = costs.can_run_CL & (need_CL <= costs.room_bytes_C[:, None] * (1 + _ROUNDING))
         nowhere = np.flatnonzero(~alone_CL[usable].any(axis=0))
         return int(nowhere[0]) if len(nowhere) else None
-    finite = np.logical_and(np.isfinite(costs.seconds_CLL1), np.isfinite(costs.once_seconds_CLL1))
+    finite = np.logical_and(np.isfinite(costs.seconds_CLL1), np.isfinite(costs.per_step_seconds_CLL1))
     fits = np.logical_and(costs.max_in_flight_CLL1 >= least, finite)
     possible = np.logical_and(fits, usable[:, None, None]).any(axis=0)
     for layer in range(L):
@@ -101,8 +106,8 @@ def _alone(problem: Problem, layer: int) -> str:
     costs, needs = problem.costs, []
     if not isinstance(costs, AdditiveCosts):
         return ""
-    for c, how in enumerate(problem.configurations):
-        if how.num_devices <= problem.device_counts[how.device_type] and costs.can_run_CL[c, layer]:
+    for c, configuration in enumerate(problem.configurations):
+        if configuration.num_devices <= problem.device_counts[configuration.device_type] and costs.can_run_CL[c, layer]:
             needs.append((costs.peak_bytes(layer, layer + 1, c, problem.in_flight(0, 1)), c))
     if not needs:
         return "; it can run under no configuration that the cluster has devices for"

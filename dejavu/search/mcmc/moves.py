@@ -16,7 +16,7 @@ from dejavu.foundation.compiled import njit
 from dejavu.search.shared.stage_table import DEVICES, TYPE
 
 STOP, HOW, FITS = range(3)  # columns of stage_S3: the cut where it stops, its configuration, microbatches that fit
-SECONDS, ONCE, LINK = range(3)  # columns of cost_S3: as `plan.price` has them; the link is the one behind the stage
+SECONDS, PER_STEP, LINK = range(3)  # columns of cost_S3: as `plan.price` has them; the link is the one behind the stage
 REFUSED = 0  # in place of the number of stages
 _NEAR = 0.5  # share of cuts that move by one layer; the others move by any distance, as often by 1 to 2 as by 16 to 32
 # Shares of the moves; what is left carries a stage elsewhere. Cuts and configurations are what most plans still need.

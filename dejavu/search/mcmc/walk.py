@@ -11,7 +11,7 @@ import numpy as np
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
 from dejavu.search.mcmc.fill import random_plan, refill, settle
-from dejavu.search.mcmc.moves import FITS, HOW, LINK, ONCE, REFUSED, SECONDS, STOP, below, move, random
+from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, below, move, random
 from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, StageTable, stage_cost
 
 Rows = tuple[Ints, Floats, Ints]
@@ -36,7 +36,7 @@ def _price(costs, links, stage_S3, cost_S3, S, first, last):
     for s in range(first, last + 1):
         start = stage_S3[s - 1, STOP] if s > 0 else 0
         seconds, once, fits = stage_cost(costs, start, stage_S3[s, STOP], stage_S3[s, HOW])
-        cost_S3[s, SECONDS], cost_S3[s, ONCE], stage_S3[s, FITS] = seconds, once, fits
+        cost_S3[s, SECONDS], cost_S3[s, PER_STEP], stage_S3[s, FITS] = seconds, once, fits
     for s in range(max(first - 1, 0), min(last + 1, S - 1)):
         c, after, num_bytes = stage_S3[s, HOW], stage_S3[s + 1, HOW], cut_bytes_L1[stage_S3[s, STOP]]
         cost_S3[s, LINK] = 2.0 * (link_CC2[c, after, 0] + link_CC2[c, after, 1] * num_bytes)
@@ -55,7 +55,7 @@ def _value(rules, count_D, stage_S3, cost_S3, used_D, S):
         seconds = cost_S3[s, SECONDS]
         total += seconds
         busy = repeats * seconds if repeats > 0 else 0.0  # seconds may be infinite
-        busiest = max(busiest, busy + cost_S3[s, ONCE])
+        busiest = max(busiest, busy + cost_S3[s, PER_STEP])
         need = need_SS[S, s]
         if stage_S3[s, FITS] < need:
             distance += (need - stage_S3[s, FITS]) / need

@@ -125,7 +125,7 @@ class _Line:
         """What the busiest stage or link does in a step."""
         problem, B = self._problem, self._problem.num_microbatches
         spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
-        stages = (B * problem.costs.stage_seconds(*span) + problem.costs.once_seconds(*span) for span in spans)
+        stages = (B * problem.costs.stage_seconds(*span) + problem.costs.per_step_seconds(*span) for span in spans)
         links = (B * problem.transfer_seconds(b[0], a[2], b[2]) for a, b in pairwise(spans))
         return max(*stages, *links, 0.0)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 _MOST_WAITING = 10.0  # real seconds count as one where a search gets next to nothing of a processor
 
 
-class Clock:
+class SearchClock:
     """Seconds of processor time that a search's own thread has taken since the clock began.
 
     Other programs, other threads of this process, and waiting for another search count nothing. Where one search works

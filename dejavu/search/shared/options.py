@@ -112,17 +112,17 @@ class Options:
 def usable(problem: Problem) -> Ints:
     """The configurations that the cluster has devices for."""
     counts = problem.device_counts
-    fit = (how.num_devices <= counts[how.device_type] for how in problem.configurations)
+    fit = (configuration.num_devices <= counts[configuration.device_type] for configuration in problem.configurations)
     return np.flatnonzero(np.fromiter(fit, dtype=bool))
 
 
 def _busy(costs: DenseCosts, num_microbatches: int) -> Floats:
     possible = np.isfinite(costs.seconds_CLL1)
     seconds = np.where(possible, costs.seconds_CLL1, 0.0)
-    return np.where(possible, (num_microbatches - 1) * seconds + costs.once_seconds_CLL1, np.inf)
+    return np.where(possible, (num_microbatches - 1) * seconds + costs.per_step_seconds_CLL1, np.inf)
 
 
-def refuse_more_options(problem: Problem, search: str, max_bytes: float) -> None:
+def check_number_of_options(problem: Problem, search: str, max_bytes: float) -> None:
     """Check that the stages of a problem can be listed in so much memory; those of costs given one by one are.
 
     Raises:
@@ -181,8 +181,10 @@ def most_stages(problem: Problem, chosen: Ints) -> int:
     """For how many stages there are layers and devices."""
     smallest: dict[str, int] = {}
     for c in chosen:
-        how = problem.configurations[c]
-        smallest[how.device_type] = min(how.num_devices, smallest.get(how.device_type, how.num_devices))
+        configuration = problem.configurations[c]
+        smallest[configuration.device_type] = min(
+            configuration.num_devices, smallest.get(configuration.device_type, configuration.num_devices)
+        )
     return min(problem.num_layers, sum(problem.device_counts[name] // taken for name, taken in smallest.items()))
 
 

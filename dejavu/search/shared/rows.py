@@ -39,7 +39,7 @@ def rows_of_several_types(problem: Problem) -> Iterator[list[StageConfiguration]
 
 def plan_of_row(problem: Problem, row: Row, cuts: Sequence[int]) -> Plan:
     """The row's stages between these cuts."""
-    stages = (Stage(a, b, how) for (a, b), how in zip(pairwise(cuts), row, strict=True))
+    stages = (Stage(a, b, configuration) for (a, b), configuration in zip(pairwise(cuts), row, strict=True))
     return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
 
 
@@ -67,24 +67,27 @@ class _QuickPrice:
     """`plan.price` without its checks, from sums over layers; as near to it as rounding."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._index = problem, {how: c for c, how in enumerate(problem.configurations)}
+        self._problem, self._index = (
+            problem,
+            {configuration: c for c, configuration in enumerate(problem.configurations)},
+        )
         costs = problem.costs
         self._sums_CL1 = None
         if isinstance(costs, AdditiveCosts) and np.isfinite(costs.seconds_CL).all():
-            tables = (costs.seconds_CL, costs.once_seconds_CL)
+            tables = (costs.seconds_CL, costs.per_step_seconds_CL)
             self._sums_CL1 = [np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0))) for table in tables]
 
     def step_seconds(self, row: Row, cuts: Sequence[int]) -> float:
         """The formula's step; inf or nan where a stage is not possible."""
         problem, repeats = self._problem, self._problem.num_microbatches - 1
-        c, at = np.array([self._index[how] for how in row]), np.asarray(cuts)
+        c, at = np.array([self._index[configuration] for configuration in row]), np.asarray(cuts)
         if self._sums_CL1 is not None and isinstance(problem.costs, AdditiveCosts):
             seconds, once = (sums[c, at[1:]] - sums[c, at[:-1]] for sums in self._sums_CL1)
-            once = once + problem.costs.once_latency_seconds_C[c]
+            once = once + problem.costs.per_step_latency_seconds_C[c]
         else:
             spans = list(zip(at[:-1], at[1:], c, strict=True))
             seconds = np.array([problem.costs.stage_seconds(*map(int, span)) for span in spans])
-            once = np.array([problem.costs.once_seconds(*map(int, span)) for span in spans])
+            once = np.array([problem.costs.per_step_seconds(*map(int, span)) for span in spans])
         links = problem.link_latency_seconds_CC[c[:-1], c[1:]]
         links = 2.0 * (links + problem.link_seconds_per_byte_CC[c[:-1], c[1:]] * problem.cut_bytes_L1[at[1:-1]])
         once = once + repeats * seconds if repeats else once  # 0 · inf is no number

@@ -95,7 +95,9 @@ def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:
 
 def _kinds(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     types, counts = list(problem.device_counts), list(problem.device_counts.values())
-    kinds = [(types.index(how.device_type), how.num_devices) for how in problem.configurations]
+    kinds = [
+        (types.index(configuration.device_type), configuration.num_devices) for configuration in problem.configurations
+    ]
     usable = [c for c, (kind, taken) in enumerate(kinds) if taken <= counts[kind]]
     member = sorted(usable, key=lambda c: (kinds[c], c))
     first = [i for i, c in enumerate(member) if i == 0 or kinds[c] != kinds[member[i - 1]]] + [len(member)]
@@ -116,9 +118,9 @@ def _needs(problem: Problem) -> Ints:
 
 
 def _dense(costs: DenseCosts) -> Floats:
-    possible = np.isfinite(costs.seconds_CLL1) & np.isfinite(costs.once_seconds_CLL1)
+    possible = np.isfinite(costs.seconds_CLL1) & np.isfinite(costs.per_step_seconds_CLL1)
     fits = np.where(possible, costs.max_in_flight_CLL1, 0)
-    return np.stack((costs.seconds_CLL1, costs.once_seconds_CLL1, fits), axis=3).astype(np.float64)
+    return np.stack((costs.seconds_CLL1, costs.per_step_seconds_CLL1, fits), axis=3).astype(np.float64)
 
 
 def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
@@ -129,7 +131,7 @@ def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
         sums_CL1N[:, :, column + _REST] = costs.sums[name].rest_CL1
     sums_CL1N[:, :, _BLOCKED] = costs.blocked_CL1
     sums_CL1N[:, :, _MESSAGE] = costs.message_bytes_CL1
-    sums_CL1N[:, :, _LATENCY] = costs.once_latency_seconds_C[:, None]
+    sums_CL1N[:, :, _LATENCY] = costs.per_step_latency_seconds_C[:, None]
     sums_CL1N[:, :, _ROOM] = costs.room_bytes_C[:, None]
     blocks = -(-L // _BLOCK)
     padded = np.pad(costs.temporary_bytes_CL, ((0, 0), (0, blocks * _BLOCK - L))).reshape(C, blocks, _BLOCK)

@@ -25,9 +25,9 @@ def unit_seconds(problem: Problem) -> float:
         every = [problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC * problem.cut_bytes_L1.max()]
         costs = problem.costs
         if isinstance(costs, AdditiveCosts):
-            every += [costs.seconds_CL, costs.once_seconds_CL, costs.once_latency_seconds_C]
+            every += [costs.seconds_CL, costs.per_step_seconds_CL, costs.per_step_latency_seconds_C]
         else:
-            every += [costs.seconds_CLL1, costs.once_seconds_CLL1]
+            every += [costs.seconds_CLL1, costs.per_step_seconds_CLL1]
         unit = max(float(np.max(table, where=np.isfinite(table), initial=0.0)) for table in every)
     return 2.0 ** round(math.log2(unit)) if unit > 0 else 1.0
 
@@ -52,12 +52,12 @@ def in_units(problem: Problem, unit: float) -> Problem:
         scaled = replace(
             costs,
             seconds_CL=costs.seconds_CL / unit,
-            once_seconds_CL=costs.once_seconds_CL / unit,
-            once_latency_seconds_C=costs.once_latency_seconds_C / unit,
+            per_step_seconds_CL=costs.per_step_seconds_CL / unit,
+            per_step_latency_seconds_C=costs.per_step_latency_seconds_C / unit,
         )
     else:
         scaled = replace(
-            costs, seconds_CLL1=costs.seconds_CLL1 / unit, once_seconds_CLL1=costs.once_seconds_CLL1 / unit
+            costs, seconds_CLL1=costs.seconds_CLL1 / unit, per_step_seconds_CLL1=costs.per_step_seconds_CLL1 / unit
         )
     return replace(
         problem,

@@ -12,13 +12,13 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, ONCE
-from dejavu.simulate.bound._prices import Priced
+from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP
+from dejavu.simulate.bound._prices import BoundProblem
 
 _DIRECTIONS = 256  # of prices
 
 
-def balance_seconds(problem: Priced, most_ranks: int) -> Floats:
+def balance_seconds(problem: BoundProblem, most_ranks: int) -> Floats:
     """A bound for every schedule with 1, 2, … `most_ranks` ranks; each microbatch counts with the cheaper backward."""
     prices, B = problem.prices, problem.num_microbatches
     sum_5CL1 = prices.sum_5CL1
@@ -26,7 +26,7 @@ def balance_seconds(problem: Priced, most_ranks: int) -> Floats:
     split_CL = seconds_5CL[BACKWARD_INPUT] + seconds_5CL[BACKWARD_WEIGHT]
     # Where a stage is the first, or the schedule does not split, a backward pass is whole.
     backward_CL = np.minimum(seconds_5CL[BACKWARD], split_CL)
-    work_CL = B * (seconds_5CL[FORWARD] + backward_CL) + seconds_5CL[ONCE]
+    work_CL = B * (seconds_5CL[FORWARD] + backward_CL) + seconds_5CL[PER_STEP]
     possible_CL = problem.possible_CL
     work_CL[~possible_CL] = np.inf
     direction_DT1 = _directions(len(prices.count_T))

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, ONCE, Integers
-from dejavu.simulate.bound._prices import Prices
+from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PER_STEP, Integers
+from dejavu.simulate.bound._prices import BoundPrices
 
 Mask = NDArray[np.bool_]
 
@@ -40,10 +40,10 @@ class Weights(NamedTuple):
 def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats) -> Weights:
     """Of a line, and prices for devices."""
     layer_S5 = stage_S5.copy()
-    # The first stage leaves its whole backward pass to the second part: see `simulate.posed.stages_of`.
+    # The first stage leaves its whole backward pass to the second part: see `simulate.plans.stages_of`.
     layer_S5[0, BACKWARD] += layer_S5[0, BACKWARD_WEIGHT]
     layer_S5[0, BACKWARD_INPUT] = layer_S5[0, BACKWARD_WEIGHT] = 0.0
-    return Weights(layer_S5, stage_S5[:, :ONCE].sum(axis=1), stage_S5[:, ONCE].copy(), cut_S3, price_C)
+    return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_S3, price_C)
 
 
 class Table(NamedTuple):
@@ -101,7 +101,7 @@ def spans_of(alive_SCLL1: Mask) -> Spans:
     return Spans(np.asarray(any_SCL.any(axis=2)), np.ascontiguousarray(span_SCL2))
 
 
-def table(prices: Prices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
+def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
     """The cheapest ways behind each cut, among the stages that are still considered."""
     return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
 
@@ -161,7 +161,7 @@ def weighted(prices, weigh, s, c, sum_L1):
         if weight != 0.0:
             for cut in range(len(sum_L1)):
                 sum_L1[cut] += weight * prices.sum_5CL1[k, c, cut]
-    return weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.once_C[c] + weigh.price_C[c]
+    return weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
 
 
 @njit(cache=True, nogil=True)

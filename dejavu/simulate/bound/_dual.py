@@ -17,10 +17,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import Integers, Listing
+from dejavu.simulate._action_table import ActionTable, Integers
 from dejavu.simulate.bound._chain import Mask, Table, Weights, weights
 from dejavu.simulate.bound._paths import Line, Times, longest_path
-from dejavu.simulate.bound._prices import Prices
+from dejavu.simulate.bound._prices import BoundPrices
 from dejavu.simulate.bound._vee import VeeTable
 
 _ENOUGH = 1e-4  # of the bound: rounds that can win less are left out
@@ -63,8 +63,8 @@ class Dual:
         best_seconds: the most that was proved for the stages still considered, and how.
     """
 
-    prices: Prices
-    order: Listing
+    prices: BoundPrices
+    order: ActionTable
     cheapest: Cheapest
     share: float
     scale_seconds: float
@@ -137,13 +137,13 @@ class Dual:
         return weight_N, np.maximum(answer.x[N : N + T], 0.0) * self.scale_seconds, -answer.fun * self.scale_seconds
 
 
-def times_of(prices: Prices, order: Listing, stop_S: Integers, how_S: Integers) -> Times:
-    """What the stages of a plan take; as `simulate.posed` says."""
+def times_of(prices: BoundPrices, order: ActionTable, stop_S: Integers, how_S: Integers) -> Times:
+    """What the stages of a plan take; as `simulate.plans` says."""
     start_S = np.append(0, stop_S[:-1])
     stage_S5 = (prices.sum_5CL1[:, how_S, stop_S] - prices.sum_5CL1[:, how_S, start_S]).T
     stage_S5[0, 2:4] = 0.0, stage_S5[0, 1]
     stage_S5[:, :4] += prices.pass_C[how_S, None]
-    stage_S5[:, 4] += prices.once_C[how_S]
+    stage_S5[:, 4] += prices.per_step_C[how_S]
     cut_S3 = np.zeros((len(stop_S), 3))
     g_S = prices.class_C[how_S]
     cut_S3[:-1] = prices.message_L1GG3[stop_S[:-1], g_S[:-1], g_S[1:]]

@@ -4,7 +4,7 @@ Torch's list of actions is one for a schedule, a number of ranks and a number of
 Actions and messages that wait for one another make a graph without cycles; sharing devices and links only delays, so
 the step is at least the longest path, and so at least *any* path: a sum, linear in the stages' times. What a rank's
 device has to do between its first work and its last is such a sum as well.
-Suffixes as in `simulate._listing` and `_prices`; 5 = passes, 3 = a message's parts, N = lines.
+Suffixes as in `simulate._action_table` and `_prices`; 5 = passes, 3 = a message's parts, N = lines.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import (
+from dejavu.simulate._action_table import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     NOTHING,
-    ONCE,
+    PER_STEP,
+    ActionTable,
     Integers,
-    Listing,
 )
 
 
@@ -50,7 +50,7 @@ class Line(NamedTuple):
         return float((self.stage_S5 * times.stage_S5).sum() + (self.cut_S3 * times.cut_S3).sum())
 
 
-def longest_path(order: Listing, times: Times) -> tuple[float, Line]:
+def longest_path(order: ActionTable, times: Times) -> tuple[float, Line]:
     """The longest path of a plan's step, were nothing shared."""
     S = len(order.rank_S)
     line = Line(np.zeros((S, 5)), np.zeros((S, 3)))
@@ -126,7 +126,7 @@ def longest(order, time_S5, time_S3, count_S5, count_S3):
             return seconds
 
 
-def rank_lines(order: Listing) -> list[Line]:
+def rank_lines(order: ActionTable) -> list[Line]:
     """For each rank: what must be done before its device has any work, and all of that device's work.
 
     The first forward of rank r waits for that of every stage before; then its device does each of its actions and its
@@ -144,12 +144,12 @@ def rank_lines(order: Listing) -> list[Line]:
     return lines
 
 
-def busy_lines(order: Listing) -> list[Line]:
+def busy_lines(order: ActionTable) -> list[Line]:
     """The first of each rank's two lines."""
     return [_busy(order, rank) for rank in range(len(order.first_P1) - 1)]
 
 
-def _busy(order: Listing, rank: int) -> Line:
+def _busy(order: ActionTable, rank: int) -> Line:
     line = _head(order, rank)
     own = np.arange(order.first_P1[rank], order.first_P1[rank + 1])
     np.add.at(line.stage_S5, (order.stage_A[own], order.pass_A[own]), 1.0)
@@ -159,7 +159,7 @@ def _busy(order: Listing, rank: int) -> Line:
     return line
 
 
-def _drained(order: Listing, rank: int) -> Line | None:
+def _drained(order: ActionTable, rank: int) -> Line | None:
     """None where no gradient goes to another rank."""
     first, stop = order.first_P1[rank], order.first_P1[rank + 1]
     B = order.num_microbatches
@@ -188,7 +188,7 @@ def _drained(order: Listing, rank: int) -> Line | None:
     return line
 
 
-def _head(order: Listing, rank: int) -> Line:
+def _head(order: ActionTable, rank: int) -> Line:
     """Until the rank's first input leaves the wire: from then on its device can have work."""
     S = len(order.rank_S)
     line = Line(np.zeros((S, 5)), np.zeros((S, 3)))
@@ -201,7 +201,7 @@ def _head(order: Listing, rank: int) -> Line:
     return line
 
 
-def held_microbatches(order: Listing) -> Integers:
+def held_microbatches(order: ActionTable) -> Integers:
     """The most microbatches that each stage holds at once; as `Simulation.in_flight`."""
     change_A = (order.pass_A == FORWARD).astype(np.int64)
     change_A -= (order.pass_A == BACKWARD) | (order.pass_A == BACKWARD_WEIGHT)
@@ -212,4 +212,4 @@ def held_microbatches(order: Listing) -> Integers:
     return np.array(most)
 
 
-__all__ = ["ONCE", "Line", "Times", "busy_lines", "held_microbatches", "longest", "longest_path", "rank_lines"]
+__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "held_microbatches", "longest", "longest_path", "rank_lines"]

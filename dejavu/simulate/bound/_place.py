@@ -12,15 +12,15 @@ from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Stage
 from dejavu.plan.schedule import schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import play_posed
-from dejavu.simulate._listing import Integers, Listing, listing
+from dejavu.simulate import simulate_plan
+from dejavu.simulate._action_table import ActionTable, Integers, action_table
 from dejavu.simulate.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulate.bound._dual import Dual
 from dejavu.simulate.bound._paths import Line, busy_lines, held_microbatches, rank_lines
-from dejavu.simulate.bound._prices import Priced, memory_shares
+from dejavu.simulate.bound._prices import BoundProblem, memory_shares
 from dejavu.simulate.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulate.bound._vee_walk import vee_walk
-from dejavu.simulate.bound._walk import Limits, Walked, lines_of, walk
+from dejavu.simulate.bound._walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulate.bound.proof import Proof
 
 _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger tables are not made
@@ -50,7 +50,7 @@ class Place:
         is_weighed: its first bound by paths was made.
     """
 
-    def __init__(self, problem: Priced, schedule: str, num_stages: int, bound_seconds: float) -> None:
+    def __init__(self, problem: BoundProblem, schedule: str, num_stages: int, bound_seconds: float) -> None:
         self.problem, self.schedule, self.num_stages = problem, schedule, num_stages
         self.bound_seconds, self.proved_by = bound_seconds, Proof.BALANCE
         self.can_move = self._entries <= _MOST_ENTRIES
@@ -63,13 +63,13 @@ class Place:
 
     @property
     def _entries(self) -> int:
-        return self.num_stages * len(self.problem.prices.class_C) * self.problem.posed.problem.num_layers**2
+        return self.num_stages * len(self.problem.prices.class_C) * self.problem.priced.problem.num_layers**2
 
     @cached_property
-    def _order(self) -> Listing | None:
+    def _order(self) -> ActionTable | None:
         """None where torch does not run so many stages or microbatches."""
         try:
-            return listing(self.schedule, self.num_stages, self.problem.num_microbatches)
+            return action_table(self.schedule, self.num_stages, self.problem.num_microbatches)
         except InputError:
             return None
 
@@ -85,7 +85,7 @@ class Place:
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
         if schedule_named(self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
-            self._share_SCLL1 = memory_shares(self.problem.posed, held_microbatches(order))
+            self._share_SCLL1 = memory_shares(self.problem.priced, held_microbatches(order))
         self._busy = [self._weights(line) for line in busy_lines(order)]
         self._limit = best_seconds
         share = 1.0 / schedule_named(self.schedule).stages_per_rank
@@ -127,7 +127,7 @@ class Place:
     @property
     def _is_vee(self) -> bool:
         """Whether ranks are looked at as pairs of stages: where the schedule is a V, and that is affordable."""
-        L, ranks = self.problem.posed.problem.num_layers, self.num_stages // 2
+        L, ranks = self.problem.priced.problem.num_layers, self.num_stages // 2
         longest = min(L, 2 * L // ranks) if ranks else 0  # of a stage that no better plan drops, about
         steps = ranks * len(self.problem.prices.class_C) * L**2 / 2 * longest**2 / 2
         return schedule_named(self.schedule).placement == "v" and steps < _MOST_PAIRS
@@ -194,7 +194,7 @@ class Place:
         two are then looked at again, and simulated.
         """
         best: Faster | None = None
-        walked = self._walk(alive_SCLL1, Limits(limit, most_steps, True, _MOST_LEAVES))
+        walked = self._walk(alive_SCLL1, WalkLimits(limit, most_steps, True, _MOST_LEAVES))
         met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
@@ -202,14 +202,14 @@ class Place:
         self._raise(walked.limit, Proof.EVERY_PLAN)
         until = limit if best is None else min(limit, best.seconds)
         if walked.limit < until * (1.0 - _NEAR):
-            again = self._walk(alive_SCLL1, Limits(until, most_steps, False, _MOST_LEAVES))
+            again = self._walk(alive_SCLL1, WalkLimits(until, most_steps, False, _MOST_LEAVES))
             met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.how_KS, strict=True)]
             best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
             if again.is_complete:
                 self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
         return best
 
-    def _walk(self, alive_SCLL1: Mask, limits: Limits) -> Walked:
+    def _walk(self, alive_SCLL1: Mask, limits: WalkLimits) -> Walked:
         prices, order = self.problem.prices, self._order
         assert order is not None and self._dual.best_weights is not None
         weighs = [(self._dual.best_weights, self._dual.best_constant)]
@@ -230,7 +230,7 @@ class Place:
 
     def _simulated(self, stop_S: Integers, how_S: Integers) -> Faster | None:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""
-        problem, order = self.problem.posed.problem, self._order
+        problem, order = self.problem.priced.problem, self._order
         assert order is not None
         held = held_microbatches(order)
         start_S = [0, *map(int, stop_S[:-1])]
@@ -241,14 +241,14 @@ class Place:
                 needed = sum(problem.costs.peak_bytes(*spans[s], int(held[s])) for s in own)
                 if needed > problem.costs.capacity_bytes_C[spans[own[0]][2]] * (1.0 + 1e-9):
                     return None
-        how = problem.configurations
-        stages = tuple(Stage(a, b, how[c]) for a, b, c in spans)
+        configuration = problem.configurations
+        stages = tuple(Stage(a, b, configuration[c]) for a, b, c in spans)
         plan = Plan(stages, self.schedule, self.problem.num_microbatches)
-        return Faster(play_posed(self.problem.posed, plan).step_seconds, plan)
+        return Faster(simulate_plan(self.problem.priced, plan).step_seconds, plan)
 
-    def _fitting(self, order: Listing) -> Mask:
+    def _fitting(self, order: ActionTable) -> Mask:
         """Stages that alone fit with what they hold in flight."""
-        C, L = len(self.problem.prices.class_C), self.problem.posed.problem.num_layers
+        C, L = len(self.problem.prices.class_C), self.problem.priced.problem.num_layers
         alive_SCLL1 = np.ones((self.num_stages, C, L, L + 1), np.bool_)
         if self.problem.most_held_CLL1 is not None:
             for s, held in enumerate(held_microbatches(order)):

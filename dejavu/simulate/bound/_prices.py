@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.priced import USUAL_PARTS, PassCost, Posed
+from dejavu.plan.priced import USUAL_PARTS, PassCost, PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts, Floats
-from dejavu.simulate._listing import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, ONCE, Integers
+from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 
 _MOST_HELD = 25_000_000  # entries of the table of what fits; beyond it memory is ignored
 _ROUNDING = 1e-9  # memory counts as this much larger: what just fits by another order of summing is not dropped
 _UNKNOWN_CAP = 1e3  # times the slowest plan, where no plan is known
 
 
-class Prices(NamedTuple):
+class BoundPrices(NamedTuple):
     """What stages and messages take; what a stage takes is a difference of two entries and what is there anyway.
 
     Attributes:
         sum_5CL1: the layers' seconds, summed from the first.
         pass_C: what every pass of a microbatch takes besides.
-        once_C: what a stage does once a step besides.
+        per_step_C: what a stage does once a step besides.
         message_L1GG3: across a cut, from a class to a class, one way.
         class_C, type_C, devices_C: of the configurations.
         count_T: the cluster's devices.
@@ -38,7 +38,7 @@ class Prices(NamedTuple):
 
     sum_5CL1: Floats
     pass_C: Floats
-    once_C: Floats
+    per_step_C: Floats
     message_L1GG3: Floats
     class_C: Integers
     type_C: Integers
@@ -47,20 +47,20 @@ class Prices(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Priced:
-    """A posed problem for the bound.
+class BoundProblem:
+    """The priced problem for the bound.
 
     Attributes:
         most_held_CLL1: with how many microbatches in flight a stage fits its memory; None where that is not looked at.
     """
 
-    posed: Posed
-    prices: Prices
+    priced: PricedProblem
+    prices: BoundPrices
     most_held_CLL1: NDArray[np.int32] | None
 
     @property
     def num_microbatches(self) -> int:
-        return self.posed.problem.num_microbatches
+        return self.priced.problem.num_microbatches
 
     @property
     def most_ranks(self) -> int:
@@ -69,74 +69,74 @@ class Priced:
         for kind, count in enumerate(prices.count_T):
             least = prices.devices_C[prices.type_C == kind].min(initial=count + 1)
             ranks += int(count // least)
-        problem = self.posed.problem
+        problem = self.priced.problem
         return min(ranks, problem.most_stages, problem.num_microbatches)
 
     @cached_property
     def possible_CL(self) -> NDArray[np.bool_]:
         """Whether any stage of the configuration that holds the layer fits with one microbatch in flight."""
-        L = self.posed.problem.num_layers
+        L = self.priced.problem.num_layers
         if self.most_held_CLL1 is None:
             return np.ones((len(self.prices.class_C), L), np.bool_)
         last_CL = ((self.most_held_CLL1 > 0) * np.arange(L + 1)).max(axis=2)
         return np.maximum.accumulate(last_CL, axis=1) > np.arange(L)
 
 
-def priced(posed: Posed, best_seconds: float) -> Priced:
+def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
     """The problem's prices.
 
     A layer's time above `best_seconds` counts as `best_seconds`: a plan with such a layer takes as long, so that the
     bound, which is never above `best_seconds`, holds for it as before. Times so large (or infinite, for what cannot
     run) would else drown the others in the sums.
     """
-    problem = posed.problem
+    problem = priced.problem
     C, L = len(problem.configurations), problem.num_layers
     kinds = list(problem.device_counts)
-    type_C = np.array([kinds.index(how.device_type) for how in problem.configurations])
-    backward_CL = posed.backward_seconds_CL
+    type_C = np.array([kinds.index(configuration.device_type) for configuration in problem.configurations])
+    backward_CL = priced.backward_seconds_CL
     parts_TL2 = np.empty((len(kinds), L, 2))
     parts_TL2[:] = USUAL_PARTS
     for kind, name in enumerate(kinds):
-        if name in posed.backward_parts_L2:
-            parts_TL2[kind] = posed.backward_parts_L2[name]
+        if name in priced.backward_parts_L2:
+            parts_TL2[kind] = priced.backward_parts_L2[name]
     seconds_5CL = np.zeros((5, C, L))
-    seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = posed.forward_seconds_CL, backward_CL
+    seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, backward_CL
     with np.errstate(invalid="ignore"):  # a share of nothing of what cannot run: 0 × inf
         seconds_5CL[BACKWARD_INPUT] = backward_CL * parts_TL2[type_C, :, 0]
         seconds_5CL[BACKWARD_WEIGHT] = backward_CL * parts_TL2[type_C, :, 1]
-    once_C = np.zeros(C)
+    per_step_C = np.zeros(C)
     if isinstance(problem.costs, AdditiveCosts):
-        seconds_5CL[ONCE], once_C = problem.costs.once_seconds_CL, problem.costs.once_latency_seconds_C
+        seconds_5CL[PER_STEP], per_step_C = problem.costs.per_step_seconds_CL, problem.costs.per_step_latency_seconds_C
     np.nan_to_num(seconds_5CL, copy=False, nan=0.0, posinf=np.inf)
     finite = seconds_5CL[np.isfinite(seconds_5CL)]
     slowest = problem.num_microbatches * float(finite.max(initial=1.0)) * L
     cap = best_seconds if np.isfinite(best_seconds) else _UNKNOWN_CAP * slowest
-    beside = [posed.pass_costs.get(how.device_type, PassCost()) for how in problem.configurations]
-    class_C, message_L1GG3 = _messages(posed, beside)
-    prices = Prices(
+    beside = [priced.pass_costs.get(configuration.device_type, PassCost()) for configuration in problem.configurations]
+    class_C, message_L1GG3 = _messages(priced, beside)
+    prices = BoundPrices(
         sum_5CL1=np.pad(np.cumsum(np.minimum(seconds_5CL, cap), axis=2), ((0, 0), (0, 0), (1, 0))),
         pass_C=np.array([cost.pass_seconds for cost in beside]),
-        once_C=np.minimum(once_C, cap),
+        per_step_C=np.minimum(per_step_C, cap),
         message_L1GG3=message_L1GG3,
         class_C=class_C,
         type_C=type_C,
-        devices_C=np.array([how.num_devices for how in problem.configurations]),
+        devices_C=np.array([configuration.num_devices for configuration in problem.configurations]),
         count_T=np.array([problem.device_counts[name] for name in kinds]),
     )
-    return Priced(posed, prices, _most_held(posed))
+    return BoundProblem(priced, prices, _most_held(priced))
 
 
-def _messages(posed: Posed, beside: list[PassCost]) -> tuple[Integers, Floats]:
-    """The configurations' classes, and what messages take between them: as `simulate.posed` prices them."""
-    problem = posed.problem
+def _messages(priced: PricedProblem, beside: list[PassCost]) -> tuple[Integers, Floats]:
+    """The configurations' classes, and what messages take between them: as `simulate.plans` prices them."""
+    problem = priced.problem
     latency_CC, per_byte_CC = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
     per_byte = any(cost.message_seconds_per_byte > 0 for cost in beside)
     rows = [
         (
-            *(how.device_type, how.data_parallel if per_byte else 1),
+            *(configuration.device_type, configuration.data_parallel if per_byte else 1),
             *(links.tobytes() for table in (latency_CC, per_byte_CC) for links in (table[c], table[:, c])),
         )
-        for c, how in enumerate(problem.configurations)
+        for c, configuration in enumerate(problem.configurations)
     ]
     number = {row: g for g, row in enumerate(dict.fromkeys(rows))}
     class_C = np.array([number[row] for row in rows])
@@ -153,8 +153,8 @@ def _messages(posed: Posed, beside: list[PassCost]) -> tuple[Integers, Floats]:
     return class_C, np.ascontiguousarray(np.stack(np.broadcast_arrays(sender, wire, receiver), axis=-1))
 
 
-def _most_held(posed: Posed) -> NDArray[np.int32] | None:
-    costs = posed.problem.costs
+def _most_held(priced: PricedProblem) -> NDArray[np.int32] | None:
+    costs = priced.problem.costs
     if costs.num_configurations * costs.num_layers**2 > _MOST_HELD:
         return None
     if not isinstance(costs, AdditiveCosts):
@@ -184,12 +184,12 @@ def _memory(costs: AdditiveCosts) -> Memory:
     )
 
 
-def memory_shares(posed: Posed, held_S: Integers) -> NDArray[np.float32]:
+def memory_shares(priced: PricedProblem, held_S: Integers) -> NDArray[np.float32]:
     """[s, c, start, stop] the part of a device's memory that stage s takes, with what it holds in flight.
 
     Empty where the problem does not say so.
     """
-    costs = posed.problem.costs
+    costs = priced.problem.costs
     if not isinstance(costs, AdditiveCosts):
         return np.empty((0, 0, 0, 0), np.float32)
     return _shares(_memory(costs), held_S.astype(np.float64))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import Integers
+from dejavu.simulate._action_table import Integers
 from dejavu.simulate.bound._chain import Mask, Weights, enter_table, message, weighted
-from dejavu.simulate.bound._prices import Prices
+from dejavu.simulate.bound._prices import BoundPrices
 
 
 class Pairs(NamedTuple):
@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
 
 
 def pairs(
-    prices: Prices, busy: list[Weights], alive_SCLL1: Mask, limit: float, share_SCLL1: NDArray[np.float32]
+    prices: BoundPrices, busy: list[Weights], alive_SCLL1: Mask, limit: float, share_SCLL1: NDArray[np.float32]
 ) -> Pairs:
     """By each rank's own line."""
     S, C, L, _ = alive_SCLL1.shape
@@ -90,7 +90,7 @@ class VeeTable(NamedTuple):
         return stop_S, how_S
 
 
-def vee_table(prices: Prices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs) -> VeeTable:
+def vee_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs) -> VeeTable:
     """The cheapest ways, among the stages and pairs that are still considered."""
     return VeeTable(*_vee_table(prices, weigh, alive_SCLL1, allowed))
 
@@ -103,7 +103,7 @@ def _vee_table(prices, weigh, alive_SCLL1, allowed):
     P, G = S // 2, message_L1GG3.shape[1]
     left = np.full((P + 1, L + 1, L + 1, G), np.inf)
     first = np.full((P, L + 1, L + 1, G), -1, np.int16)
-    last, how, following = first.copy(), first.copy(), first.copy()
+    last, configuration, following = first.copy(), first.copy(), first.copy()
     here = np.full((L + 1, L + 1, G), np.inf)
     near_L1, far_L1 = np.zeros(L + 1), np.zeros(L + 1)
     remembers = share_SCLL1.shape[0] > 0
@@ -142,7 +142,7 @@ def _vee_table(prices, weigh, alive_SCLL1, allowed):
                                 continue
                             best = total
                             here[a, b, g] = total
-                            first[r, a, b, g], last[r, a, b, g], how[r, a, b, g] = stop, start, c
+                            first[r, a, b, g], last[r, a, b, g], configuration[r, a, b, g] = stop, start, c
         if r == 0:
             break
         for a in range(r, L - r + 1):
@@ -155,4 +155,4 @@ def _vee_table(prices, weigh, alive_SCLL1, allowed):
                             if total < left[r, a, b, g]:
                                 left[r, a, b, g] = total
                                 following[r, a, b, g] = h
-    return left, first, last, how, following, here[0, L].copy()
+    return left, first, last, configuration, following, here[0, L].copy()

@@ -11,12 +11,12 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import Listing
+from dejavu.simulate._action_table import ActionTable
 from dejavu.simulate.bound._chain import Mask, Weights, weighted
 from dejavu.simulate.bound._paths import longest
-from dejavu.simulate.bound._prices import Prices
+from dejavu.simulate.bound._prices import BoundPrices
 from dejavu.simulate.bound._vee import Pairs, vee_table
-from dejavu.simulate.bound._walk import Limits, Walked
+from dejavu.simulate.bound._walk import Walked, WalkLimits
 
 
 class VeeLines(NamedTuple):
@@ -35,12 +35,12 @@ class VeeLines(NamedTuple):
 
 
 def vee_walk(
-    prices: Prices,
-    order: Listing,
+    prices: BoundPrices,
+    order: ActionTable,
     weighs: list[tuple[Weights, float]],
     alive_SCLL1: Mask,
     allowed: Pairs,
-    limits: Limits,
+    limits: WalkLimits,
 ) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     S, C, L, _ = alive_SCLL1.shape
@@ -156,7 +156,7 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
 @njit(cache=True, nogil=True)
 def fill_times(prices, order, stop_S, how_S, time_S5, time_S3):
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
-    sum_5CL1, pass_C, once_C, message_L1GG3, class_C, _, _, _ = prices
+    sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, _, _, _ = prices
     S, rank_S = len(stop_S), order.rank_S
     for s in range(S):
         c, start = how_S[s], stop_S[s - 1] if s else 0
@@ -166,7 +166,7 @@ def fill_times(prices, order, stop_S, how_S, time_S5, time_S3):
             time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
         for k in range(4):
             time_S5[s, k] += pass_C[c]
-        time_S5[s, 4] += once_C[c]
+        time_S5[s, 4] += per_step_C[c]
         if s and rank_S[s] != rank_S[s - 1]:
             for part in range(3):
                 time_S3[s - 1, part] = message_L1GG3[start, class_C[how_S[s - 1]], class_C[c], part]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
-from dejavu.simulate._listing import NOTHING, Integers, Listing
+from dejavu.simulate._action_table import NOTHING, ActionTable, Integers
 from dejavu.simulate.bound._chain import Mask, Weights, spans_of, table, weighted
 from dejavu.simulate.bound._paths import longest
-from dejavu.simulate.bound._prices import Prices
+from dejavu.simulate.bound._prices import BoundPrices
 
 
 class Lines(NamedTuple):
@@ -38,7 +38,7 @@ class Lines(NamedTuple):
     constant_N: Floats
 
 
-class Limits(NamedTuple):
+class WalkLimits(NamedTuple):
     """How far a walk goes.
 
     Attributes:
@@ -69,7 +69,7 @@ class Walked(NamedTuple):
     how_KS: Integers
 
 
-def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
+def lines_of(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
     S, C, L, _ = alive_SCLL1.shape
     spans = spans_of(alive_SCLL1)
@@ -100,12 +100,12 @@ class Ranks(NamedTuple):
 
 
 def walk(
-    prices: Prices,
-    order: Listing,
+    prices: BoundPrices,
+    order: ActionTable,
     lines: Lines,
     alive_SCLL1: Mask,
     share_SCLL1: NDArray[np.float32],
-    limits: Limits,
+    limits: WalkLimits,
 ) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     S = len(order.rank_S)
@@ -123,7 +123,7 @@ def walk(
 @njit(cache=True, nogil=True)
 def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
-    sum_5CL1, pass_C, once_C, message_L1GG3, class_C, type_C, devices_C, count_T = prices
+    sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, type_C, devices_C, count_T = prices
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
     limit, most_steps, lowers = limits
     partner_S, share_SCLL1 = ranks
@@ -192,7 +192,7 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
             time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
         for k in range(4):
             time_S5[s, k] += pass_C[c]
-        time_S5[s, 4] += once_C[c]
+        time_S5[s, 4] += per_step_C[c]
         if s and rank_S[s] != rank_S[s - 1]:
             for part in range(3):
                 time_S3[s - 1, part] = message_L1GG3[start, class_C[how_S[s - 1]], g, part]

@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from dejavu.plan import Plan, Problem, StageConfiguration
-from dejavu.plan.priced import Posed
+from dejavu.plan.priced import PricedProblem
 from dejavu.plan.schedule import schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate.bound._balance import balance_seconds
 from dejavu.simulate.bound._place import Faster, Place
-from dejavu.simulate.bound._prices import Priced, priced
+from dejavu.simulate.bound._prices import BoundProblem, bound_problem
 from dejavu.simulate.bound.proof import Proof
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
@@ -49,14 +49,14 @@ class SimulatedBound:
 
 
 def simulated_lower_bound(
-    posed: Posed,
+    priced: PricedProblem,
     *,
     schedules: Sequence[str],
     best_seconds: float,
     budget_seconds: float,
     close: float = CLOSE,
 ) -> SimulatedBound:
-    """Bound the simulated step (`simulate.play_posed`) of all plans of the problem under the schedules from below.
+    """Bound the simulated step (`simulate.simulate_plan`) of all plans of the problem under the schedules from below.
 
     A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` ranks, within the
     device counts and the devices' memory, the stages of a rank under one configuration. It holds for the problem's own
@@ -70,17 +70,17 @@ def simulated_lower_bound(
     Raises:
         InputError: there is no such schedule.
     """
-    return bounding(posed, schedules=schedules, best_seconds=best_seconds, close=close).go_on(budget_seconds)
+    return bounding(priced, schedules=schedules, best_seconds=best_seconds, close=close).go_on(budget_seconds)
 
 
-def bounding(posed: Posed, *, schedules: Sequence[str], best_seconds: float, close: float = CLOSE) -> Bounding:
+def bounding(priced: PricedProblem, *, schedules: Sequence[str], best_seconds: float, close: float = CLOSE) -> Bounding:
     """The same bound before any time was given to it; see `simulated_lower_bound`.
 
     Raises:
         InputError: there is no such schedule.
     """
     _compile()
-    return Bounding(posed, schedules, best_seconds, close)
+    return Bounding(priced, schedules, best_seconds, close)
 
 
 @lru_cache(maxsize=1)
@@ -90,10 +90,12 @@ def _compile() -> None:
     ones = np.ones((C, L))
     costs = AdditiveCosts(ones, ones, np.ones(C), ones, ones, ones, np.full(C, 1e9))
     nothing = np.zeros((C, C))
-    how = StageConfiguration("")
-    problem = Problem(("",) * L, (how,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2)
+    configuration = StageConfiguration("")
+    problem = Problem(
+        ("",) * L, (configuration,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2
+    )
     for name in ("1f1b", "zbv"):
-        Bounding(Posed(problem, ones, ones), (name,), 1e3, 0.0).go_on(np.inf)
+        Bounding(PricedProblem(problem, ones, ones), (name,), 1e3, 0.0).go_on(np.inf)
 
 
 class Bounding:
@@ -102,10 +104,10 @@ class Bounding:
     It has a place for each schedule and number of ranks, and the best step so far.
     """
 
-    def __init__(self, posed: Posed, schedules: Sequence[str], best_seconds: float, close: float) -> None:
+    def __init__(self, priced: PricedProblem, schedules: Sequence[str], best_seconds: float, close: float) -> None:
         self._until, self.spent_seconds = 0.0, 0.0
         began = time.thread_time()
-        self.problem: Priced = priced(posed, best_seconds)
+        self.problem: BoundProblem = bound_problem(priced, best_seconds)
         self.schedules = tuple(dict.fromkeys(schedules))
         self.best_seconds, self.close = best_seconds, close
         self.plan: Plan | None = None
@@ -142,7 +144,7 @@ class Bounding:
         return time.thread_time() > self._until
 
     def _places(self) -> list[Place]:
-        L = self.problem.posed.problem.num_layers
+        L = self.problem.priced.problem.num_layers
         most = self.problem.most_ranks
         balance_P = balance_seconds(self.problem, most)
         places = []

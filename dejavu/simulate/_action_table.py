@@ -27,7 +27,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDER, _STORED = "schedules", np.dtype("<i4")  # in the user's cache
 
 NOTHING = -1  # in place of a message or a microbatch that there is not
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, ONCE = range(5)  # ONCE: what a stage does at the end of a step
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PER_STEP = range(
+    5
+)  # PER_STEP: what a stage does at the end of a step
 CODES = {
     Pass.FORWARD: FORWARD,
     Pass.BACKWARD: BACKWARD,
@@ -36,11 +38,11 @@ CODES = {
 }
 
 
-class Listing(NamedTuple):
+class ActionTable(NamedTuple):
     """One schedule's step for so many stages and microbatches, without any times.
 
     Attributes:
-        stage_A, pass_A, microbatch_A: the actions; behind each rank's stands one ONCE for each of its stages.
+        stage_A, pass_A, microbatch_A: the actions; behind each rank's stands one PER_STEP for each of its stages.
         first_P1: where a rank's actions begin; the last is A.
         input_A: the message that an action waits for.
         output_A: the message that it sends when it is done.
@@ -67,7 +69,7 @@ class Listing(NamedTuple):
 
 
 @lru_cache(maxsize=16)  # megabytes each where there are many microbatches
-def listing(name: str, num_stages: int, num_microbatches: int) -> Listing:
+def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTable:
     """The schedule's actions as arrays; they are shared, not to be written to.
 
     An action waits for messages only: what it needs of its own rank (its forward, its backward_input, the stage before
@@ -81,12 +83,12 @@ def listing(name: str, num_stages: int, num_microbatches: int) -> Listing:
     kept = user_cache.load(_FOLDER, key)
     if kept is not None:
         return _read(kept)
-    made = _listing(schedule, num_stages, num_microbatches)
+    made = _action_table(schedule, num_stages, num_microbatches)
     user_cache.save(_FOLDER, key, _written(made))
     return made
 
 
-def _listing(schedule: Schedule, num_stages: int, num_microbatches: int) -> Listing:
+def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     with _garbage_left():
         orders = actions(schedule.name, num_stages, num_microbatches)
     rows, lengths = [], []
@@ -95,7 +97,7 @@ def _listing(schedule: Schedule, num_stages: int, num_microbatches: int) -> List
         own = schedule.stages_of(rank, num_stages)
         rows.append([
             np.array(stages + own),
-            np.array([*map(CODES.__getitem__, passes), *[ONCE] * len(own)]),
+            np.array([*map(CODES.__getitem__, passes), *[PER_STEP] * len(own)]),
             np.array(microbatches + (NOTHING,) * len(own)),
         ])  # fmt: skip
         lengths.append(len(order) + len(own))
@@ -115,7 +117,7 @@ def _listing(schedule: Schedule, num_stages: int, num_microbatches: int) -> List
     output_A = np.maximum(message(stage_A, 0, activation), message(stage_A - 1, 1, gradient))
     sent = output_A[output_A >= 0]
     channel = channel_K[sent // num_microbatches]
-    return Listing(
+    return ActionTable(
         stage_A=stage_A,
         pass_A=pass_A,
         microbatch_A=microbatch_A,
@@ -144,19 +146,19 @@ def code_of_lists() -> list[str]:
     return [*texts, str(torch.__version__), str(torch.version.git_version), sys.version]
 
 
-def _written(made: Listing) -> bytes:
+def _written(made: ActionTable) -> bytes:
     """The arrays one after the other, behind their lengths."""
     arrays = made[:-1]
     lengths = [made.num_microbatches, *map(len, arrays)]
     return np.concatenate([np.array(lengths), *arrays]).astype(_STORED).tobytes()
 
 
-def _read(payload: bytes) -> Listing:
-    num_microbatches, *lengths = map(int, np.frombuffer(payload, _STORED, count=len(Listing._fields)))
+def _read(payload: bytes) -> ActionTable:
+    num_microbatches, *lengths = map(int, np.frombuffer(payload, _STORED, count=len(ActionTable._fields)))
     numbers = np.frombuffer(payload, _STORED)[1 + len(lengths) :].astype(np.int64)
     ends = np.cumsum(lengths)
     arrays = [numbers[end - length : end].copy() for end, length in zip(ends, lengths, strict=True)]
-    return Listing._make([*arrays, num_microbatches])
+    return ActionTable._make([*arrays, num_microbatches])
 
 
 @contextmanager

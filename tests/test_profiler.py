@@ -1,4 +1,4 @@
-"""Campaigns measure what is missing, keep what they have when they are stopped, and go on from there."""
+"""The profiler measures what is missing, keeps what it has when it is stopped, and goes on from there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dejavu.profiles.kernel import Kernel
 from dejavu.profiling import profiler as campaign
 from dejavu.profiling.collectives import collective_of, measure_collectives
 from dejavu.profiling.layers import measure_layers
-from dejavu.profiling.profiler import Campaign
+from dejavu.profiling.profiler import Profiler
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
 
@@ -42,7 +42,7 @@ def database(tmp_path: Path) -> ProfileDatabase:
 def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
     graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase
 ) -> None:
-    first = Campaign(graph, tiny, here, database)
+    first = Profiler(graph, tiny, here, database)
     seen: list[tuple[int, int]] = []
 
     def stop_at_the_second(name: str, done: int, total: int) -> None:
@@ -75,25 +75,25 @@ def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
         return quiet
 
     monkeypatch.setattr(campaign, "are_quiet", are_quiet)
-    busy = Campaign(graph, tiny, here, database).run(["layers"])
+    busy = Profiler(graph, tiny, here, database).run(["layers"])
     assert (busy.num_new, busy.num_known, busy.num_disturbed) == (0, 3, 3)
     assert "3 of all beside other work" in str(busy)
     quiet = True
-    again = Campaign(graph, tiny, here, database).run(["layers"])
+    again = Profiler(graph, tiny, here, database).run(["layers"])
     assert (again.num_new, again.num_known) == (3, 0)
     newest = max(row.measured_at for row in rows)
     assert all(row.measured_at > newest for row in database.latest(kind="layer"))
 
 
 def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
-    first = Campaign(graph, tiny, here, database).run(["operators"])
+    first = Profiler(graph, tiny, here, database).run(["operators"])
     rows = database.read(kind="operator").to_pylist()
     assert first.num_new == len(rows) > 20 and first.num_known == 0
     for row in rows:
         kernel = Kernel.from_json(row["extra"])
         assert (row["subject"], row["dtype"], row["flops"]) == (kernel.subject, kernel.dtype, kernel.flops)
         assert row["host_fingerprint"] == host_fingerprint()
-    second = Campaign(graph, tiny, here, database).run(["operators"])
+    second = Profiler(graph, tiny, here, database).run(["operators"])
     assert (second.num_new, second.num_known) == (0, first.num_new)
 
 
@@ -114,7 +114,7 @@ def test_collectives_are_measured_over_any_ranks() -> None:
 
 def test_an_unknown_kind_is_an_error(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
     with pytest.raises(InputError, match="unknown kind of measurement 'layer'; wanted one of layers, transfers"):
-        Campaign(graph, tiny, here, database).run(["layer"])
+        Profiler(graph, tiny, here, database).run(["layer"])
 
 
 def test_microbatch_sizes_are_read_strictly(tiny: Workload) -> None:
