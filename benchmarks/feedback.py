@@ -23,8 +23,8 @@ from dejavu.bind import bind
 from dejavu.capture.graph import capture
 from dejavu.cluster import this_machine
 from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
-from dejavu.cost.problem import single_device_problem
-from dejavu.cost.trainings.record import remember
+from dejavu.cost.priced_problem import single_device_problem
+from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import step_factor
 from dejavu.foundation.strict_yaml import load
 from dejavu.init import Draw

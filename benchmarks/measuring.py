@@ -36,7 +36,7 @@ from dejavu import planning
 from dejavu.bind import bind
 from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cost.trainings.record import remember
+from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import StepFactor, is_surely_faster, remembered_plans, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.strict_yaml import load
@@ -44,7 +44,7 @@ from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest
 from dejavu.planning.schedules import under
@@ -53,7 +53,7 @@ from dejavu.profiling.layers import measure_layers
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulate import simulate_plan
-from dejavu.timing.steps import StepTimes
+from dejavu.timing.step_times import StepTimes
 from dejavu.workload import TrialSettings, Workload
 
 DIGITS = Path(__file__).parents[1] / "examples" / "workloads" / "digits.yaml"

@@ -10,7 +10,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from dejavu.bind.binding import Binding
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cost.problem import split_into
+from dejavu.cost.priced_problem import split_into
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BUDGET_SECONDS, Candidate, Choice, PlanRequest
 from dejavu.planning.questions import num_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from dejavu.cost.problem import split_into
+from dejavu.cost.priced_problem import split_into
 from dejavu.profiling.profiler import MeasureResult
 from dejavu.workload import Workload
 from flows.session import session

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from dejavu.bind.binding import Binding
 from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster
-from dejavu.cost.trainings.record import remember
+from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import remembered_step_seconds
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from dejavu.bind import RANDOM_BINDINGS, BindError, Binding, bind
+from dejavu.bind.binding_prices import BindingPrices
 from dejavu.bind.draws import random_places
-from dejavu.bind.labels import bounds
-from dejavu.bind.layout import bottleneck, computing_bound, in_order
+from dejavu.bind.exact_labels import bounds
 from dejavu.bind.local import EXCHANGE, MOVE, TURN, changed, changes, improved
-from dejavu.bind.pricing import BindingPrices
+from dejavu.bind.placing import bottleneck, computing_bound, in_order
 from dejavu.bind.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price

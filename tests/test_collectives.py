@@ -14,7 +14,6 @@ import pytest
 
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup
 from dejavu.cost import CostError
-from dejavu.cost._base import INTERPOLATED, MEASURED
 from dejavu.cost.collectives.alpha_beta import (
     FAMILY,
     FITTED_LINKS,
@@ -38,6 +37,7 @@ from dejavu.cost.collectives.curves import (
     screened,
 )
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
+from dejavu.cost.estimates import INTERPOLATED, MEASURED
 from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.collective import COLLECTIVES, Collective

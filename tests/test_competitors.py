@@ -20,13 +20,13 @@ pytestmark = pytest.mark.integration
 # One process on the first core works for two tenths of a second of its own, and says what it waited meanwhile.
 WORKING = """
 import os, time
-from dejavu.timing.interference import Timed, waited_seconds
+from dejavu.timing.interference import TimedWork, waited_seconds
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 waited, began, busy = waited_seconds(), time.perf_counter(), time.process_time()
 while time.process_time() - busy < 0.2:
     pass
 own = time.process_time() - busy
-print(waited_seconds() - waited, Timed(own, (time.perf_counter() - began) / own).is_disturbed)
+print(waited_seconds() - waited, TimedWork(own, (time.perf_counter() - began) / own).is_disturbed)
 """
 
 

@@ -18,7 +18,7 @@ from dejavu.cost.memory import (
     layer_temporary_bytes,
     message_bytes,
 )
-from dejavu.cost.problem import single_device_problem
+from dejavu.cost.priced_problem import single_device_problem
 from dejavu.cost.sources.measured import subject_of
 from dejavu.plan import Plan, Stage, price
 from dejavu.profiles import Measurement, ProfileDatabase

@@ -22,7 +22,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
 from dejavu.launch.rendezvous import Pulse
 from dejavu.runtime.job import TrainingJob, TrainingResult
-from dejavu.runtime.process.place import HOST, own_rank, ranks_on
+from dejavu.runtime.process.own_rank import HOST, own_rank, ranks_on
 from dejavu.workload import Workload
 from tests.launching import TINY, TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
 

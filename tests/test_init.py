@@ -28,7 +28,7 @@ from dejavu.init import (
     proposer_named,
     space_of,
 )
-from dejavu.init.calibration import LINEAR_MAPS
+from dejavu.init.output_scale import LINEAR_MAPS
 from dejavu.init.space import CHAIN_DIMENSIONS, DIMENSIONS
 from dejavu.launch.launcher import launch
 from dejavu.runtime.single import train_single

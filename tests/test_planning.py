@@ -17,7 +17,7 @@ from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Infeasible, NoPlanError, Problem, StageConfiguration, price
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import SCHEDULES, schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice

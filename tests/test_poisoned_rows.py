@@ -19,7 +19,7 @@ from dejavu.capture.graph import capture
 from dejavu.cluster import DeviceType
 from dejavu.cluster.this_machine import CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
 from dejavu.cost.collectives.transfer import fit
-from dejavu.cost.passes import pass_cost
+from dejavu.cost.pass_overhead import pass_cost
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
 from dejavu.plan.schedule import PARTS

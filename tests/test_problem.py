@@ -14,18 +14,18 @@ from dejavu.bind import bind
 from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
-from dejavu.cost._base import MEASURED, EstimateGrid
-from dejavu.cost.collectives.stage import StageCollectives, stage_transfer
+from dejavu.cost.collectives.inside_stages import StageCollectives, stage_transfer
+from dejavu.cost.estimates import MEASURED, EstimateGrid
 from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
-from dejavu.cost.parts import Priced
-from dejavu.cost.problem import microbatch_choices, price_problem, single_device_problem, split_into
+from dejavu.cost.parts import PricedParts
+from dejavu.cost.priced_problem import microbatch_choices, price_problem, single_device_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism, meshes
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration, solved
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
@@ -83,7 +83,7 @@ def table_of(name: str, microbatch_size: int, cluster: Cluster, database: Profil
 def prices_of(name: str, cluster: Cluster, database: ProfileDatabase) -> ParallelPrices:
     return ParallelPrices(
         cluster,
-        lambda size: Priced(graph_of(name, size), table_of(name, size, cluster, database)),
+        lambda size: PricedParts(graph_of(name, size), table_of(name, size, cluster, database)),
         Predicted(database, workload_of(name).optimizer),
         StageCollectives(cluster, database, "float32"),
     )
@@ -237,12 +237,12 @@ def test_measured_microbatches_stay_measured(empty: ProfileDatabase) -> None:
     def doubled(size: int) -> Priced:
         graph, table = plain.at(size)
         if size != 8:
-            return Priced(graph, table)
+            return PricedParts(graph, table)
         grid = table.forward
         measured = EstimateGrid(
             2 * grid.seconds_LD, grid.low_seconds_LD, grid.high_seconds_LD, np.full(grid.source_LD.shape, MEASURED)
         )
-        return Priced(graph, replace(table, forward=measured))
+        return PricedParts(graph, replace(table, forward=measured))
 
     seen = ParallelPrices(CLUSTER, doubled, Predicted(empty, workload_of("gpt").optimizer), plain._collectives)
     hows = [StageConfiguration(NAME, 1, r * t, r, t) for r, t in ((1, 1), (2, 1), (1, 2), (2, 2))]

@@ -17,11 +17,11 @@ from rich.console import Console
 from dejavu.bind import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
-from dejavu.cost.problem import single_device_problem
+from dejavu.cost.priced_problem import single_device_problem
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.plan import Plan
-from dejavu.plan.priced import PassCost, PricedProblem
+from dejavu.plan.priced_problem import PassCost, PricedProblem
 from dejavu.plan.schedule import SCHEDULES, Pass
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
 from dejavu.report import (
@@ -37,7 +37,7 @@ from dejavu.report import (
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation
 from dejavu.timing.clock import Timed
-from dejavu.timing.training import StageTimes
+from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 

@@ -18,7 +18,7 @@ import torch
 
 from dejavu.capture.graph import capture
 from dejavu.cost.sources.measured import subject_of
-from dejavu.cost.trainings.record import MESSAGE, remember
+from dejavu.cost.trainings.remember import MESSAGE, remember
 from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw

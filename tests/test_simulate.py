@@ -354,7 +354,7 @@ def test_what_is_on_the_critical_path_decides(schedule: str, num_stages: int, nu
     question = replace(question, messages=alone, devices=None, links=None)
     simulated = question.simulated()
     longest = max((e for e in simulated.critical_path if e.to_rank is None), key=lambda event: event.seconds)
-    part = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "o": "once"}
+    part = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "o": "per_step"}
     slower = {f"{part[longest.name[0]]}_seconds": longest.seconds + 1.0}
     stages = list(question.stages)
     stages[longest.stage] = replace(stages[longest.stage], **slower)

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.timing.interference import DISTURBED, Timed, counted
+from dejavu.timing.interference import DISTURBED, TimedWork, counted
 from dejavu.timing.repeats import OWN_WAIT_SECONDS, stretch_of
-from dejavu.timing.steps import LEAST_STEPS, RankStep, StepTimes, count_steps
+from dejavu.timing.step_times import LEAST_STEPS, RankStep, StepTimes, count_steps
 
 RATIOS = st.sampled_from([1.0, 1.1, DISTURBED, 1.3, 2.0, 8.0])
-TIMINGS = st.lists(st.builds(Timed, st.floats(1e-6, 1.0), RATIOS, RATIOS), min_size=1, max_size=40)
+TIMINGS = st.lists(st.builds(TimedWork, st.floats(1e-6, 1.0), RATIOS, RATIOS), min_size=1, max_size=40)
 
 
 @given(TIMINGS, st.integers(1, 8))
-def test_all_undisturbed_timings_count_or_the_least_disturbed(timings: list[Timed], least: int) -> None:
+def test_all_undisturbed_timings_count_or_the_least_disturbed(timings: list[TimedWork], least: int) -> None:
     found = counted(timings, least)
     clean = [k for k, one in enumerate(timings) if not one.is_disturbed]
     if len(clean) >= least:

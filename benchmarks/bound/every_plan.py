@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dejavu.plan import Plan, Problem, Stage, StageConfiguration
-from dejavu.plan.priced import PassCost, PricedProblem
+from dejavu.plan.priced_problem import PassCost, PricedProblem
 from dejavu.plan.schedule import SCHEDULES, allowed_microbatches, schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import simulate_plan

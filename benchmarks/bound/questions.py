@@ -11,7 +11,7 @@ from dejavu.cluster import load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, SearchResult
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest, Prices
 from dejavu.planning.schedules import fits, under

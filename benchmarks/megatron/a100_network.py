@@ -9,8 +9,8 @@ import numpy as np
 
 from dejavu.cluster import Link
 from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS
-from dejavu.cost._base import CostError
 from dejavu.cost.collectives.alpha_beta import FAMILY, TERMS, Coefficients, GroupLayout, Links, shipped
+from dejavu.cost.estimates import CostError
 from dejavu.profiles.collective import Collective
 
 # By `alpha_beta.fit`, 2026-11-21, to vidur's times of 2, 4 and 8 ranks inside one DGX A100 (Agrawal et al., MLSys 2024;

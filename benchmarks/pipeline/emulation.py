@@ -22,7 +22,7 @@ from dejavu.cluster import Cluster, Device
 from dejavu.foundation.errors import DejavuError
 from dejavu.launch.torchrun import Rendezvous
 from dejavu.profiling.layers import measure_layers
-from dejavu.runtime.process.place import HOST
+from dejavu.runtime.process.own_rank import HOST
 from dejavu.workload import Workload
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning import Planner, PlanRequest
 from dejavu.profiles import Measurement, ProfileDatabase
-from dejavu.profiling.passes import measure_passes
+from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.simulate import simulate_plan
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 

@@ -32,12 +32,12 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
-from dejavu.runtime.process.place import HOST, ranks_on
+from dejavu.runtime.process.own_rank import HOST, ranks_on
 from dejavu.runtime.training import train
 from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
 from dejavu.timing.clock import Timed
 from dejavu.timing.interference import undisturbed
-from dejavu.timing.training import StageTimes
+from dejavu.timing.training_times import StageTimes
 
 POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
@@ -214,12 +214,12 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         if loss is not None:
             losses.append(loss)
         if cores:
-            looks.append(cores.look())
+            looks.append(cores.sample())
             if len(undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]))) >= ENOUGH_STEPS:
                 raise _Enough
 
     if cores:
-        cores.look()
+        cores.sample()
     with suppress(_Enough):
         train(pipeline, optimizer, workload, range(job.first_step, job.last_step), device=device, on_step=on_step)
     counted, slowdowns = list(range(WARMUP_STEPS, len(seconds))), list[float]()

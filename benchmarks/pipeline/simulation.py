@@ -30,7 +30,7 @@ from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, this_machine
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Plan
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import allowed_microbatches, schedule_named
 from dejavu.planning.prices import price_workload
 from dejavu.profiles import ProfileDatabase
@@ -38,7 +38,7 @@ from dejavu.profiling.layers import measure_layers
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulate import StageSeconds, simulate, simulate_plan
-from dejavu.timing.training import StageTimes
+from dejavu.timing.training_times import StageTimes
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 STEPS = 24  # of a training at most; it ends when enough were undisturbed

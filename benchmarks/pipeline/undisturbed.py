@@ -19,7 +19,7 @@ class Cores:
     def __init__(self) -> None:
         self._cores = [InterferenceProbe() for _ in range(os.cpu_count() or 1)]
 
-    def look(self) -> list[float]:
+    def sample(self) -> list[float]:
         """Of each core the slower look of now and the last call; all ranks of the group call this together."""
         count = min(len(self._cores), dist.get_world_size())
         dist.barrier()
@@ -27,7 +27,7 @@ class Cores:
         own = sample_seconds() if dist.get_rank() < count else None
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own)
-        return [core.look(seconds) for core, seconds in zip(self._cores, everyone[:count], strict=False)]
+        return [core.sample(seconds) for core, seconds in zip(self._cores, everyone[:count], strict=False)]
 
     def slowdowns(self, steps: list[list[float]]) -> list[float]:
         """Of steps with these looks, on the core where each was disturbed most."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from dejavu.bind.binding import Binding, Placement
+from dejavu.bind.binding_prices import BindingPrices
 from dejavu.bind.draws import random_places
-from dejavu.bind.labels import LEAST_GAIN, best_places, bounds
-from dejavu.bind.layout import assigned, computing_bound, in_order
+from dejavu.bind.exact_labels import LEAST_GAIN, best_places, bounds
 from dejavu.bind.local import improved
-from dejavu.bind.pricing import BindingPrices
+from dejavu.bind.placing import assigned, computing_bound, in_order
 from dejavu.bind.reasons import reasons
 from dejavu.bind.site import Ints, Place, Site
 from dejavu.cluster import Cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.bind.pricing import BindingPrices
+from dejavu.bind.binding_prices import BindingPrices
 from dejavu.bind.site import Ints
 from dejavu.plan.stage_costs import Floats
 

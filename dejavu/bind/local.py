@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dejavu.bind.labels import LEAST_GAIN
-from dejavu.bind.pricing import BindingPrices
+from dejavu.bind.binding_prices import BindingPrices
+from dejavu.bind.exact_labels import LEAST_GAIN
 from dejavu.bind.site import Ints
 
 MOST_PLACES = 400_000  # of all ranks in all neighbours of one binding: 64 ranks have about 4,000 neighbours

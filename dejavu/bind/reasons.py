@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dejavu.bind.labels import LEAST_GAIN
+from dejavu.bind.binding_prices import BindingPrices
+from dejavu.bind.exact_labels import LEAST_GAIN
 from dejavu.bind.local import EXCHANGE, TURN, changed, changes, subsample
-from dejavu.bind.pricing import BindingPrices
 from dejavu.bind.site import Ints
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.plan.stage_costs import Floats

@@ -11,7 +11,8 @@ import numpy as np
 
 from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster, DeviceType
-from dejavu.cost._base import (
+from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
+from dejavu.cost.estimates import (
     INTERPOLATED,
     MEASURED,
     TRAINED,
@@ -22,7 +23,6 @@ from dejavu.cost._base import (
     EstimateGrid,
     is_prediction,
 )
-from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
 from dejavu.cost.sources.measured import Interpolated, Measured
 from dejavu.cost.sources.physics import LAUNCHES_SECONDS, Limits

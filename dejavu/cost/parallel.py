@@ -17,9 +17,9 @@ import numpy as np
 
 from dejavu.capture.graph import Layer
 from dejavu.cluster import Cluster
-from dejavu.cost._base import EstimateGrid, is_prediction
-from dejavu.cost.collectives.stage import BACKWARD, FORWARD, StageCollectives
+from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
+from dejavu.cost.estimates import EstimateGrid, is_prediction
 from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import ForEachByte, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts, work_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster
-from dejavu.cost._base import CostError, CostTable, Floats
+from dejavu.cost.estimates import CostError, CostTable, Floats
 from dejavu.cost.kernels.sharding import degree_of, layer_kernels
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.plan import StageConfiguration

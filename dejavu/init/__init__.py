@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dejavu.init._base import Draw, Role, Scheme
-from dejavu.init.calibration import calibrate
 from dejavu.init.drawing import draw_layer
+from dejavu.init.output_scale import calibrate
 from dejavu.init.proposers import PROPOSERS, Probe, Proposer, Scored, proposer_named
 from dejavu.init.schemes import MENU, SCHEMES, scheme_named
 from dejavu.init.space import DIMENSIONS, Dimension, Space, space_of

@@ -67,8 +67,8 @@ def check_spreading(job: TrainingJob) -> None:
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "
-                "planned but not trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, or no "
-                "master_weights"
+                "planned but not trained yet: torch's FSDP holds gradients in the weights' own type; wanted level 0, "
+                "or no master_weights"
             )
         if (
             configuration.zero_level >= 2
@@ -77,8 +77,8 @@ def check_spreading(job: TrainingJob) -> None:
         ):
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, whose gradients are reduced as soon "
-                f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted level 0 "
-                "or 1, or a schedule that does not split the backward pass"
+                f"as the input's gradient is there; {plan.schedule} computes the weights' gradients later: wanted "
+                "level 0 or 1, or a schedule that does not split the backward pass"
             )
     if any(len(grid) > 1 for grid in grids):
         boundaries(workload)  # refuses layers whose outputs do not begin with the examples

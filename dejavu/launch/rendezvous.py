@@ -26,7 +26,7 @@ from dejavu.foundation.dask_workers import workers_of
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.process import GRACE_SECONDS, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError
-from dejavu.runtime.process.place import HOST
+from dejavu.runtime.process.own_rank import HOST
 
 PULSE_SECONDS = 1.0
 LAUNCHER_LOST_SECONDS = 60.0  # without a pulse of the launcher; a shared file system may show it late

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dejavu.bind.binding import Binding
 from dejavu.launch.rendezvous import Host
-from dejavu.runtime.process.place import ranks_on
+from dejavu.runtime.process.own_rank import ranks_on
 
 MOST_RESTARTS = 3
 MONITOR_SECONDS = 0.2

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dejavu.plan.answers import Answer, Infeasible, NoPlanError, NotFound, Obstacle, SearchResult, solved
 from dejavu.plan.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced import PassCost, PricedProblem
+from dejavu.plan.priced_problem import PassCost, PricedProblem
 from dejavu.plan.pricing import DoesNotFitError, Price, check, is_valid, price, step_seconds
 from dejavu.plan.problem import Problem
 

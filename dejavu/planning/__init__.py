@@ -12,13 +12,13 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
+from dejavu.planning.considered import print_choice
+from dejavu.planning.plan_json import choice_to_dict, write_choice
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
-from dejavu.planning.record import choice_to_dict, write_choice
 from dejavu.planning.request import BUDGET_SECONDS, PlanRequest
 from dejavu.planning.sentences import reason
-from dejavu.planning.table import print_choice
 
 __all__ = [
     "BASELINES",

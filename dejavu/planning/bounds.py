@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
 from dejavu.simulate.bound import CLOSE, Bounding, SimulatedBound, bounding

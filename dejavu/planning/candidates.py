@@ -10,7 +10,7 @@ from functools import cached_property
 from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Price
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.profiles import ProfileDatabase

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
-from dejavu.cost.problem import split_into
+from dejavu.cost.priced_problem import split_into
 from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES

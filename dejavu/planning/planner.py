@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
 from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.stage_costs import PlanError
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator

@@ -10,16 +10,16 @@ from dejavu.capture.graph import CaptureError, Graph, capture
 from dejavu.capture.kept_layers import KeptInUserCache
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
-from dejavu.cost.collectives.stage import StageCollectives
+from dejavu.cost.collectives.inside_stages import StageCollectives
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
-from dejavu.cost.passes import backward_parts, pass_cost
-from dejavu.cost.problem import price_problem
+from dejavu.cost.pass_overhead import backward_parts, pass_cost
+from dejavu.cost.priced_problem import price_problem
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.request import PlanRequest
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload

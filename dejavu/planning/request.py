@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.cluster import Cluster
-from dejavu.cost.problem import microbatch_choices, split_into
+from dejavu.cost.priced_problem import microbatch_choices, split_into
 from dejavu.parallelism import Parallelism
 from dejavu.plan.schedule import SCHEDULES, schedule_named
 from dejavu.search import search_named

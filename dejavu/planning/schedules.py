@@ -8,7 +8,7 @@ import numpy as np
 
 from dejavu.foundation.errors import InputError
 from dejavu.plan import Plan, Stage
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import Simulation

@@ -30,7 +30,7 @@ from dejavu.profiling.kernels import can_measure, measure_kernels
 from dejavu.profiling.layer_passes import DIRECTIONS
 from dejavu.profiling.layers import measure_layers
 from dejavu.profiling.links import measure_link
-from dejavu.profiling.passes import measure_passes
+from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.timing.interference import are_quiet
 from dejavu.workload import Workload
 

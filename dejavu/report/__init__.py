@@ -4,7 +4,7 @@ from dejavu.report.data import ReportData, StageReport
 from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
 from dejavu.report.page import page
 from dejavu.report.space import space_figure
-from dejavu.report.table import WIDTH_COLUMNS, summary_markdown, summary_table, where_to_look
+from dejavu.report.summary import WIDTH_COLUMNS, summary_markdown, summary_table, where_to_look
 
 __all__ = [
     "WIDTH_COLUMNS",

@@ -18,7 +18,7 @@ from dejavu.planning.sentences import NAMES, what_the_formula_says, within
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulate import Simulation, StageSeconds, stages_of, trace_rows
 from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
-from dejavu.timing.training import StageTimes
+from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 

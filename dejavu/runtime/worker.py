@@ -26,7 +26,7 @@ with gc_frozen():
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
     from dejavu.runtime.process.heartbeat import Heartbeat
-    from dejavu.runtime.process.place import own_rank
+    from dejavu.runtime.process.own_rank import own_rank
     from dejavu.runtime.state import (
         State,
         checkpoint_step,
@@ -39,8 +39,8 @@ with gc_frozen():
     )
     from dejavu.runtime.training import train
     from dejavu.timing.clock import Clock, Timed
-    from dejavu.timing.steps import StepWatch, count_steps
-    from dejavu.timing.training import StageTimes
+    from dejavu.timing.step_times import StepWatch, count_steps
+    from dejavu.timing.training_times import StageTimes
 
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog ends a stuck rank before, and names it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from dejavu.plan import Plan, Price, price
-from dejavu.plan.priced import PassCost, PricedProblem
+from dejavu.plan.priced_problem import PassCost, PricedProblem
 from dejavu.simulate.result import Simulation
 from dejavu.simulate.step import Message, StageSeconds, simulate
 

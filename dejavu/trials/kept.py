@@ -14,7 +14,7 @@ class NotKeptError(TrialError):
     """A trial would have to be run."""
 
 
-class Kept(Source):
+class KeptTrials(Source):
     """Trials as their files have them.
 
     Raises:

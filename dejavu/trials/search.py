@@ -14,7 +14,7 @@ import distributed
 from dejavu.init import Draw, Scored, proposer_named, space_of
 from dejavu.trials.bought import Bought, bought, default_draws
 from dejavu.trials.halving import ahead, ranked, rungs, survivors
-from dejavu.trials.kept import Kept, NotKeptError
+from dejavu.trials.kept import KeptTrials, NotKeptError
 from dejavu.trials.running import OnResult, Pool, Resources, Source, best, probes
 from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 from dejavu.trials.worker import STATE
@@ -116,7 +116,7 @@ def remembered_search(
     began, told = time.perf_counter(), list[Callable[[], None]]()
     try:
         found = _search(
-            Kept(folder),
+            KeptTrials(folder),
             workload,
             lambda result: told.append(partial(on_result, result)),
             lambda rung: told.append(partial(on_rung, rung)),

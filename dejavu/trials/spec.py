@@ -9,7 +9,8 @@ import torch
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
-from dejavu.init import Draw, _base, calibration, drawing, schemes
+from dejavu.init import Draw, _base, drawing, schemes
+from dejavu.init import output_scale as calibration
 from dejavu.runtime import optimizer, training
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of

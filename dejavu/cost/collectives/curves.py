@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, Device, Link
-from dejavu.cost._base import INTERPOLATED, MEASURED, CostError, Estimate
 from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, Coefficients, GroupLayout, Links, fit, shipped
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
+from dejavu.cost.estimates import INTERPOLATED, MEASURED, CostError, Estimate
 from dejavu.profiles import OUTLIER_RATIO, Measurement, ProfileDatabase
 from dejavu.profiles.collective import COLLECTIVES, Collective
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from dejavu.cluster import DeviceType
-from dejavu.cost._base import CostError
+from dejavu.cost.estimates import CostError
 from dejavu.cost.kernels.features import (
     BORROWED,
     FEATURES,

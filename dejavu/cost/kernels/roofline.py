@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
-from dejavu.cost._base import CostError
+from dejavu.cost.estimates import CostError
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import DeviceType
-from dejavu.cost._base import INTERPOLATED, MEASURED, CostSource, Estimate
+from dejavu.cost.estimates import INTERPOLATED, MEASURED, CostSource, Estimate
 from dejavu.cost.sources.physics import Limits, limits
 from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import Measurement, ProfileDatabase

@@ -8,7 +8,7 @@ import numpy as np
 
 from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster
-from dejavu.cost._base import CostTable, EstimateGrid, is_prediction
+from dejavu.cost.estimates import CostTable, EstimateGrid, is_prediction
 from dejavu.cost.sources.predicted import Predicted
 
 SCALED = "scaled"

@@ -14,8 +14,8 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.plan.schedule import Pass
 from dejavu.timing.clock import Timed
-from dejavu.timing.steps import StepTimes
-from dejavu.timing.training import StageTimes, TrainingTimes
+from dejavu.timing.step_times import StepTimes
+from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
 
 

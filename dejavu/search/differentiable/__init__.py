@@ -12,7 +12,7 @@ from dejavu.plan import Answer, Obstacle, Plan, Problem, price
 from dejavu.plan.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.differentiable.decode import Decoder
-from dejavu.search.shared import table as _suffix
+from dejavu.search.shared import suffix_table as _suffix
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.options import Ints, Options, check_number_of_options
 

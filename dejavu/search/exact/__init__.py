@@ -16,7 +16,7 @@ from dejavu.search.exact.device_prices import PricedOptions
 from dejavu.search.exact.intervals import ROUNDING, Intervals, middle
 from dejavu.search.feasible.fit import is_feasible
 from dejavu.search.feasible.infeasible import why_infeasible
-from dejavu.search.shared import table as _suffix
+from dejavu.search.shared import suffix_table as _suffix
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.options import Options, check_number_of_options
 

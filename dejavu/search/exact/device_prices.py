@@ -14,7 +14,7 @@ from dejavu.plan import Plan, Problem, Stage
 from dejavu.plan.stage_costs import Floats
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exact import labels as _labels
-from dejavu.search.exact import prices as _priced
+from dejavu.search.exact import priced_stages as _priced
 from dejavu.search.exact.cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search.shared.options import Options
 

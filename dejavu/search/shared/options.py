@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dejavu.plan import Problem
 from dejavu.plan.stage_costs import DenseCosts, Floats
 from dejavu.search._base import TooLargeError
-from dejavu.search.shared import table as _suffix
+from dejavu.search.shared import suffix_table as _suffix
 
 Ints = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import numpy as np
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP
-from dejavu.simulate.bound._prices import BoundProblem
+from dejavu.simulate.bound._prefix_sums import BoundProblem
 
 _DIRECTIONS = 256  # of prices
 

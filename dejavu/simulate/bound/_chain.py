@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PER_STEP, Integers
-from dejavu.simulate.bound._prices import BoundPrices
+from dejavu.simulate.bound._prefix_sums import BoundPrices
 
 Mask = NDArray[np.bool_]
 

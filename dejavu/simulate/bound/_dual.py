@@ -20,7 +20,7 @@ from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import ActionTable, Integers
 from dejavu.simulate.bound._chain import Mask, Table, Weights, weights
 from dejavu.simulate.bound._paths import Line, Times, longest_path
-from dejavu.simulate.bound._prices import BoundPrices
+from dejavu.simulate.bound._prefix_sums import BoundPrices
 from dejavu.simulate.bound._vee import VeeTable
 
 _ENOUGH = 1e-4  # of the bound: rounds that can win less are left out

@@ -16,7 +16,7 @@ from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import Integers
 from dejavu.simulate.bound._chain import Mask, Weights, enter_table, message, weighted
-from dejavu.simulate.bound._prices import BoundPrices
+from dejavu.simulate.bound._prefix_sums import BoundPrices
 
 
 class Pairs(NamedTuple):

@@ -13,10 +13,10 @@ from dejavu.foundation.compiled import njit
 from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import ActionTable
 from dejavu.simulate.bound._chain import Mask, Weights, weighted
+from dejavu.simulate.bound._chain_walk import Walked, WalkLimits
 from dejavu.simulate.bound._paths import longest
-from dejavu.simulate.bound._prices import BoundPrices
+from dejavu.simulate.bound._prefix_sums import BoundPrices
 from dejavu.simulate.bound._vee import Pairs, vee_table
-from dejavu.simulate.bound._walk import Walked, WalkLimits
 
 
 class VeeLines(NamedTuple):

@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from dejavu.plan import Plan, Problem, StageConfiguration
-from dejavu.plan.priced import PricedProblem
+from dejavu.plan.priced_problem import PricedProblem
 from dejavu.plan.schedule import schedule_named
 from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate.bound._balance import balance_seconds
-from dejavu.simulate.bound._place import Faster, Place
-from dejavu.simulate.bound._prices import BoundProblem, bound_problem
+from dejavu.simulate.bound._plan_family import Faster, Place
+from dejavu.simulate.bound._prefix_sums import BoundProblem, bound_problem
 from dejavu.simulate.bound.proof import Proof
 
 CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.priced import USUAL_PARTS, PassCost, PricedProblem
+from dejavu.plan.priced_problem import USUAL_PARTS, PassCost, PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts, Floats
 from dejavu.simulate._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dejavu.bind.binding import BindError
-from dejavu.bind.pricing import BindingPrices
+from dejavu.bind.binding_prices import BindingPrices
 from dejavu.bind.site import Ints, Place, Site
 from dejavu.plan import StageConfiguration
 from dejavu.plan.stage_costs import Floats

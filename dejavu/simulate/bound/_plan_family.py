@@ -15,12 +15,12 @@ from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.simulate import simulate_plan
 from dejavu.simulate._action_table import ActionTable, Integers, action_table
 from dejavu.simulate.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
+from dejavu.simulate.bound._chain_walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulate.bound._dual import Dual
 from dejavu.simulate.bound._paths import Line, busy_lines, held_microbatches, rank_lines
-from dejavu.simulate.bound._prices import BoundProblem, memory_shares
+from dejavu.simulate.bound._prefix_sums import BoundProblem, memory_shares
 from dejavu.simulate.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulate.bound._vee_walk import vee_walk
-from dejavu.simulate.bound._walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulate.bound.proof import Proof
 
 _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger tables are not made

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 @given(LOOKS)
 def test_a_look_is_the_slower_of_two_in_turn(looks: list[float]) -> None:
     watch = InterferenceProbe()
-    found = [watch.look(seconds) for seconds in looks]
+    found = [watch.sample(seconds) for seconds in looks]
     assert found == [looks[0], *(max(pair) for pair in itertools.pairwise(looks))]
     assert watch.least_seconds == min(looks)
 
@@ -42,7 +42,7 @@ def test_a_look_is_the_slower_of_two_in_turn(looks: list[float]) -> None:
 def test_the_undisturbed_and_at_least_so_many(looks: list[float], least: int) -> None:
     watch = InterferenceProbe()
     for seconds in looks:
-        watch.look(seconds)
+        watch.sample(seconds)
     chosen = undisturbed([watch.slowdown(seconds) for seconds in looks], least)
     assert chosen == sorted(set(chosen)) and len(chosen) >= min(least, len(looks))
     calm = {k for k, seconds in enumerate(looks) if seconds / min(looks) <= DISTURBED}

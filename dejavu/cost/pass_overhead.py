@@ -11,7 +11,7 @@ import numpy as np
 
 from dejavu.capture.graph import Graph
 from dejavu.cost.collectives.transfer import fit
-from dejavu.plan.priced import USUAL_PARTS, PassCost
+from dejavu.plan.priced_problem import USUAL_PARTS, PassCost
 from dejavu.plan.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
 
@@ -19,7 +19,7 @@ LEAST_PARTS, MOST_PARTS = 0.2, 10.0  # of both together: of layers that do littl
 
 
 def pass_cost(database: ProfileDatabase, device_type: str) -> PassCost:
-    """As measured on such devices (`dejavu.profiling.passes`)."""
+    """As measured on such devices (`dejavu.profiling.pass_overhead`)."""
     rows = database.latest(kind="pass", device_type=device_type)  # all, so that they are held against each other
     alone, exchanges = ([row for row in rows if row.num_ranks == number] for number in (1, 2))
     if not alone or len(exchanges) < 2:

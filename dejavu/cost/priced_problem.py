@@ -8,14 +8,14 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, TransferCost
-from dejavu.cost.collectives.stage import stage_transfer
+from dejavu.cost.collectives.inside_stages import stage_transfer
 from dejavu.cost.kernels.sharding import most_tensor_parallel
 from dejavu.cost.memory import cast_bytes, example_bytes, fixed_bytes, message_bytes, step_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.priced import PassCost, PricedProblem
+from dejavu.plan.priced_problem import PassCost, PricedProblem
 from dejavu.plan.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 

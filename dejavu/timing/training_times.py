@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dejavu.timing.clock import Timed
-from dejavu.timing.steps import StepTimes
+from dejavu.timing.step_times import StepTimes
 
 
 @dataclass(frozen=True)

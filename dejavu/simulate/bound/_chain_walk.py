@@ -18,7 +18,7 @@ from dejavu.plan.stage_costs import Floats
 from dejavu.simulate._action_table import NOTHING, ActionTable, Integers
 from dejavu.simulate.bound._chain import Mask, Weights, spans_of, table, weighted
 from dejavu.simulate.bound._paths import longest
-from dejavu.simulate.bound._prices import BoundPrices
+from dejavu.simulate.bound._prefix_sums import BoundPrices
 
 
 class Lines(NamedTuple):

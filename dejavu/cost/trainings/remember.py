@@ -17,7 +17,7 @@ from dejavu.cost.work import Work
 from dejavu.plan import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.timing.events import bubble_fraction, waited_messages
-from dejavu.timing.training import TrainingTimes
+from dejavu.timing.training_times import TrainingTimes
 from dejavu.workload import Workload
 
 MESSAGE = "message"  # subject of what a training's messages took; a link measured alone is an "exchange"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.bind.pricing import BindingPrices, StageExchange
+from dejavu.bind.binding_prices import BindingPrices, StageExchange
 from dejavu.bind.site import Place
 from dejavu.plan.stage_costs import Floats
 

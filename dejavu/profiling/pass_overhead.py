@@ -2,7 +2,7 @@
 
 Ranks share their cores with the threads that send and receive for them, so on CPUs a message costs computing time on
 both ends. A pipeline of layers that do almost nothing shows it: the processor seconds of a pass less those of its layer
-alone. Run as `python -m dejavu.profiling.passes` it is one of the ranks.
+alone. Run as `python -m dejavu.profiling.pass_overhead` it is one of the ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure_passes(device_type: str) -> Iterator[Measurement]:
     for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
         words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m"]
         done = subprocess.run(
-            [sys.executable, "-m", "dejavu.launch.agent", *words, "dejavu.profiling.passes"],
+            [sys.executable, "-m", "dejavu.launch.agent", *words, "dejavu.profiling.pass_overhead"],
             env=rank_environment() | named_parent(),
             capture_output=True,
             text=True,
