@@ -168,12 +168,9 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
 
 
 def _wait(processes: Sequence[psutil.Process], timeout_seconds: float) -> list[psutil.Process]:
+    """Those that still run then; psutil's own function waits on for zombies that another process should reap."""
     deadline = time.monotonic() + timeout_seconds
     left = list(processes)
-    while left:
-        psutil.wait_procs(left, timeout=0)  # reaps those that are our own children
-        left = [process for process in left if not has_ended(process)]
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
+    while left and time.monotonic() < deadline:
+        left = [process for process in psutil.wait_procs(left, timeout=0.05)[1] if not has_ended(process)]
     return left

@@ -207,26 +207,17 @@ def _settings(services: Services) -> dict[str, str]:
     }
 
 
+def _prefect(words: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", "--no-prompt", *words.split()]
+
+
 def _prefect_command(port: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "prefect",
-        "--no-prompt",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    return _prefect(f"server start --host 127.0.0.1 --port {port}")
 
 
 def _worker_command() -> list[str]:
-    words = (
-        f"worker start --type process --pool {WORK_POOL} --name dejavu-{socket.gethostname()} --install-policy never"
-    )
-    return [sys.executable, "-m", "prefect", "--no-prompt", *words.split()]
+    name = f"dejavu-{socket.gethostname()}"
+    return _prefect(f"worker start --type process --pool {WORK_POOL} --name {name} --install-policy never")
 
 
 def _mlflow_command(project: Path, port: int) -> list[str]:
@@ -247,7 +238,7 @@ def _launch(services: Services, environment: dict[str, str], name: str, command:
 
 def _deploy(project: Path, environment: dict[str, str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        _prefect("deploy --all"),
         cwd=project,
         env=environment,
         stdin=subprocess.DEVNULL,
