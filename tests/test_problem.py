@@ -234,7 +234,7 @@ def test_measured_microbatches_stay_measured(empty: ProfileDatabase) -> None:
     """Half of a measured microbatch: measured × what predictions say of the ratio."""
     plain = prices_of("gpt", CLUSTER, empty)
 
-    def doubled(size: int) -> Priced:
+    def doubled(size: int) -> PricedParts:
         graph, table = plain.at(size)
         if size != 8:
             return PricedParts(graph, table)
