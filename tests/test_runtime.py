@@ -16,14 +16,14 @@ import psutil
 import pytest
 import torch
 
-from dejavu.capture.graph import capture
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.trainings.remember import MESSAGE, remember
 from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
-from dejavu.plan.schedule import PARTS
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.layer_passes import DIRECTIONS
 from dejavu.profiling.layers import LOOP, measure_layers

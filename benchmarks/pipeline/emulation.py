@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster, Device
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.graph import Graph
 from dejavu.launch.torchrun import Rendezvous
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.process.own_rank import HOST

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
-from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.stage_costs import PlanError
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
 from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_process, num_cores
 from dejavu.planning.request import PlanRequest
+from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import PlanError
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulate.bound import CLOSE, SimulatedBound
+from dejavu.simulation.bound import CLOSE, SimulatedBound
 
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # asked where the proof leaves something open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dejavu.foundation.units import format_seconds, plural
 from dejavu.planning.choice import Choice
-from dejavu.simulate.bound import CLOSE
+from dejavu.simulation.bound import CLOSE
 
 SMALL_GAIN = 1.05  # below, a gain is said in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dejavu.capture.graph import DTYPES, Graph, capture
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import DTYPES, Graph, capture
+from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.runtime.split_backward import backward_input, backward_weight

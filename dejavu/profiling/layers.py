@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import torch
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.work import Work
 from dejavu.foundation.errors import DejavuError
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import Graph, Layer
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT
 from dejavu.runtime.process import named_parent, rank_environment

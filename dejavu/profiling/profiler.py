@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from dejavu.capture.graph import Graph
-from dejavu.capture.kernels import kernel_of
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cost import transfer_cost
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Graph
+from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES
 from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives

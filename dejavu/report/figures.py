@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from dejavu.cost import CostTable
 from dejavu.foundation.units import format_seconds
-from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate
+from dejavu.plans import Plan, Price
 from dejavu.report.data import predicted_backward_seconds
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation, StageSeconds
+from dejavu.simulation import Simulation, StageSeconds
 from dejavu.trials import TrialResult
 
 DOTS_PER_INCH = 120

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.bind.binding import Placement
+from dejavu.binding.binding import Placement
 from dejavu.init import Draw
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.replicas import clip_gradients, meshes, spread

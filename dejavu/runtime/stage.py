@@ -17,8 +17,8 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode
 
-from dejavu.bind.binding import Placement
-from dejavu.plan.schedule import torch_actions
+from dejavu.binding.binding import Placement
+from dejavu.plans.schedule import torch_actions
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of

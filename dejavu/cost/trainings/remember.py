@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dejavu.bind.binding import Binding
-from dejavu.capture.graph import Graph
+from dejavu.binding.binding import Binding
 from dejavu.cost.trainings.stages import StageRecord
 from dejavu.cost.trainings.steps import step_subject
 from dejavu.cost.work import Work
-from dejavu.plan import Plan
+from dejavu.graphs.graph import Graph
+from dejavu.plans import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.timing.events import bubble_fraction, waited_messages
 from dejavu.timing.training_times import TrainingTimes

@@ -11,8 +11,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windows as _windows
 from dejavu.search.coarse.undominated import Undominated

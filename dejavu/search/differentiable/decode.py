@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.differentiable import rounding as _rounding
 from dejavu.search.shared.options import Ints, Options
 

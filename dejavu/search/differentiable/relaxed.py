@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.shared.options import Ints, Options
 
 # Fractions of the known step time, except where another unit is named.

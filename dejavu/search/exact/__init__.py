@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Answer, Obstacle, Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.exact.device_prices import PricedOptions
 from dejavu.search.exact.intervals import ROUNDING, Intervals, middle

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exact import labels as _labels
 from dejavu.search.exact import priced_stages as _priced

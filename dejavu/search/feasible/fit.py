@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.plan import Plan, Problem
-from dejavu.plan.stage_costs import UNBOUNDED, AdditiveCosts
+from dejavu.plans import Plan, Problem
+from dejavu.plans.stage_costs import UNBOUNDED, AdditiveCosts
 from dejavu.search._base import TooLargeError
 from dejavu.search.feasible import fitting as _fitting
 from dejavu.search.shared.compiling import tiny_problem

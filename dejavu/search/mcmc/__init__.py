@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem
+from dejavu.plans import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.mcmc.moves import HOW, STOP, random_state
 from dejavu.search.mcmc.walk import Rows, random_plans, rows_for, value, walk

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.mcmc.fill import random_plan, refill, settle
 from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, below, move, random
 from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, StageTable, stage_cost

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Answer, Obstacle, Plan, Problem, Stage
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.pipedream import line as _line
 from dejavu.search.shared.compiling import tiny_problem

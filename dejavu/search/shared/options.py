@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import DenseCosts, Floats
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import DenseCosts, Floats
 from dejavu.search._base import TooLargeError
 from dejavu.search.shared import suffix_table as _suffix
 
