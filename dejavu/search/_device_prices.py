@@ -139,12 +139,17 @@ class PricedOptions:
         """The plan with the least Σ below the cutoff, as far as the beam and the work go."""
         o, prices_KT = self.options, self._around(prices_T)
         chosen, sum_seconds, state = _labels.search(
-            rows.limit, cutoff, beam, work,
-            rows.start_N, *rows.by_stop, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N,
-            o.need_J, o.transfer_L1AA, o.link_busy_L1AA, self._worse(rows.limit),
-            np.stack([self._before(rows, prices) for prices in prices_KT]), prices_KT,
-            self.count_T, self._bits, self.problem.use_all_devices,
-        )  # fmt: skip
+            _labels.Stages(rows.start_N, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N, *rows.by_stop),
+            _labels.Rules(rows.limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA, self._worse(rows.limit)),
+            _labels.Devices(
+                count_T=self.count_T,
+                bits=self._bits,
+                use_all=self.problem.use_all_devices,
+                prices_KT=prices_KT,
+                upstream_KL1JA=np.stack([self._before(rows, prices) for prices in prices_KT]),
+            ),
+            _labels.Effort(cutoff, beam, work),
+        )
         found = Found(rows.rows[chosen], sum_seconds, state == _labels.DONE)
         if len(chosen):
             self.offer(found.rows)
