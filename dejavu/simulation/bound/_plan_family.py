@@ -223,7 +223,7 @@ class Place:
     def _every_line(self) -> int:
         """Of the ranks' lines, a walk takes one in so many: their tables are large where there are many layers."""
         S, C, L, _ = self._alive_SCLL1.shape
-        entries = S * C * (L + 1)
+        entries: int = S * C * (L + 1)
         if self._is_vee:
             entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GG3.shape[1]
         return max(1, -(-len(self._rank_lines) * entries // _MOST_LINE_ENTRIES))
