@@ -72,7 +72,7 @@ class UserCacheLocator(_CacheLocator):
             return None
         try:
             locator = cls(py_func, py_file)
-            locator.ensure_cache_path()
+            locator.ensure_cache_path()  # type: ignore[no-untyped-call]  # numba's has no types
         except (OSError, RuntimeError):  # not writable, or a user without a home
             return None
         return locator

@@ -268,8 +268,8 @@ def _may_reach(sums_CL1N: Floats, start: int, stop: int, c: int, need: int, leas
     """Whether a stage from here or from before may fit: scratch is nothing, and the message at the cut the least."""
     if sums_CL1N[c, stop, _BLOCKED] > sums_CL1N[c, start, _BLOCKED]:
         return False
-    held = max(need * _between(sums_CL1N, start, stop, c, _ACTIVE), _between(sums_CL1N, start, stop, c, _STEP))
-    always = _between(sums_CL1N, start, stop, c, _FIXED) + sums_CL1N[c, stop, _MESSAGE] + least_message
+    held: float = max(need * _between(sums_CL1N, start, stop, c, _ACTIVE), _between(sums_CL1N, start, stop, c, _STEP))
+    always: float = _between(sums_CL1N, start, stop, c, _FIXED) + sums_CL1N[c, stop, _MESSAGE] + least_message
     room: float = sums_CL1N[c, start, _ROOM] * (1 + 1e-12)
     return held <= room - always
 
