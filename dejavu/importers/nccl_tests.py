@@ -159,7 +159,9 @@ class NcclTests(Importer):
             groups.setdefault(group, []).append(place[rank])
         return tuple(tuple(sorted(ranks)) for ranks in groups.values()), len(hosts), each
 
-    def _batch(self, path: Path, head: _Head, told: tuple[Collective, str], lines: list) -> Batch:
+    def _batch(
+        self, path: Path, head: _Head, told: tuple[Collective, str], lines: list[tuple[int, list[str]]]
+    ) -> Batch:
         collective, device = told
         columns = {name: (head.columns or []).index(name) for name in ("size", "type", "time")}
         wrong = (head.columns or []).index("#wrong") if "#wrong" in (head.columns or []) else None

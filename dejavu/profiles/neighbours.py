@@ -45,7 +45,7 @@ def bounds_of_neighbours(
     return low, high
 
 
-def distinct_values(table: pa.Table, columns: Sequence[str]) -> tuple[list[tuple], NDArray[np.int64]]:
+def distinct_values(table: pa.Table, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
     """The different values of some columns together, and which of them each row has."""
     codes = np.zeros(table.num_rows, dtype=np.int64)
     for column in columns:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.distributed.pipelining.stage import InferenceMode
 
 from dejavu.binding.binding import Placement
 from dejavu.plans.schedule import torch_actions
@@ -139,7 +139,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
     """
 
     def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__(stages, num_microbatches, loss_fn=loss)
+        super().__init__(stages, num_microbatches, loss_fn=loss)  # type: ignore[no-untyped-call]  # torch's has no types
         self._prepare_schedule_with_comms(torch_actions(name, self._num_stages, num_microbatches))
 
     def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:

@@ -86,7 +86,7 @@ class Choices(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def furthest_stops(limit, most_in_flight, costs, furthest_CL):
+def furthest_stops(limit: float, most_in_flight: float, costs: Costs, furthest_CL: Ints) -> bool:
     """furthest[c, start]: no stage from there stops later that is no busier than the limit and fits its memory.
 
     A stage has at least as many stages after it as the layers after it need, so it holds at least one microbatch more
@@ -134,7 +134,7 @@ def furthest_stops(limit, most_in_flight, costs, furthest_CL):
 
 
 @njit(cache=True, nogil=True)
-def cheapest(limit, stages, links, choices):
+def cheapest(limit: float, stages: Stages, links: Links, choices: Choices) -> tuple[float, int]:
     """The least Σ of seconds, transfers and prices of stages that reach no further than they may; inf if none do.
 
     And the class of the last stage.
@@ -175,13 +175,15 @@ def cheapest(limit, stages, links, choices):
                     here_A[a] = total
                     choice_AL1[a, stop] = c
         if stop == L:
-            return here_A.min(), here_A.argmin()
+            return here_A.min(), int(here_A.argmin())
         _cross(stop, limit, links, here_A, to_AL1, class_before_AL1)
     return np.inf, 0
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, limit, links, here_A, to_AL1, class_before_AL1):
+def _cross(
+    cut: int, limit: float, links: Links, here_A: Floats, to_AL1: Floats, class_before_AL1: NDArray[np.int32]
+) -> None:
     """What ends at a cut, with the transfer to a stage of each class after it."""
     repeats, latency_AA, per_byte_AA, bytes_L1 = links
     A = len(here_A)

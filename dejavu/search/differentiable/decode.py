@@ -157,7 +157,8 @@ class Decoder:
         o = self.options
         class_S = o.class_G[o.group_N[chosen]]
         links = o.link_busy_L1AA[o.stop_N[chosen[:-1]], class_S[:-1], class_S[1:]]
-        return np.maximum(o.busy_N[chosen], np.append(links, 0.0))
+        larger_S: Floats = np.maximum(o.busy_N[chosen], np.append(links, 0.0))
+        return larger_S
 
     def improve(self, chosen: Ints, price_T: Floats, width: int, size: int, out_of_time: Callable[[], bool]) -> Ints:
         """The plan after one pass in which each `size` neighbouring stages were decoded anew, all others kept.

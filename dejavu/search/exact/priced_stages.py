@@ -59,7 +59,9 @@ class Rules(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def downstream(stages, rules):
+def downstream(
+    stages: Stages, rules: Rules
+) -> tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """The cheapest way to run the layers after each cut.
 
     Returns:
@@ -101,7 +103,9 @@ def downstream(stages, rules):
 
 
 @njit(cache=True, nogil=True)
-def _cross_back(cut, deepest, rules, here_JA, rest_L1JA, next_L1JA):
+def _cross_back(
+    cut: int, deepest: int, rules: Rules, here_JA: Floats, rest_L1JA: Floats, next_L1JA: NDArray[np.int32]
+) -> None:
     """What starts at a cut, by the class of the stage before, with the transfer from it."""
     limit, _, transfer_L1AA, link_busy_L1AA = rules
     A = here_JA.shape[1]
@@ -119,7 +123,14 @@ def _cross_back(cut, deepest, rules, here_JA, rest_L1JA, next_L1JA):
 
 
 @njit(cache=True, nogil=True)
-def follow(stop_N, class_N, here_JA, choice_L1JA, level_L1JA, next_L1JA):
+def follow(
+    stop_N: Ints,
+    class_N: Ints,
+    here_JA: Floats,
+    choice_L1JA: NDArray[np.int32],
+    level_L1JA: NDArray[np.int32],
+    next_L1JA: NDArray[np.int32],
+) -> Ints:
     """The options of the cheapest plan, in order; empty if there is none."""
     J, A = here_JA.shape
     L = len(choice_L1JA) - 1
@@ -144,7 +155,7 @@ def follow(stop_N, class_N, here_JA, choice_L1JA, level_L1JA, next_L1JA):
 
 
 @njit(cache=True, nogil=True)
-def upstream(stages, rules):
+def upstream(stages: Stages, rules: Rules) -> Floats:
     """The cheapest way to run the layers before each cut: [cut, j, a] where the stage after it has j stages after it.
 
     That stage is of class a, and the transfer to it is included.
@@ -169,7 +180,7 @@ def upstream(stages, rules):
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, rules, here_JA, rest_L1JA):
+def _cross(cut: int, rules: Rules, here_JA: Floats, rest_L1JA: Floats) -> None:
     """What stops at a cut, by the class of the stage after, with the transfer to it."""
     limit, _, transfer_L1AA, link_busy_L1AA = rules
     J, A = here_JA.shape
@@ -185,7 +196,7 @@ def _cross(cut, rules, here_JA, rest_L1JA):
 
 
 @njit(cache=True, nogil=True)
-def through(stages, need_J, upstream_L1JA, downstream_L1JA):
+def through(stages: Stages, need_J: Ints, upstream_L1JA: Floats, downstream_L1JA: Floats) -> Floats:
     """The cheapest plan that has each option."""
     start_N, stop_N, class_N, fits_N, cost_N, _, _, _ = stages
     through_N = np.full(len(stop_N), np.inf)

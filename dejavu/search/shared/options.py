@@ -56,7 +56,7 @@ class Options:
 
     @property
     def num_classes(self) -> int:
-        return self.transfer_L1AA.shape[1]
+        return int(self.transfer_L1AA.shape[1])
 
     @property
     def table_shape(self) -> tuple[int, int, int, int]:
@@ -202,7 +202,7 @@ def needs_of(problem: Problem, most: int) -> Ints:
     return np.array(need or [1], dtype=np.int64)
 
 
-def _levels(need: Ints, fits: NDArray) -> Ints:
+def _levels(need: Ints, fits: Ints) -> Ints:
     """The needs that tell options apart; from some number of stages on, all ask for the same."""
     most = int(need.max())
     binding = fits[fits < most]

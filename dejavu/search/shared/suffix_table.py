@@ -83,7 +83,16 @@ class Table(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def list_options(seconds_CLL1, busy_CLL1, fits_CLL1, order_C, first_G1, family_G, least_fits, idle_allowed):
+def list_options(
+    seconds_CLL1: Floats,
+    busy_CLL1: Floats,
+    fits_CLL1: Ints,
+    order_C: Ints,
+    first_G1: Ints,
+    family_G: Ints,
+    least_fits: int,
+    idle_allowed: bool,
+) -> tuple[Ints, Ints, Ints, Ints, Floats, Floats, Ints]:
     """The options worth keeping: faster, less busy or smaller than any other of the same stage and devices.
 
     Where devices may stay idle an option with fewer devices of the same family (type and link class) counts too; groups
@@ -156,7 +165,7 @@ def _list_from(start, n, tables, kinds, rules, waiting, options):
 
 
 @njit(cache=True, nogil=True)
-def chain_bounds(first_L1, stop_N, seconds_N, busy_N):
+def chain_bounds(first_L1: Ints, stop_N: Ints, seconds_N: Floats, busy_N: Floats) -> tuple[Floats, Floats]:
     """For every cut, ignoring devices, memory and links: least seconds up to it, and least bottleneck up to it."""
     L = len(first_L1) - 1
     least, bottleneck = np.full(L + 1, np.inf), np.full(L + 1, np.inf)
@@ -170,7 +179,9 @@ def chain_bounds(first_L1, stop_N, seconds_N, busy_N):
 
 
 @njit(cache=True, nogil=True)
-def fill(begin, end, limit, cutoff, stages, groups, rules, table):
+def fill(
+    begin: int, end: int, limit: float, cutoff: float, stages: Stages, groups: Groups, rules: Rules, table: Table
+) -> None:
     """One more stretch of the table, starts end − 1 down to begin.
 
     Nothing busier than `limit` is used, and states that cannot lead to a sum below `cutoff` are dropped. After start 0,
@@ -184,7 +195,7 @@ def fill(begin, end, limit, cutoff, stages, groups, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def _fill_here(start, limit, stages, groups, need_J, table):
+def _fill_here(start: int, limit: float, stages: Stages, groups: Groups, need_J: Ints, table: Table) -> None:
     """The least seconds from a start on, over all stages that begin there."""
     first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
     offset_G, block_G, class_G = groups
@@ -215,7 +226,7 @@ def _fill_here(start, limit, stages, groups, need_J, table):
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, limit, cutoff, rules, table):
+def _cross(cut: int, limit: float, cutoff: float, rules: Rules, table: Table) -> None:
     """What starts at a cut, by the class of the stage before, with the transfer from it."""
     _, transfer_L1AA, link_busy_L1AA, least_L1 = rules
     rest_L1JAD, alive_L1JA, here_JAD = table
@@ -238,7 +249,7 @@ def _cross(cut, limit, cutoff, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def trace(limit, stages, groups, rules, table):
+def trace(limit: float, stages: Stages, groups: Groups, rules: Rules, table: Table) -> Ints:
     """The options of the cheapest plan in a filled table, in order; empty if there is none.
 
     Follows the table by comparing floats for equality: the sums are made in the same order as in `fill`.
@@ -268,7 +279,15 @@ def trace(limit, stages, groups, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def _stage_of(wanted, at, limit, stages, groups, rules, table):
+def _stage_of(
+    wanted: float,
+    at: tuple[int, int, int, int],
+    limit: float,
+    stages: Stages,
+    groups: Groups,
+    rules: Rules,
+    table: Table,
+) -> tuple[int, int]:
     """An option from which the table has the wanted seconds, and the level after it.
 
     Args:

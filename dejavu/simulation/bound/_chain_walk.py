@@ -18,7 +18,7 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import NOTHING, ActionTable, Integers
 from dejavu.simulation.bound._chain import Mask, Weights, spans_of, table, weighted
 from dejavu.simulation.bound._paths import longest
-from dejavu.simulation.bound._prefix_sums import Prices
+from dejavu.simulation.bound._prefix_sums import BoundPrices
 
 
 class Lines(NamedTuple):
@@ -38,7 +38,7 @@ class Lines(NamedTuple):
     constant_N: Floats
 
 
-class Limits(NamedTuple):
+class WalkLimits(NamedTuple):
     """How far a walk goes.
 
     Attributes:
@@ -69,7 +69,7 @@ class Walked(NamedTuple):
     configuration_KS: Integers
 
 
-def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
+def lines_of(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
     spans = spans_of(alive_SCLL1)
     sum_NSCL1, fixed_NSC = line_sums(prices, weighs, alive_SCLL1)
@@ -82,7 +82,7 @@ def lines_of(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: M
     )
 
 
-def line_sums(prices: Prices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> tuple[Floats, Floats]:
+def line_sums(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> tuple[Floats, Floats]:
     """What each line counts for a stage: a difference of two sums, and what it takes whatever its layers."""
     S, C, L, _ = alive_SCLL1.shape
     sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
@@ -106,12 +106,12 @@ class Ranks(NamedTuple):
 
 
 def walk(
-    prices: Prices,
+    prices: BoundPrices,
     order: ActionTable,
     lines: Lines,
     alive_SCLL1: Mask,
     share_SCLL1: NDArray[np.float32],
-    limits: Limits,
+    limits: WalkLimits,
 ) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     S = len(order.rank_S)

@@ -14,14 +14,14 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import ActionTable
 from dejavu.simulation.bound._chain import Mask, Weights
 from dejavu.simulation.bound._chain_walk import (
-    Limits,
     Walked,
+    WalkLimits,
     keep_leaf,
     line_sums,
     longest_of,
     walked_to,
 )
-from dejavu.simulation.bound._prefix_sums import Prices
+from dejavu.simulation.bound._prefix_sums import BoundPrices
 from dejavu.simulation.bound._vee import Pairs, vee_table
 
 
@@ -41,12 +41,12 @@ class VeeLines(NamedTuple):
 
 
 def vee_walk(
-    prices: Prices,
+    prices: BoundPrices,
     order: ActionTable,
     weighs: list[tuple[Weights, float]],
     alive_SCLL1: Mask,
     allowed: Pairs,
-    limits: Limits,
+    limits: WalkLimits,
 ) -> Walked:
     """All plans below the limit; given up after so many steps or leaves."""
     sum_NSCL1, fixed_NSC = line_sums(prices, weighs, alive_SCLL1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from dejavu.workload import Workload
 from dejavu.workload.data._base import Dataset, ExampleShape
@@ -13,7 +15,7 @@ from dejavu.workload.data.text import Text
 
 __all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "dataset_of"]
 
-DATASETS = {
+DATASETS: dict[str, Callable[[Any], Dataset]] = {  # of a workload that has what its data needs
     "text": lambda workload: Text(workload.text, workload.sequence_length),
     "digits": lambda workload: Digits(),
     "cifar10": lambda workload: Cifar10(workload.images),
