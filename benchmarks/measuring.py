@@ -49,7 +49,7 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
-from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulation import simulate_plan
@@ -135,7 +135,7 @@ def _measured(workload: Workload, graph: Graph) -> list[Measurement]:
     """The last row of each pass: a layer that was disturbed all the while was measured again."""
     (device_type,) = this_machine().device_counts
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    rows = measure_layers(workload, graph, signatures, device_type, num_busy=2)
+    rows = measure_layers(workload, graph, signatures, device_type, Conditions(2))
     return list({(row.subject, row.direction): row for row in rows if row.kind == "layer"}.values())
 
 

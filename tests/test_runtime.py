@@ -26,7 +26,7 @@ from dejavu.launch.launcher import LaunchError, launch, torchrun_line
 from dejavu.plans.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.layer_passes import DIRECTIONS
-from dejavu.profiling.layers import LOOP, measure_layers
+from dejavu.profiling.layers import LOOP, Conditions, measure_layers
 from dejavu.profiling.links import SIZES_BYTES, measure_link
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
@@ -196,7 +196,7 @@ def test_layers_are_measured_and_companions_end(tiny: Workload, shared: bool) ->
     num_busy = (2 if shared else 1) * len(os.sched_getaffinity(0))
     graph = capture(tiny)
     signatures = sorted({layer.signature for layer in graph.layers})
-    rows = list(measure_layers(tiny, graph, signatures, "core", num_busy=num_busy))
+    rows = list(measure_layers(tiny, graph, signatures, "core", Conditions(num_busy)))
     probe = rows.pop()
     assert (probe.kind, probe.subject) == ("probe", LOOP) and 0 < probe.seconds < 1
     wanted = {(subject_of(s, d, tiny.optimizer), d) for s in signatures for d in DIRECTIONS}

@@ -36,6 +36,13 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
 
     Raises:
         BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> binding = dejavu.bind(choice.priced.problem, choice.plan, choice.request.cluster)
+        >>> binding.plan.cuts == choice.plan.cuts
+        True
     """
     site = Site.of(cluster)
     pricing = BindingPrices(problem, plan, site)

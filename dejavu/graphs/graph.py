@@ -142,6 +142,12 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
     Raises:
         CaptureError: a layer cannot be traced.
         InputError: the workload names a model or data that do not exist or do not fit.
+
+    Example:
+        >>> import dejavu
+        >>> graph = dejavu.capture(dejavu.load_workload("mlp"))
+        >>> all(layer.output_bytes > 0 for layer in graph.layers)
+        True
     """
     shape, model = dataset_of(workload).shape, model_of(workload)
     dtype, size = DTYPES[workload.dtype], workload.microbatch_size

@@ -83,6 +83,13 @@ def what_the_formula_says(choice: Choice) -> str:
 
 
 def reason(choice: Choice) -> str:
-    """All of it."""
+    """Say what was chosen, what is proved of it, what it gains, and what the cost model's own optimum is.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> "Proved: no plan" in dejavu.explain(choice)
+        True
+    """
     parts = (what_was_chosen, what_is_proved, what_was_gained, what_the_formula_says)
     return " ".join(sentence for part in parts if (sentence := part(choice)))

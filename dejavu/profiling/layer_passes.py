@@ -61,7 +61,7 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
     layers = _Layers(workload, capture(workload, job["kind"]), device)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
     probe = (
-        InterferenceProbe(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
+        InterferenceProbe(job["least_sample_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
     )
     wanted, is_again = list(job["signatures"]), False
     while wanted:

@@ -139,7 +139,13 @@ def _readable_limits(
 
 
 def timeline_figure(simulation: Simulation) -> Figure:
-    """One step as the simulator played it: a row for each stage, time to the right."""
+    """Draw one simulated step: a row for each stage, time to the right.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> dejavu.draw(dejavu.simulate(choice.priced, choice.plan)).savefig("step.png")  # doctest: +SKIP
+    """
     num_stages = len(simulation.in_flight)
     figure = _figure(1.5 + 0.5 * min(num_stages, 16))
     axes = figure.subplots()

@@ -140,9 +140,8 @@ def code_of_lists() -> list[str]:
     import torch
 
     pipelining = Path(torch.__file__).parent / "distributed" / "pipelining"
-    texts = [
-        user_cache.text_hash(folder.glob("*.py")) for folder in (pipelining, _PACKAGE / "plans", _PACKAGE / "simulation")
-    ]
+    folders = (pipelining, _PACKAGE / "plans", _PACKAGE / "simulation")
+    texts = [user_cache.text_hash(folder.glob("*.py")) for folder in folders]
     return [*texts, str(torch.__version__), str(torch.version.git_version), sys.version]
 
 
