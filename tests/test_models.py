@@ -351,3 +351,9 @@ def test_a_loss_is_the_mean_over_targets() -> None:
     output, target = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     expected = -torch.log_softmax(output, -1).gather(-1, target[..., None]).mean()
     assert torch.allclose(model.loss(output, target), expected)
+
+
+def test_the_code_of_a_model_is_that_of_its_shared_modules_too() -> None:
+    shared = {name: model().code.count("-") for name, model in MODELS.items()}
+    assert shared == {**dict.fromkeys(MODELS, 0), **dict.fromkeys(("gpt", "bert", "moe", "cnn", "wide_resnet"), 1)}
+    assert len({model().code for model in MODELS.values()}) == len(MODELS)

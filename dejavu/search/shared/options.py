@@ -51,6 +51,10 @@ class Options:
     use_all_devices: bool
 
     @property
+    def stages(self) -> _suffix.Stages:
+        return _suffix.Stages(self.first_L1, self.stop_N, self.group_N, self.seconds_N, self.busy_N, self.fits_N)
+
+    @property
     def num_classes(self) -> int:
         return self.transfer_L1AA.shape[1]
 

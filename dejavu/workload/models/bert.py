@@ -17,6 +17,7 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.text import text_layers
 
 NORM_EPSILON = 1e-12  # as published
 MASK_EVERY, MASK_FROM = 7, 3  # 14.3 % of the positions; the paper draws 15 %
@@ -108,18 +109,10 @@ class BERT(Model):
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_tokens("bert", shape, MASK_FROM + 1)
         block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
-        embedding = partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)
         heads = self.num_heads
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
-        return (
-            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads, "token")),
-            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
-            LayerBuilder(
-                "head",
-                partial(TokenHead, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
-            ),
-        )
+        blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
+        return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """The head's table, which BERT shares with the embedding."""

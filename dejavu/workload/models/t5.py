@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -93,8 +94,10 @@ class FeedForward(nn.Module):
         return self.contract(nn.functional.gelu(self.gate(x), approximate="tanh") * self.expand(x))
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward of the encoder's states; the decoder's pass by."""
+class Block(nn.Module):
+    """What a block of the encoder and one of the decoder are made of; in the decoder with attention to the encoder."""
+
+    decodes: ClassVar[bool]
 
     def __init__(
         self, encoder_length: int, width: int, num_heads: int, head_width: int, feedforward: int, *, gated: bool
@@ -102,9 +105,18 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.encoder_length = encoder_length
         self.attention_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.attention = Attention(width, num_heads, head_width, causal=False, relative=True)
+        self.attention = Attention(width, num_heads, head_width, causal=self.decodes, relative=True)
+        if self.decodes:
+            self.cross_norm = nn.RMSNorm(width, NORM_EPSILON)
+            self.cross_attention = Attention(width, num_heads, head_width, causal=False, relative=False)
         self.feedforward_norm = nn.RMSNorm(width, NORM_EPSILON)
         self.feedforward = FeedForward(width, feedforward, gated=gated)
+
+
+class EncoderBlock(Block):
+    """Self-attention and feed-forward of the encoder's states; the decoder's pass by."""
+
+    decodes = False
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
         x, waiting = packed[:, : self.encoder_length], packed[:, self.encoder_length :]
@@ -126,20 +138,10 @@ class EncoderNorm(nn.Module):
         return torch.cat((self.norm(packed[:, : self.encoder_length]), packed[:, self.encoder_length :]), dim=1)
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(Block):
     """Causal self-attention, attention to the encoder's result and feed-forward of the decoder's states."""
 
-    def __init__(
-        self, encoder_length: int, width: int, num_heads: int, head_width: int, feedforward: int, *, gated: bool
-    ) -> None:
-        super().__init__()
-        self.encoder_length = encoder_length
-        self.attention_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.attention = Attention(width, num_heads, head_width, causal=True, relative=True)
-        self.cross_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.cross_attention = Attention(width, num_heads, head_width, causal=False, relative=False)
-        self.feedforward_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.feedforward = FeedForward(width, feedforward, gated=gated)
+    decodes = True
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
         memory, x = packed[:, : self.encoder_length], packed[:, self.encoder_length :]
