@@ -65,7 +65,7 @@ up down: $(VENV)/.ready
 
 # Into site/, for a browser: nothing on its pages comes from the network.
 docs: $(VENV)/.ready-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.ready-docs: $(VENV)/.ready
 	$(INSTALL) --editable ".[docs]"
