@@ -1,7 +1,7 @@
 """How our docstrings are read for the API pages, where they are written in other ways than the parser expects.
 
-`low, high: the interval` describes two fields at once; each of them gets the sentence. A module's table of its files, a name,
-spaces and what is in it, becomes a list.
+`low, high: the interval` describes two fields at once; each of them gets the sentence. A module's table of its files
+becomes a list.
 """
 
 from __future__ import annotations
