@@ -163,5 +163,12 @@ def test_the_menu_lists_every_page() -> None:
     assert site["theme"]["font"] is False, "otherwise pages load fonts from the network"
 
 
+def test_every_part_of_a_run_s_page_is_explained() -> None:
+    page, explained = (ROOT / "dejavu" / "report" / "page.html").read_text(), (DOCS / "report.md").read_text()
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert len(headings) > 5
+    assert not [heading for heading in headings if heading.split(",")[0] not in explained]
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
