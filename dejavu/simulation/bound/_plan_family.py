@@ -15,10 +15,10 @@ from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
 from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
-from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, lines_of, walk
+from dejavu.simulation.bound._chain_walk import Limits, Walked, lines_of, walk
 from dejavu.simulation.bound._dual import Dual
 from dejavu.simulation.bound._paths import Line, busy_lines, held_microbatches, rank_lines
-from dejavu.simulation.bound._prefix_sums import BoundProblem, memory_shares
+from dejavu.simulation.bound._prefix_sums import Priced, memory_shares
 from dejavu.simulation.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulation.bound._vee_walk import vee_walk
 from dejavu.simulation.bound.proof import Proof
@@ -50,7 +50,7 @@ class Place:
         is_weighed: its first bound by paths was made.
     """
 
-    def __init__(self, problem: BoundProblem, schedule: str, num_stages: int, bound_seconds: float) -> None:
+    def __init__(self, problem: Priced, schedule: str, num_stages: int, bound_seconds: float) -> None:
         self.problem, self.schedule, self.num_stages = problem, schedule, num_stages
         self.bound_seconds, self.proved_by = bound_seconds, Proof.BALANCE
         self.can_move = self._entries <= _MOST_ENTRIES
@@ -194,22 +194,22 @@ class Place:
         two are then looked at again, and simulated.
         """
         best: Faster | None = None
-        walked = self._walk(alive_SCLL1, WalkLimits(limit, most_steps, True, _MOST_LEAVES))
-        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
+        walked = self._walk(alive_SCLL1, Limits(limit, most_steps, True, _MOST_LEAVES))
+        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.configuration_KS, strict=True)]
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
             return best
         self._raise(walked.limit, Proof.EVERY_PLAN)
         until = limit if best is None else min(limit, best.seconds)
         if walked.limit < until * (1.0 - _NEAR):
-            again = self._walk(alive_SCLL1, WalkLimits(until, most_steps, False, _MOST_LEAVES))
-            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.how_KS, strict=True)]
+            again = self._walk(alive_SCLL1, Limits(until, most_steps, False, _MOST_LEAVES))
+            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.configuration_KS, strict=True)]
             best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
             if again.is_complete:
                 self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
         return best
 
-    def _walk(self, alive_SCLL1: Mask, limits: WalkLimits) -> Walked:
+    def _walk(self, alive_SCLL1: Mask, limits: Limits) -> Walked:
         prices, order = self.problem.prices, self._order
         assert order is not None and self._dual.best_weights is not None
         weighs = [(self._dual.best_weights, self._dual.best_constant)]
