@@ -91,7 +91,7 @@ def _child(
 
 
 def _capture(workload: Any, kind: Any) -> dict[str, Any]:
-    from dejavu.capture.graph import capture
+    from dejavu.graphs.graph import capture
     from dejavu.workload.data import dataset_of
     from dejavu.workload.models import model_of
 
@@ -117,7 +117,7 @@ def _count(workload: Any) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from dejavu.capture.graph import DTYPES
+    from dejavu.graphs.graph import DTYPES
     from dejavu.workload.data import dataset_of
     from dejavu.workload.models import layers_of
 

@@ -19,21 +19,21 @@ import numpy as np
 import typer
 
 from benchmarks._report import report
-from dejavu.bind import bind
-from dejavu.capture.graph import capture
+from dejavu.binding import bind
 from dejavu.cluster import this_machine
 from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
 from dejavu.cost.priced_problem import single_device_problem
 from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import step_factor
 from dejavu.foundation.strict_yaml import load
+from dejavu.graphs.graph import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
 LEAST_SHARE = 0.25

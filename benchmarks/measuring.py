@@ -33,26 +33,26 @@ import typer
 from benchmarks._report import report
 from benchmarks.competitors import an_unpredictable_one, one_for_each_core
 from dejavu import planning
-from dejavu.bind import bind
-from dejavu.capture.graph import Graph, capture
+from dejavu.binding import bind
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import StepFactor, is_surely_faster, remembered_plans, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.strict_yaml import load
+from dejavu.graphs.graph import Graph, capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest
 from dejavu.planning.schedules import under
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.profiles import MOST_DISTURBED_SHARE, Measurement, ProfileDatabase
-from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.timing.step_times import StepTimes
 from dejavu.workload import TrialSettings, Workload
 
@@ -135,7 +135,7 @@ def _measured(workload: Workload, graph: Graph) -> list[Measurement]:
     """The last row of each pass: a layer that was disturbed all the while was measured again."""
     (device_type,) = this_machine().device_counts
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    rows = measure_layers(workload, graph, signatures, device_type, num_busy=2)
+    rows = measure_layers(workload, graph, signatures, device_type, Conditions(2))
     return list({(row.subject, row.direction): row for row in rows if row.kind == "layer"}.values())
 
 

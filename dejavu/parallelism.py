@@ -9,7 +9,7 @@ from math import gcd
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import InputError
-from dejavu.plan import StageConfiguration
+from dejavu.plans import StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
 

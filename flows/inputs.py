@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu.capture.graph import CaptureError, capture
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import CaptureError, capture
 from dejavu.init import proposer_named, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dejavu.bind.binding import Binding
+from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cost.priced_problem import split_into
 from dejavu.parallelism import Parallelism

@@ -11,13 +11,13 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.utilities.annotations import opaque
 
-from dejavu.bind import Binding, bind
+from dejavu.binding import Binding, bind
 from dejavu.cluster import Cluster
 from dejavu.foundation.units import format_seconds, plural
-from dejavu.plan import Answer, Plan, Problem, SearchResult
 from dejavu.planning import Candidate, Choice, Planner, PlanRequest, Question, on_dask, reason
 from dejavu.planning.questions import Ask
-from dejavu.simulate import simulate_plan
+from dejavu.plans import Answer, Plan, Problem, SearchResult
+from dejavu.simulation import simulate_plan
 from dejavu.trials import client_of
 
 

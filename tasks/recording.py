@@ -10,7 +10,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from dejavu.bind.binding import Binding
+from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.planning import Choice, Considered, choice_to_dict
 from dejavu.profiling.profiler import MeasureResult

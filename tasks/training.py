@@ -12,12 +12,12 @@ import torch
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from dejavu.bind.binding import Binding
-from dejavu.capture.graph import Graph
+from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
 from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import remembered_step_seconds
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
 from dejavu.launch.comparison import (
     MOST_SECONDS,
@@ -27,7 +27,7 @@ from dejavu.launch.comparison import (
     measure_gain,
 )
 from dejavu.launch.launcher import RankError, launch, torchrun_line
-from dejavu.plan import Price
+from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.single import largest_difference

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dejavu.bind.binding import Binding, Placement
+from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
-from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.workload import TrialSettings, Workload
 
 os.environ.update(

@@ -21,7 +21,7 @@ from benchmarks.search.generated import operators
 from benchmarks.search.pareto import optimum
 from benchmarks.search.runs import Run
 from dejavu.importers.alpa.cases import load_case
-from dejavu.plan import Infeasible, NotFound, Obstacle, SearchResult, check, solved
+from dejavu.plans import Infeasible, NotFound, Obstacle, SearchResult, check, solved
 from dejavu.search import Exact, Uniform
 
 SHAPES = [

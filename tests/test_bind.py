@@ -12,17 +12,17 @@ from math import inf
 import numpy as np
 import pytest
 
-from dejavu.bind import RANDOM_BINDINGS, BindError, Binding, bind
-from dejavu.bind.binding_prices import BindingPrices
-from dejavu.bind.draws import random_places
-from dejavu.bind.exact_labels import bounds
-from dejavu.bind.local import EXCHANGE, MOVE, TURN, changed, changes, improved
-from dejavu.bind.placing import bottleneck, computing_bound, in_order
-from dejavu.bind.site import Site
+from dejavu.binding import RANDOM_BINDINGS, BindError, Binding, bind
+from dejavu.binding.binding_prices import BindingPrices
+from dejavu.binding.draws import random_places
+from dejavu.binding.exact_labels import bounds
+from dejavu.binding.local import EXCHANGE, MOVE, TURN, changed, changes, improved
+from dejavu.binding.placing import bottleneck, computing_bound, in_order
+from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
-from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price
-from dejavu.plan.schedule import schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
 
 GIB = 2**30
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
 from dejavu.cost.collectives.transfer import fit
@@ -20,9 +19,10 @@ from dejavu.cost.memory import (
 )
 from dejavu.cost.priced_problem import single_device_problem
 from dejavu.cost.sources.measured import subject_of
-from dejavu.plan import Plan, Stage, price
+from dejavu.graphs.graph import Graph, capture
+from dejavu.plans import Plan, Stage, price
 from dejavu.profiles import Measurement, ProfileDatabase
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import OptimizerSettings, Workload
 
 ADAM = OptimizerSettings()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.search.generated import heterogeneous
-from dejavu.plan import DoesNotFitError, NoPlanError, Problem, check, price, solved, step_seconds
-from dejavu.plan.stage_costs import PlanError
+from dejavu.plans import DoesNotFitError, NoPlanError, Problem, check, price, solved, step_seconds
+from dejavu.plans.stage_costs import PlanError
 from dejavu.search import Differentiable, Exact
 from dejavu.search.differentiable.decode import Decoder
 from dejavu.search.differentiable.relaxed import Point, Relaxation

@@ -16,7 +16,7 @@ from benchmarks.pipeline import emulation, gain
 from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, enter, own_group, slowed, take_seat
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.cluster import Device
 from tests.launching import DRAW, TINY, TOLERANCE, largest_difference
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.search.generated import heterogeneous
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Infeasible, NotFound, Obstacle, Problem, SearchResult, check, solved
+from dejavu.plans import Infeasible, NotFound, Obstacle, Problem, SearchResult, check, solved
 from dejavu.search import MCMC, Exact, Exhaustive, Uniform
 from dejavu.search.fan_out import ranges, restarts, variants
 from dejavu.trials import local_client

@@ -22,7 +22,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from dejavu.plan import Plan
+from dejavu.plans import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
 from flows import services

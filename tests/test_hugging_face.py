@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dejavu.capture.graph import capture
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import capture
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of

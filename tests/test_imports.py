@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # own names, what stands on top of it by its package's.
 FLOORS = (
     ("foundation", "track"),
-    ("cluster", "plan"),
-    ("bind", "parallelism", "profiles", "search", "simulate", "workload"),
-    ("capture", "importers", "init", "timing"),
+    ("cluster", "plans"),
+    ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
+    ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
     ("launch", "planning", "profiling", "trials"),
     ("report",),
@@ -35,10 +35,10 @@ HOMES = {
     "mlflow": ("dejavu.track",),
     "distributed": ("dejavu.trials",),
     "dask": ("dejavu.trials",),
-    # timing: ranks that are timed together; plan.schedule: action lists only, no process group
+    # timing: ranks that are timed together; plans.schedule: action lists only, no process group
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
-        *("dejavu.timing", "dejavu.plan.schedule"),
+        *("dejavu.timing", "dejavu.plans.schedule"),
     ),
 }
 # What stays larger than the limits, and why.

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.capture.graph import capture
-from dejavu.plan.schedule import Pass
+from dejavu.graphs.graph import capture
+from dejavu.plans.schedule import Pass
 from dejavu.profiling import layer_passes
 from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures
 from dejavu.runtime.process import MEASURING

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dejavu.capture.graph
-from dejavu.capture import kept_layers
-from dejavu.capture.graph import capture
-from dejavu.capture.kept_layers import KeptInUserCache
+import dejavu.graphs.graph
 from dejavu.foundation import user_cache
-from dejavu.plan import schedule
-from dejavu.simulate import _action_table
+from dejavu.graphs import kept_layers
+from dejavu.graphs.graph import capture
+from dejavu.graphs.kept_layers import KeptInUserCache
+from dejavu.plans import schedule
+from dejavu.simulation import _action_table
 from tests.test_models import ZOO, every_model, graph_of
 
 
@@ -27,13 +27,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the layers that are traced."""
-    names, inner = [], dejavu.capture.graph._capture_layer
+    names, inner = [], dejavu.graphs.graph._capture_layer
 
     def counted(builder, *rest):  # type: ignore[no-untyped-def]
         names.append(builder.name)
         return inner(builder, *rest)
 
-    monkeypatch.setattr(dejavu.capture.graph, "_capture_layer", counted)
+    monkeypatch.setattr(dejavu.graphs.graph, "_capture_layer", counted)
     return names
 
 

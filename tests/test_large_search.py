@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous, operators
-from dejavu.plan import NotFound, Obstacle, Plan, Problem, check, is_valid, solved, step_seconds
+from dejavu.plans import NotFound, Obstacle, Plan, Problem, check, is_valid, solved, step_seconds
 from dejavu.search import Coarse, Exact, Exhaustive, Uniform
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered

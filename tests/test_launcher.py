@@ -18,8 +18,8 @@ from torch import nn
 
 from dejavu.launch.launcher import LaunchError, RankError, launch
 from dejavu.launch.watchdog import waits
-from dejavu.plan import Plan
-from dejavu.plan.schedule import SCHEDULES, allowed_microbatches
+from dejavu.plans import Plan
+from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process import attempt_number
 from dejavu.runtime.process.failures import Failure, read_failures, write_failure

@@ -14,12 +14,12 @@ from torch import nn
 from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, stage_memory
-from dejavu.capture.graph import DTYPES, Graph, Layer, capture
-from dejavu.capture.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
+from dejavu.graphs.graph import DTYPES, Graph, Layer, capture
+from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.init import Draw
-from dejavu.plan.schedule import schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.training import build_layers
 from dejavu.workload import OptimizerSettings, Workload

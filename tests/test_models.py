@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dejavu.capture.graph import CaptureError, Graph, capture
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import CaptureError, Graph, capture
 from dejavu.init import Draw
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.search.generated import heterogeneous
 from benchmarks.search.scales import SCALES, times
-from dejavu.plan import Problem, SearchResult, check, solved, step_seconds
-from dejavu.plan.stage_costs import AdditiveCosts, Sums
+from dejavu.plans import Problem, SearchResult, check, solved, step_seconds
+from dejavu.plans.stage_costs import AdditiveCosts, Sums
 from dejavu.search import SEARCHES, Differentiable, Exact, Exhaustive, Search
 from dejavu.search.shared.stage_table import StageTable, stage_cost
 from dejavu.search.shared.unit import in_units, unit_seconds

@@ -16,12 +16,12 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_split
-from dejavu.plan import StageConfiguration
-from dejavu.plan.schedule import SCHEDULES, Pass, actions
+from dejavu.plans import StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, Pass, actions
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import read_checkpoint
-from dejavu.simulate import StageSeconds, simulate
+from dejavu.simulation import StageSeconds, simulate
 from dejavu.timing.clock import Timed
 from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload

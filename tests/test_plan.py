@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dejavu.foundation.errors import InputError
-from dejavu.plan import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
-from dejavu.plan.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts, PlanError
+from dejavu.plans import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
+from dejavu.plans.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 ONE = StageConfiguration("gpu")
 TWO = StageConfiguration("gpu", devices_per_node=2, tensor_parallel=2)

@@ -16,16 +16,16 @@ import pytest
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Infeasible, NoPlanError, Problem, StageConfiguration, price
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import SCHEDULES, schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import moved_cut
 from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
+from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES, schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search import search_named
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
 from flows.inputs import read_what_if, whole_numbers

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dejavu.capture.graph import capture
 from dejavu.cluster import DeviceType
 from dejavu.cluster.this_machine import CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
 from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.pass_overhead import pass_cost
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import capture
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
 from dejavu.profiles.measurement import measurements_of, table_of
 from dejavu.profiles.plausible import implausible_rows

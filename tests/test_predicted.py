@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejavu.capture.graph import Graph, capture
-from dejavu.capture.kernels import kernel_of
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
+from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.kernel import Kernel
 from dejavu.workload import OptimizerSettings, Workload

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cost.stage_memory import stage_memory
-from dejavu.bind import bind
-from dejavu.capture.graph import Graph, capture
+from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives, stage_transfer
@@ -23,13 +22,14 @@ from dejavu.cost.parts import PricedParts
 from dejavu.cost.priced_problem import microbatch_choices, price_problem, single_device_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Graph, capture
 from dejavu.parallelism import Parallelism, meshes
-from dejavu.plan import Plan, Problem, Stage, StageConfiguration, solved
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration, solved
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
 from dejavu.search import Uniform
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"

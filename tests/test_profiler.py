@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Graph, capture
 from dejavu.profiles import ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiles.kernel import Kernel

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import CostTable, cost_table, remember_stages, sources
 from dejavu.cost.sources.measured import subject_of
@@ -32,7 +31,8 @@ from dejavu.cost.trainings.steps import (
     step_factor,
     step_subject,
 )
-from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.graphs.graph import Graph, capture
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings, Workload
 

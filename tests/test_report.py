@@ -14,16 +14,16 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from dejavu.bind import bind
+from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid, TransferCost
 from dejavu.cost.priced_problem import single_device_problem
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
-from dejavu.plan import Plan
-from dejavu.plan.priced_problem import PassCost, PricedProblem
-from dejavu.plan.schedule import SCHEDULES, Pass
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
+from dejavu.plans import Plan
+from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.plans.schedule import SCHEDULES, Pass
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -35,7 +35,7 @@ from dejavu.report import (
     where_to_look,
 )
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation
+from dejavu.simulation import Simulation
 from dejavu.timing.clock import Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials

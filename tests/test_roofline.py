@@ -14,14 +14,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.cost import fp16
-from dejavu.capture.graph import Operator, _Recorder
-from dejavu.capture.kernels import family_of, kernel_of, without_family
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
 from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Operator, _Recorder
+from dejavu.graphs.kernels import family_of, kernel_of, without_family
 from dejavu.profiles.kernel import Kernel
 
 GPUS = [device for device in catalogue().values() if device.kind != "cpu"]

@@ -16,17 +16,17 @@ import psutil
 import pytest
 import torch
 
-from dejavu.capture.graph import capture
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.trainings.remember import MESSAGE, remember
 from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
-from dejavu.plan.schedule import PARTS
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.layer_passes import DIRECTIONS
-from dejavu.profiling.layers import LOOP, measure_layers
+from dejavu.profiling.layers import LOOP, Conditions, measure_layers
 from dejavu.profiling.links import SIZES_BYTES, measure_link
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.resume import earlier_training
@@ -196,7 +196,7 @@ def test_layers_are_measured_and_companions_end(tiny: Workload, shared: bool) ->
     num_busy = (2 if shared else 1) * len(os.sched_getaffinity(0))
     graph = capture(tiny)
     signatures = sorted({layer.signature for layer in graph.layers})
-    rows = list(measure_layers(tiny, graph, signatures, "core", num_busy=num_busy))
+    rows = list(measure_layers(tiny, graph, signatures, "core", Conditions(num_busy)))
     probe = rows.pop()
     assert (probe.kind, probe.subject) == ("probe", LOOP) and 0 < probe.seconds < 1
     wanted = {(subject_of(s, d, tiny.optimizer), d) for s in signatures for d in DIRECTIONS}

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dejavu.capture.graph import Graph, capture
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost import is_prediction
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.sources.scaled import SCALED
+from dejavu.graphs.graph import Graph, capture
 from dejavu.planning import PlanRequest, Prices
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import Workload

@@ -14,7 +14,7 @@ import pytest
 
 from dejavu.foundation.errors import InputError
 from dejavu.importers.alpa.cases import load_case
-from dejavu.plan import (
+from dejavu.plans import (
     DoesNotFitError,
     Infeasible,
     NoPlanError,
@@ -28,7 +28,7 @@ from dejavu.plan import (
     solved,
     step_seconds,
 )
-from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts, PlanError
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
 from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform, search_named
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous
-from dejavu.plan import (
+from dejavu.plans import (
     Answer,
     DoesNotFitError,
     NoPlanError,
@@ -23,7 +23,7 @@ from dejavu.plan import (
     solved,
     step_seconds,
 )
-from dejavu.plan.stage_costs import PlanError
+from dejavu.plans.stage_costs import PlanError
 from dejavu.search import MCMC, SEARCHES, Auto, Exact, Exhaustive, Hybrid, PipeDream, Search
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exhaustive import all_plans, count_plans

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.schedule import SCHEDULES, Pass, actions, allowed_microbatches
-from dejavu.simulate import Event, Message, Simulation, StageSeconds, simulate, trace_rows
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, Pass, actions, allowed_microbatches
+from dejavu.simulation import Event, Message, Simulation, StageSeconds, simulate, trace_rows
 
 CORE = StageConfiguration("core")
 LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}

@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks.bound.every_plan import count, every_plan, least_by_schedule, small_priced
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import SCHEDULES
-from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import simulate_plan
-from dejavu.simulate._action_table import action_table
-from dejavu.simulate.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
-from dejavu.simulate.bound._chain import Spans, drop, spans_of, table, weights
-from dejavu.simulate.bound._dual import times_of
-from dejavu.simulate.bound._paths import held_microbatches, longest_path, rank_lines
-from dejavu.simulate.bound._prefix_sums import bound_problem
+from dejavu.plans import Plan
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation import simulate_plan
+from dejavu.simulation._action_table import action_table
+from dejavu.simulation.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
+from dejavu.simulation.bound._chain import Spans, drop, spans_of, table, weights
+from dejavu.simulation.bound._dual import times_of
+from dejavu.simulation.bound._paths import held_microbatches, longest_path, rank_lines
+from dejavu.simulation.bound._prefix_sums import bound_problem
 
 EVERY = tuple(SCHEDULES)
 MOST_PLANS = 700  # for every plan to be simulated in tenths of a second

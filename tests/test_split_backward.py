@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.capture.graph import capture
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import capture
+from dejavu.plans.schedule import PARTS
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.workload import Workload

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.search.feasibility import summary, table
 from benchmarks.search.tight import Tight, has_a_plan, has_a_plan_by_listing, plan_fits, tight
-from dejavu.plan import Infeasible, NotFound, Problem, SearchResult, StageConfiguration, solved
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Infeasible, NotFound, Problem, SearchResult, StageConfiguration, solved
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search import SEARCHES, Auto, Coarse, Feasible, Search
 
 MANY = 150  # small problems for each search

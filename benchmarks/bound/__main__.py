@@ -17,8 +17,8 @@ import typer
 from benchmarks._report import report_table
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from benchmarks.bound.questions import QUESTIONS, QUICK, best_of_exact
-from dejavu.plan.schedule import SCHEDULES
-from dejavu.simulate.bound import SimulatedBound, simulated_lower_bound
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.simulation.bound import SimulatedBound, simulated_lower_bound
 
 MOST_PLANS = 3000  # of a small problem: seconds to simulate
 LOOSE = 1.07  # times the least: what a planner knows that did not find the best plan

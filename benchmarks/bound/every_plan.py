@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dejavu.plan import Plan, Problem, Stage, StageConfiguration
-from dejavu.plan.priced_problem import PassCost, PricedProblem
-from dejavu.plan.schedule import SCHEDULES, allowed_microbatches, schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import simulate_plan
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
+from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.plans.schedule import SCHEDULES, allowed_microbatches, schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation import simulate_plan
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from dejavu.cluster import load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan, SearchResult
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import SCHEDULES
 from dejavu.planning import PlanRequest, Prices
 from dejavu.planning.schedules import fits, under
+from dejavu.plans import Plan, SearchResult
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.search import search_named
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
 WORKLOADS, CLUSTERS = Path("examples/workloads"), Path("examples/clusters")

@@ -25,14 +25,14 @@ import numpy as np
 
 from benchmarks.cost.stage_memory import stage_memory
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
-from dejavu.capture.graph import Graph, Layer, capture
 from dejavu.cluster import this_machine
 from dejavu.cost.configuration_memory import configuration_memory
 from dejavu.cost.memory import example_bytes, fixed_bytes
+from dejavu.graphs.graph import Graph, Layer, capture
 from dejavu.launch.launcher import rank_environment, torchrun_words
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.schedule import schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.workload import OptimizerSettings, Workload
 
 NUM_STAGES, NUM_STEPS = 4, 3  # optimizer state exists from the second step on

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.capture.graph import capture
 from dejavu.cluster import load_cluster
 from dejavu.cost import cost_table, sources
 from dejavu.cost.memory import fixed_bytes
+from dejavu.graphs.graph import capture
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
 

@@ -1,7 +1,7 @@
 """The peak of a stage moment by moment, as its layers run one after another: the referee of what plans add up.
 
 Closer to the allocator than plans' sums (`dejavu.cost.memory`), which never say less. No search uses it: it is no sum
-over layers. The moments at which each layer holds most are known from capture (`dejavu.capture.liveness`); here they
+over layers. The moments at which each layer holds most are known from capture (`dejavu.graphs.liveness`); here they
 are put together for a stage, in the order in which a pipeline schedule runs its layers.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dejavu.capture.graph import Layer
-from dejavu.capture.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
 from dejavu.cost.memory import (
     ALL_AT_ONCE_TENSORS,
     ONE_BY_ONE_TENSORS,
     ForEachByte,
     cast_bytes,
 )
+from dejavu.graphs.graph import Layer
+from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
 from dejavu.workload import OptimizerSettings
 
 

@@ -19,8 +19,8 @@ from benchmarks.megatron.a100_network import A100Network
 from benchmarks.megatron.formulas import HALF_BYTES, MegatronIteration
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, SCALAR_UNITS, KernelRoofline
-from dejavu.plan import Plan, Problem, Stage, StageConfiguration, price
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles.collective import Collective
 from dejavu.profiles.kernel import Kernel
 

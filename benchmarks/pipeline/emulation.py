@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster, Device
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.graph import Graph
 from dejavu.launch.torchrun import Rendezvous
-from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.runtime.process.own_rank import HOST
 from dejavu.workload import Workload
 
@@ -209,7 +209,5 @@ def measure_emulated(
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
     in_slices = (turned[0].host, turned[0].index) in emulation.quotas
     return list(
-        measure_layers(
-            workload, graph, signatures, device_type, num_busy=len(devices), in_slices=in_slices, on_start=place
-        )
+        measure_layers(workload, graph, signatures, device_type, Conditions(len(devices), in_slices), on_start=place)
     )

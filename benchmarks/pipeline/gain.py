@@ -27,16 +27,16 @@ import numpy as np
 from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, measure_emulated, slowed
 from benchmarks.pipeline.plans import even_bounds, job_of
 from benchmarks.pipeline.ranks import train_in_turn
-from dejavu.bind import Binding, Placement, bind
-from dejavu.capture.graph import capture
+from dejavu.binding import Binding, Placement, bind
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
+from dejavu.graphs.graph import capture
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning import Planner, PlanRequest
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiling.pass_overhead import measure_passes
-from dejavu.simulate import simulate_plan
+from dejavu.simulation import simulate_plan
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 WHOLE, SLOW = "core", "slow-core"

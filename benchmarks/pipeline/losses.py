@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.init import Draw
-from dejavu.plan import StageConfiguration
-from dejavu.plan.schedule import SCHEDULES, schedule_named
+from dejavu.plans import StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, schedule_named
 from dejavu.runtime.single import train_single
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dejavu.bind.binding import Binding, Placement
+from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.schedule import schedule_named
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import schedule_named
 from dejavu.runtime.job import TrainingJob
 from dejavu.workload import Workload
 

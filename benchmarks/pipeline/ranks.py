@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from benchmarks.pipeline.undisturbed import Cores
-from dejavu.bind.binding import Binding
-from dejavu.plan.schedule import Pass
+from dejavu.binding.binding import Binding
+from dejavu.plans.schedule import Pass
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer

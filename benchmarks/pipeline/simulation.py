@@ -26,18 +26,18 @@ import typer
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import LEAST_STEPS, Trained, train_all
-from dejavu.capture.graph import capture
 from dejavu.cluster import Cluster, this_machine
+from dejavu.graphs.graph import capture
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Plan
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import allowed_microbatches, schedule_named
 from dejavu.planning.prices import price_workload
+from dejavu.plans import Plan
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import allowed_microbatches, schedule_named
 from dejavu.profiles import ProfileDatabase
-from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
-from dejavu.simulate import StageSeconds, simulate, simulate_plan
+from dejavu.simulation import StageSeconds, simulate, simulate_plan
 from dejavu.timing.training_times import StageTimes
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
@@ -162,7 +162,7 @@ def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -
     graph, database = capture(workload), ProfileDatabase(folder)
     (name,) = cluster.device_counts
     signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    rows = measure_layers(workload, graph, signatures, name, num_busy=num_ranks)
+    rows = measure_layers(workload, graph, signatures, name, Conditions(num_ranks))
     database.append(list(rows))
     Profiler(graph, workload, cluster, database).run(("transfers", "passes"))
     return price_workload(workload, cluster, folder, Parallelism.one_device())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dejavu.plan import Plan, Stage, StageConfiguration
-from dejavu.plan.schedule import SCHEDULES, actions
-from dejavu.simulate import Message, StageSeconds, simulate
-from dejavu.simulate._action_table import action_table
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, actions
+from dejavu.simulation import Message, StageSeconds, simulate
+from dejavu.simulation._action_table import action_table
 
 SIZES = ((8, 64), (16, 256), (32, 512), (64, 1024))  # stages, microbatches
 QUICK: dict[str, Any] = {"sizes": SIZES[1:2]}

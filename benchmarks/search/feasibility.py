@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.search.runs import chosen, warm_up
 from benchmarks.search.tight import Tight, has_a_plan_by_listing, plan_fits, tight
-from dejavu.plan import Infeasible, SearchResult
+from dejavu.plans import Infeasible, SearchResult
 from dejavu.search import SEARCHES, Search
 
 QUICK = {"num_problems": 6, "budget_seconds": 0.2}

@@ -2,7 +2,7 @@
 
 Every number follows from the seed. Costs come from formulas (work over speed, ring all-reduces, ZeRO's shards), so that
 problems have the structure of real ones, any number of layers and devices, and no predictor in between.
-Shape suffixes as in `dejavu.plan`; D = device types.
+Shape suffixes as in `dejavu.plans`; D = device types.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.search.models import BYTES, Model, blocks
 from benchmarks.search.models import operators as model_operators
-from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Problem, StageConfiguration
+from dejavu.plans.stage_costs import AdditiveCosts
 
 Floats = NDArray[np.float64]
 

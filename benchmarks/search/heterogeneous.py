@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.search.generated import heterogeneous
 from benchmarks.search.runs import Run, chosen, run, warm_up
-from dejavu.plan import Problem
+from dejavu.plans import Problem
 from dejavu.search import Exhaustive, Search
 
 TYPES = (2, 3, 4)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dejavu.plan import Answer, Infeasible, Problem, SearchResult
+from dejavu.plans import Answer, Infeasible, Problem, SearchResult
 from dejavu.search import SEARCHES, Search, search_named
 
 WARM_UP_SECONDS = 3.0  # of budget for the run that loads the compiled loops

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.search.generated import heterogeneous
 from benchmarks.search.runs import chosen, run, warm_up
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts
 
 SCALES = tuple(10.0**k for k in range(-9, 7))
 SIZES = ((2, 8, 12), (3, 12, 16), (2, 16, 24), (3, 24, 48))  # types, devices, layers

@@ -2,7 +2,7 @@
 
 The check asks for cuts, not for costs: from which cuts can all layers to the last be run by so many stages with such
 devices? It takes every cut and every count one after the other, with its own sums, and no shortcut.
-Shape suffixes as in `dejavu.plan`; S = stages behind.
+Shape suffixes as in `dejavu.plans`; S = stages behind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Plan, Problem, StageConfiguration
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.plans.stage_costs import AdditiveCosts
 
 LARGE_LAYERS = (257, 500)
 MOST_OVER = 0.02  # memory over the least that works, and as much below it

@@ -24,12 +24,18 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62})")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # RFC 1123
 
 
-def load_cluster(path: Path) -> Cluster:
+def load_cluster(path: Path | str) -> Cluster:
     """Read a cluster.yaml.
 
     Raises:
         InputError: with `path:line:column` for each problem.
+
+    Example:
+        >>> import dejavu
+        >>> dejavu.load_cluster("examples/clusters/4x8-v100.yaml").device_counts
+        {'V100-SXM2-16GB': 32}
     """
+    path = Path(path)
     document = strict_yaml.load(path, ClusterForm, allows_null=False)
     form = document.value
     if form.nodes != "auto":

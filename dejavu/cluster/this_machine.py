@@ -32,6 +32,11 @@ def this_machine() -> Cluster:
     """The CUDA or ROCm devices that torch sees here; without any, the CPU cores that this process may use.
 
     Two calls on the same machine give the same fingerprint.
+
+    Example:
+        >>> import dejavu
+        >>> sum(dejavu.this_machine().device_counts.values()) > 0
+        True
     """
     import torch  # takes a second or two, and only this function needs it
 

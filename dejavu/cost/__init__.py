@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster, DeviceType
 from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.estimates import (
@@ -28,6 +27,7 @@ from dejavu.cost.sources.measured import Interpolated, Measured
 from dejavu.cost.sources.physics import LAUNCHES_SECONDS, Limits
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.trainings.stages import remember_stages
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import OptimizerSettings
 

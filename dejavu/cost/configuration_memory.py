@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 
-from dejavu.capture.graph import Layer
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import (
@@ -22,7 +21,8 @@ from dejavu.cost.memory import (
     message_bytes,
     step_bytes,
 )
-from dejavu.plan import StageConfiguration
+from dejavu.graphs.graph import Layer
+from dejavu.plans import StageConfiguration
 from dejavu.workload import Workload
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import DeviceType
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.graph import Graph, Layer
 
 PASSES = ("forward", "backward", "optimizer")
 Floats = NDArray[np.float64]

@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.capture.graph import Layer
-from dejavu.capture.liveness import ARRIVING, OUTPUT
 from dejavu.cluster import DeviceType
+from dejavu.graphs.graph import Layer
+from dejavu.graphs.liveness import ARRIVING, OUTPUT
 from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.data import dataset_of
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.capture.graph import Layer
 from dejavu.cluster import Cluster
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
@@ -24,8 +23,9 @@ from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import ForEachByte, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts, work_of
 from dejavu.cost.sources.predicted import Predicted
-from dejavu.plan import StageConfiguration
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.graphs.graph import Layer
+from dejavu.plans import StageConfiguration
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 

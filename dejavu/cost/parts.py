@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
 from dejavu.cost.kernels.sharding import degree_of, layer_kernels
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
-from dejavu.plan import StageConfiguration
+from dejavu.graphs.graph import Graph, Layer
+from dejavu.plans import StageConfiguration
 from dejavu.profiles.kernel import Kernel
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dejavu.capture.graph import Graph
 from dejavu.cost.collectives.transfer import fit
-from dejavu.plan.priced_problem import USUAL_PARTS, PassCost
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import Graph
+from dejavu.plans.priced_problem import USUAL_PARTS, PassCost
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import ProfileDatabase
 
 LEAST_PARTS, MOST_PARTS = 0.2, 10.0  # of both together: of layers that do little, the runtime's work is in each

@@ -14,9 +14,9 @@ from dejavu.cost.memory import cast_bytes, example_bytes, fixed_bytes, message_b
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
-from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.priced_problem import PassCost, PricedProblem
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Problem, StageConfiguration
+from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 Transfers = dict[tuple[str, str], TransferCost]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dejavu.capture.graph import Layer
 from dejavu.cost.sources.predicted import layer_kernels
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import Layer
+from dejavu.plans.schedule import PARTS
 from dejavu.workload import OptimizerSettings
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dejavu.bind.binding import Binding
+from dejavu.binding.binding import Binding
 from dejavu.foundation.hashing import stable_hash
 from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob, write_json

@@ -11,8 +11,8 @@ from dejavu.foundation import units
 from dejavu.foundation.errors import InputError
 from dejavu.init import scheme_named
 from dejavu.launch.rendezvous import Host, is_here
-from dejavu.plan import StageConfiguration
-from dejavu.plan.schedule import actions, allowed_microbatches, schedule_named
+from dejavu.plans import StageConfiguration
+from dejavu.plans.schedule import actions, allowed_microbatches, schedule_named
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.failures import LaunchError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejavu.bind.binding import Binding
+from dejavu.binding.binding import Binding
 from dejavu.launch.rendezvous import Host
 from dejavu.runtime.process.own_rank import ranks_on
 

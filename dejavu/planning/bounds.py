@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 
-from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
-from dejavu.simulate.bound import CLOSE, Bounding, SimulatedBound, bounding
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
 
 BOUND_SHARE = 0.5  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn

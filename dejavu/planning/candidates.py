@@ -9,12 +9,12 @@ from functools import cached_property
 
 from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan, Price
-from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
+from dejavu.plans import Plan, Price
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulate import Simulation, price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
 MOST_ACTIONS = 500_000  # the same, counted in simulated passes: about a second

@@ -9,13 +9,13 @@ from functools import cached_property
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
-from dejavu.plan import Answer, Infeasible, NotFound, Plan, SearchResult
-from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
 from dejavu.planning.request import PlanRequest
-from dejavu.simulate.bound import SimulatedBound
+from dejavu.plans import Answer, Infeasible, NotFound, Plan, SearchResult
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.simulation.bound import SimulatedBound
 from dejavu.workload import Workload
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict, Unpack
 
+from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
-from dejavu.plan import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.stage_costs import PlanError
+from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
 from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_process, num_cores
 from dejavu.planning.request import PlanRequest
+from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import PlanError
 from dejavu.profiles import ProfileDatabase
-from dejavu.simulate.bound import CLOSE, SimulatedBound
+from dejavu.simulation.bound import CLOSE, SimulatedBound
+from dejavu.workload import Workload
+from dejavu.workload.loader import load_workload
 
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
@@ -56,6 +62,44 @@ class Planner:
             CostError: a number is missing; it names layer and device.
         """
         return _Planning(self, request, prices or Prices(request)).choice()
+
+
+class PlanOptions(TypedDict, total=False):
+    """The fields of `PlanRequest` that have defaults."""
+
+    database: Path
+    parallelism: Parallelism | None
+    searches: tuple[str, ...]
+    schedules: tuple[str, ...]
+    microbatches: tuple[int, ...]
+    budget_seconds: float
+    seed: int
+
+
+def plan(workload: Workload | str | Path, cluster: Cluster | str | Path, **options: Unpack[PlanOptions]) -> Choice:
+    """Find the pipeline plan with the least predicted step, and what is proved about it.
+
+    Args:
+        workload: what is trained, or what `load_workload` reads it from.
+        cluster: the devices, or a cluster.yaml.
+        options: as in `PlanRequest`: which searches, schedules and numbers of microbatches, how long.
+
+    Raises:
+        NoPlanError: no plan was found; its answer says whether it is proved that there is none.
+        InputError: a mistake in the files or options, or the model cannot be captured.
+        CostError: a price is missing; it names layer and device.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> choice.plan.num_microbatches
+        8
+        >>> choice.simulated_lower_bound_seconds <= choice.simulated_seconds
+        True
+    """
+    asked = workload if isinstance(workload, Workload) else load_workload(workload)
+    devices = cluster if isinstance(cluster, Cluster) else load_cluster(Path(cluster))
+    return Planner().plan(PlanRequest(asked, devices, **options))
 
 
 class _Planning:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dejavu.capture.graph import CaptureError, Graph, capture
-from dejavu.capture.kept_layers import KeptInUserCache
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives
@@ -18,9 +16,11 @@ from dejavu.cost.priced_problem import price_problem
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import CaptureError, Graph, capture
+from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
-from dejavu.plan.priced_problem import PricedProblem
 from dejavu.planning.request import PlanRequest
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
 

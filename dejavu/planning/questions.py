@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
 from dejavu.foundation.units import plural
-from dejavu.plan import Answer, Plan
-from dejavu.plan.priced_problem import PricedProblem
+from dejavu.plans import Answer, Plan
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
 

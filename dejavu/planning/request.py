@@ -8,7 +8,7 @@ from pathlib import Path
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import microbatch_choices, split_into
 from dejavu.parallelism import Parallelism
-from dejavu.plan.schedule import SCHEDULES, schedule_named
+from dejavu.plans.schedule import SCHEDULES, schedule_named
 from dejavu.search import search_named
 from dejavu.workload import AUTO, Workload
 

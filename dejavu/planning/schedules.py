@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan, Stage
-from dejavu.plan.priced_problem import PricedProblem
-from dejavu.plan.schedule import schedule_named
-from dejavu.plan.stage_costs import AdditiveCosts
-from dejavu.simulate import Simulation
+from dejavu.plans import Plan, Stage
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation import Simulation
 
 
 def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dejavu.foundation.units import format_seconds, plural
 from dejavu.planning.choice import Choice
-from dejavu.simulate.bound import CLOSE
+from dejavu.simulation.bound import CLOSE
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
@@ -83,6 +83,13 @@ def what_the_formula_says(choice: Choice) -> str:
 
 
 def reason(choice: Choice) -> str:
-    """Join all sentences."""
+    """Say what was chosen, what is proved of it, what it gains, and what the cost model's own optimum is.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> "Proved: no plan" in dejavu.explain(choice)
+        True
+    """
     parts = (what_was_chosen, what_is_proved, what_was_gained, what_the_formula_says)
     return " ".join(sentence for part in parts if (sentence := part(choice)))

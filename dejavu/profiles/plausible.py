@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cluster.this_machine import CORE_CYCLES_PER_SECOND, CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
-from dejavu.plan.schedule import PARTS
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiles.measurement import broken_rows
 from dejavu.profiles.neighbours import Floats, bounds_of_neighbours, distinct_values

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dejavu.capture.graph import DTYPES, Graph, capture
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import DTYPES, Graph, capture
+from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.runtime.split_backward import backward_input, backward_weight
@@ -61,7 +61,7 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
     layers = _Layers(workload, capture(workload, job["kind"]), device)
     figures_of = {"median": spread, "mean": mean_spread}[job["average"]]
     probe = (
-        InterferenceProbe(job["least_look_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
+        InterferenceProbe(job["least_sample_seconds"]) if device.type == "cpu" and job["average"] == "median" else None
     )
     wanted, is_again = list(job["signatures"]), False
     while wanted:

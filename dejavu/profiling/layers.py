@@ -13,16 +13,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
 
 import torch
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.work import Work
 from dejavu.foundation.errors import DejavuError
-from dejavu.plan.schedule import PARTS
+from dejavu.graphs.graph import Graph, Layer
+from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, host_fingerprint
 from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT
 from dejavu.runtime.process import named_parent, rank_environment
@@ -37,40 +38,51 @@ class MeasureError(DejavuError):
     """A layer that could not be measured; the message names it."""
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """Under which layers are measured.
+
+    Attributes:
+        num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
+            machine without GPUs, they share these.
+        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
+            so only the mean of many on the clock tells what they take.
+        least_sample_seconds: the fastest sample of a core of this host that is known.
+    """
+
+    num_busy: int = 1
+    in_slices: bool = False
+    least_sample_seconds: float = math.inf
+
+
 def measure_layers(
     workload: Workload,
     graph: Graph,
     signatures: Sequence[str],
     device_type: str,
+    conditions: Conditions = Conditions(),
     *,
-    num_busy: int = 1,
-    in_slices: bool = False,
-    least_look_seconds: float = math.inf,
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
     """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
 
-    On a CPU the last row is of kind `probe`: the fastest look at the core.
+    On a CPU the last row is of kind `probe`: the fastest sample of the core.
 
     Args:
-        num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
-            machine without GPUs, they share these.
-        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
-            so only the mean of many on the clock tells what they take.
-        least_look_seconds: the fastest look at a core of this host that is known.
         on_start: called with the number and process id of each that works; 0 is the measured one.
 
     Raises:
         MeasureError: the measuring process failed.
     """
+    num_busy, in_slices = conditions.num_busy, conditions.in_slices
     average = "mean" if in_slices else "median"
     job = {
         "workload": workload.model_dump(mode="json"),
         "kind": graph.kind,
         "signatures": list(signatures),
         "average": average,
-        "least_look_seconds": least_look_seconds,
+        "least_sample_seconds": conditions.least_sample_seconds,
         "is_alone": num_busy <= len(os.sched_getaffinity(0)),
     }
     how = f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}"

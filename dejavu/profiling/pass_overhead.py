@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.bind.binding import Binding, Placement
+from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
-from dejavu.plan import Plan, Stage, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment

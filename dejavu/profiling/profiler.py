@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from dejavu.capture.graph import Graph
-from dejavu.capture.kernels import kernel_of
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cost import transfer_cost
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Graph
+from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES
 from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives
 from dejavu.profiling.kernels import can_measure, measure_kernels
 from dejavu.profiling.layer_passes import DIRECTIONS
-from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.links import measure_link
 from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.timing.interference import are_quiet
@@ -114,10 +114,10 @@ class Profiler:
     @cached_property
     def _is_quiet(self) -> bool:
         """Whether what was disturbed may be measured better now; asked only where something was."""
-        return are_quiet(len(os.sched_getaffinity(0)), self._least_look_seconds)
+        return are_quiet(len(os.sched_getaffinity(0)), self._least_sample_seconds)
 
     @property
-    def _least_look_seconds(self) -> float:
+    def _least_sample_seconds(self) -> float:
         rows = self._own.read(kind="probe", host_fingerprint=host_fingerprint())
         return min(rows["seconds"].to_pylist(), default=math.inf)
 
@@ -128,7 +128,7 @@ class Profiler:
     def _keep(self, rows: Iterator[Measurement]) -> None:
         """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
         kept: list[Measurement] = []
-        last, least = time.monotonic(), self._least_look_seconds
+        last, least = time.monotonic(), self._least_sample_seconds
         try:
             for row in rows:
                 if row.kind == "probe" and row.seconds >= least:
@@ -172,8 +172,7 @@ class Profiler:
                 self.graph,
                 wanted,
                 device_type,
-                num_busy=num_devices,
-                least_look_seconds=self._least_look_seconds,
+                Conditions(num_devices, least_sample_seconds=self._least_sample_seconds),
                 progress=step,
             ),
             len(disturbed),

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dejavu.bind import RANDOM_BINDINGS, Binding
+from dejavu.binding import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.launch.comparison import Comparison
-from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate, Choice
 from dejavu.planning.sentences import NAMES, what_the_formula_says, within
+from dejavu.plans import Plan, Price
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation, StageSeconds, stages_of, trace_rows
+from dejavu.simulation import Simulation, StageSeconds, stages_of, trace_rows
 from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials

@@ -10,7 +10,7 @@ from rich.text import Text
 from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
-from dejavu.simulate.bound import CLOSE
+from dejavu.simulation.bound import CLOSE
 
 WIDTH_COLUMNS = 100
 Rows = list[tuple[str, str]]

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.bind.binding import Binding, Placement
+from dejavu.binding.binding import Binding, Placement
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Plan
+from dejavu.plans import Plan
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dejavu.bind.binding import Placement
+from dejavu.binding.binding import Placement
 from dejavu.init import Draw
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
-from dejavu.runtime.stage import ListedSchedule, ReplicatedStage
+from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, build_layers
 from dejavu.timing.clock import Clock
 from dejavu.workload import Workload
@@ -32,24 +32,24 @@ class Pipeline:
     def __init__(self, workload: Workload, draw: Draw, layout: Layout, place: Placement, device: torch.device) -> None:
         self.layout, self.place, self.workload = layout, place, workload
         plan, self.device = layout.plan, device
-        self.how = plan.rank_configuration(place.pipeline_rank)
+        self.configuration = plan.rank_configuration(place.pipeline_rank)
         every, cuts, builders = meshes(layout, device), boundaries(workload), layers_of(workload)
         mesh = every[place.pipeline_rank]
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        replicas = mesh.get_group("replica") if mesh is not None and self.how.data_parallel > 1 else None
+        replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         self._losses_group = replicas
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device), []
         for s in plan.ranks[place.pipeline_rank]:
             span = plan.stages[s]
-            module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.how.recompute)
+            module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.configuration.recompute)
             if mesh is not None:
-                spread(module, builders[span.start : span.stop], self.how, mesh)
+                spread(module, builders[span.start : span.stop], self.configuration, mesh)
             module.first_example = layout.rows(place)[0]
             self.modules[s] = module
             stage = ReplicatedStage(
-                module, s, layout, place, cuts[span.start], cuts[span.stop], device, alone, replicas,
-                shards_gradients=self.how.zero_level >= 2 and replicas is not None,
+                module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, StageGroups(alone, replicas),
+                shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,
             )  # fmt: skip
             self.clock.watch(stage)
             stages.append(stage)
@@ -88,7 +88,7 @@ class Pipeline:
         return loss
 
     def clip_gradients(self, most: float) -> None:
-        clip_gradients(self.modules.values(), self.how.num_devices, most)
+        clip_gradients(self.modules.values(), self.configuration.num_devices, most)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """This replica's examples of every microbatch."""

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dejavu.plan import StageConfiguration
+from dejavu.plans import StageConfiguration
 from dejavu.runtime.layout import Layout
 from dejavu.workload.models import LayerBuilder
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import torch
 
-from dejavu.capture.graph import DTYPES
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.graphs.graph import DTYPES
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dejavu.capture.graph import DTYPES
+from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, calibrate, scheme_named
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer

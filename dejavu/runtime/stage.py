@@ -7,7 +7,7 @@ examples with it; forward and backward, autograd, buffers and the order of actio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,8 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode
 
-from dejavu.bind.binding import Placement
-from dejavu.plan.schedule import torch_actions
+from dejavu.binding.binding import Placement
+from dejavu.plans.schedule import torch_actions
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of
@@ -26,13 +26,23 @@ from dejavu.runtime.split_backward import backward_input
 from dejavu.runtime.training import Layers
 
 
+class StageGroups(NamedTuple):
+    """The process groups of a stage on one rank.
+
+    Attributes:
+        alone: of this rank only; torch asks a group for its size, messages go through the world.
+        replicas: the ranks that hold the same weights; None: there are no others.
+    """
+
+    alone: dist.ProcessGroup
+    replicas: dist.ProcessGroup | None = None
+
+
 class ReplicatedStage(PipelineStage):
     """A stage of the plan on this rank, which holds some examples of every microbatch.
 
     Args:
-        inputs, outputs: one whole microbatch at the stage's two cuts (`boundaries`).
-        alone: a process group of this rank only; torch asks a group for its size, messages go through the world.
-        replicas: the ranks that hold the same weights; None: there are no others.
+        ends: one whole microbatch at the stage's two cuts (`boundaries`).
         shards_gradients: the gradients are reduced, and weights gathered, in every microbatch (ZeRO 2 and 3).
     """
 
@@ -42,22 +52,20 @@ class ReplicatedStage(PipelineStage):
         stage: int,
         layout: Layout,
         place: Placement,
-        inputs: torch.Tensor,
-        outputs: torch.Tensor,
+        ends: tuple[torch.Tensor, torch.Tensor],
         device: torch.device,
-        alone: dist.ProcessGroup,
-        replicas: dist.ProcessGroup | None = None,
+        groups: StageGroups,
         *,
         shards_gradients: bool = False,
     ) -> None:
         start, stop = layout.rows(place)
-        arriving, leaving = part_of(inputs, stop - start), part_of(outputs, stop - start)
+        arriving, leaving = (part_of(one, stop - start) for one in ends)
         plan = layout.plan
-        super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=alone)
+        super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
         self._layers = module
-        self._replicas, self._shards_gradients = replicas, shards_gradients
+        self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, behind = rank_of.get(stage - 1), rank_of.get(stage + 1)
         self._from_before = () if before is None else layout.exchanges(place, before, sends=False)

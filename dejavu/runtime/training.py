@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.capture.graph import DTYPES
+from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload

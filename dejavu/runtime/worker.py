@@ -18,8 +18,8 @@ with gc_frozen():
     import torch
     import torch.distributed as dist
 
-    from dejavu.bind.binding import Binding, Placement
-    from dejavu.plan.schedule import Pass
+    from dejavu.binding.binding import Binding, Placement
+    from dejavu.plans.schedule import Pass
     from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer

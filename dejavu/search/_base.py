@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
+from dejavu.plans import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
 from dejavu.search.shared.clock import SearchClock
 from dejavu.search.shared.unit import in_units, unit_seconds
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dejavu.plan import Answer, Problem
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Answer, Problem
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.coarse import Coarse
 from dejavu.search.exact import Exact

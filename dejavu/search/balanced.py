@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Problem
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Answer, Problem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.shared.rows import Row, cheapest
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage
-from dejavu.plan.stage_costs import PlanError
+from dejavu.plans import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage
+from dejavu.plans.stage_costs import PlanError
 from dejavu.search._base import Incumbent, Search, TooLargeError
 
 

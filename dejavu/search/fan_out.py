@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Answer, Infeasible, NotFound, Problem, SearchResult
+from dejavu.plans import Answer, Infeasible, NotFound, Problem, SearchResult
 from dejavu.search._base import Search
 from dejavu.search.exact import Exact
 

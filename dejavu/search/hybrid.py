@@ -9,7 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
-from dejavu.plan import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult
+from dejavu.plans import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult
 from dejavu.search._base import HANDED, STOPPED, HandOver, Incumbent, Search
 from dejavu.search.differentiable import Differentiable
 from dejavu.search.exact import Exact

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Problem
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Answer, Problem
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.shared.rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from dejavu.plan import Answer, Problem
+from dejavu.plans import Answer, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.shared.rows import Row, cheapest, rows_of_one_type, rows_of_several_types
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dejavu.plan.schedule import Pass
+from dejavu.plans.schedule import Pass
 
 KEPT_STEPS = 1000  # the last ones, for medians
 

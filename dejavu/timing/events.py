@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dejavu.bind.binding import Binding
-from dejavu.plan.schedule import Pass
-from dejavu.simulate import Event
+from dejavu.binding.binding import Binding
+from dejavu.plans.schedule import Pass
+from dejavu.simulation import Event
 from dejavu.timing.clock import Timed
 
 _LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}

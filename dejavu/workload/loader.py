@@ -20,6 +20,11 @@ def load_workload(named: str | Path) -> Workload:
 
     Raises:
         InputError: a mistake, with file, line and column where it stands in a file.
+
+    Example:
+        >>> import dejavu
+        >>> dejavu.load_workload("mlp").data
+        'digits'
     """
     files = [Path(named), EXAMPLES / f"{named}.yaml"]
     file = next((file for file in files if file.is_file()), None)

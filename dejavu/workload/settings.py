@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 
-from dejavu.plan.schedule import SCHEDULES
+from dejavu.plans.schedule import SCHEDULES
 
 AUTO = "auto"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn

@@ -17,7 +17,7 @@ from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.curves import CollectiveCosts
 from dejavu.cost.collectives.transfer import TransferCost
-from dejavu.plan import StageConfiguration
+from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.collective import Collective
 

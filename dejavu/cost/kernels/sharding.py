@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from dejavu.capture.graph import Graph, Layer
-from dejavu.capture.kernels import kernel_of
+from dejavu.graphs.graph import Graph, Layer
+from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
 
 

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import INTERPOLATED, MEASURED, CostSource, Estimate
 from dejavu.cost.sources.physics import Limits, limits
 from dejavu.foundation.hashing import stable_hash
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings
 

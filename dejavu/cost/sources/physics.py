@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dejavu.capture.graph import Graph, Layer
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.roofline import KernelRoofline, peak_flops_per_second
 from dejavu.cost.sources.predicted import layer_kernels
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.workload import OptimizerSettings
 
 # Measured over expected, of 300 passes of seven small models on a busy core (2026-11-22): 1.5 to 32, the most where

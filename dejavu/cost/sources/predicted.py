@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.capture.graph import Graph, Layer
-from dejavu.capture.kernels import family_of, kernel_of
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostSource, Estimate, Fallback
 from dejavu.cost.kernels.calibration import Calibration, calibrate
 from dejavu.cost.kernels.learned import Learned, shipped
 from dejavu.cost.kernels.roofline import PRODUCTS, KernelRoofline, has_matrix_units, peak_flops_per_second
 from dejavu.cost.memory import ForEachByte
+from dejavu.graphs.graph import Graph, Layer
+from dejavu.graphs.kernels import family_of, kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.kernel import Kernel
 from dejavu.workload import OptimizerSettings

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejavu.capture.graph import Graph
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostTable, EstimateGrid, is_prediction
 from dejavu.cost.sources.predicted import Predicted
+from dejavu.graphs.graph import Graph
 
 SCALED = "scaled"
 PASSES = ("forward", "backward")  # the optimizer's time does not depend on the microbatch

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
 
-from dejavu.bind.binding import Binding
-from dejavu.capture.graph import Graph
+from dejavu.binding.binding import Binding
 from dejavu.cost.trainings.stages import StageRecord
 from dejavu.cost.trainings.steps import step_subject
 from dejavu.cost.work import Work
-from dejavu.plan import Plan
+from dejavu.graphs.graph import Graph
+from dejavu.plans import Plan
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.timing.events import bubble_fraction, waited_messages
 from dejavu.timing.training_times import TrainingTimes
@@ -40,36 +41,54 @@ def remember(
         "measured_at": datetime.now(UTC),
     }
     times = measured.step_times
-    steps = times.num_counted if times else measured.num_steps
     shared["disturbed_share"] = times.disturbed_share if times else None
+    rows = [
+        _step_row(workload, binding, measured, graph, shared),
+        *_stage_rows(workload, plan, measured, graph, shared),
+        *_message_rows(workload, binding, measured, graph, shared),
+    ]
+    return database.append(rows)
+
+
+def _step_row(
+    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: Mapping[str, Any]
+) -> Measurement:
+    """Make the row of the step, with the work that it did, so that it can be held against physics."""
+    assert measured.step_seconds is not None
+    plan, times = binding.plan, measured.step_times
     dtype, optimizer = workload.dtype, workload.optimizer
     passes = [Work.of(graph.layers, direction, dtype, optimizer) for direction in ("forward", "backward")]
     whole = (passes[0] + passes[1]).times(plan.num_microbatches) + Work.of(graph.layers, "optimizer", dtype, optimizer)
-    rows = [
-        Measurement(
-            kind="step",
-            subject=step_subject(graph, plan),
-            name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
-            device_type=plan.stages[0].configuration.device_type,
-            direction="both",
-            seconds=measured.step_seconds,
-            seconds_low=times.low_seconds if times else None,
-            seconds_high=times.high_seconds if times else None,
-            repeats=steps,
-            flops=whole.flops,
-            how="median step of a pipeline training, of the undisturbed ones where there are any",
-            extra=json.dumps(
-                {
-                    "graph": graph.fingerprint,
-                    "plan": plan.to_dict(),
-                    "bubble_fraction": bubble_fraction(binding, measured.last_step_passes),
-                    **whole.to_dict(),
-                    **_messages_of_a_step(plan, graph),
-                }
-            ),
-            **shared,
-        )
-    ]
+    return Measurement(
+        kind="step",
+        subject=step_subject(graph, plan),
+        name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
+        device_type=plan.stages[0].configuration.device_type,
+        direction="both",
+        seconds=measured.step_seconds,
+        seconds_low=times.low_seconds if times else None,
+        seconds_high=times.high_seconds if times else None,
+        repeats=_num_steps(measured),
+        flops=whole.flops,
+        how="median step of a pipeline training, of the undisturbed ones where there are any",
+        extra=json.dumps(
+            {
+                "graph": graph.fingerprint,
+                "plan": plan.to_dict(),
+                "bubble_fraction": bubble_fraction(binding, measured.last_step_passes),
+                **whole.to_dict(),
+                **_messages_of_a_step(plan, graph),
+            }
+        ),
+        **shared,
+    )
+
+
+def _stage_rows(
+    workload: Workload, plan: Plan, measured: TrainingTimes, graph: Graph, shared: Mapping[str, Any]
+) -> list[Measurement]:
+    """Make the rows of each stage's passes."""
+    rows, steps = [], _num_steps(measured)
     for stage_times in measured.stages:
         stage = plan.stages[stage_times.stage]
         configuration = stage.configuration
@@ -79,7 +98,6 @@ def remember(
             or workload.microbatch_size % configuration.data_parallel
         ):
             continue  # one replica speaks for all; parts of layers are no layers
-        shared["microbatch_size"] = workload.microbatch_size // configuration.data_parallel
         record = StageRecord.of(graph, stage, workload.optimizer)
         for direction, seconds, repeats, what in (
             ("forward", stage_times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
@@ -88,7 +106,7 @@ def remember(
         ):
             if seconds <= 0:  # such a stage has nothing to do in this pass
                 continue
-            work = Work.of(graph.layers[stage.start : stage.stop], direction, dtype, optimizer)
+            work = Work.of(graph.layers[stage.start : stage.stop], direction, workload.dtype, workload.optimizer)
             rows.append(
                 Measurement(
                     kind="stage",
@@ -102,11 +120,15 @@ def remember(
                     flops=work.flops,
                     how=f"median {what} of a pipeline training",
                     extra=json.dumps({**json.loads(record.to_json()), **work.to_dict()}),
-                    **shared,
+                    **{**shared, "microbatch_size": workload.microbatch_size // configuration.data_parallel},
                 )
             )
-    rows += _message_rows(workload, binding, measured, graph, shared)
-    return database.append(rows)
+    return rows
+
+
+def _num_steps(measured: TrainingTimes) -> int:
+    """Return how many steps the medians are of."""
+    return measured.step_times.num_counted if measured.step_times else measured.num_steps
 
 
 def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
@@ -117,7 +139,7 @@ def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
 
 
 def _message_rows(
-    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: dict[str, Any]
+    workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: Mapping[str, Any]
 ) -> list[Measurement]:
     """What a message took across each cut in the last step, where somebody waited for it; prices do not use these."""
     plan, found = binding.plan, dict[tuple[int, int], list[float]]()

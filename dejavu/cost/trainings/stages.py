@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
-from dejavu.capture.graph import Graph
 from dejavu.cost.estimates import TRAINED, CostTable, Estimate, EstimateGrid, is_prediction
 from dejavu.cost.pass_overhead import pass_cost
 from dejavu.cost.trainings.absurd import believable
 from dejavu.cost.trainings.believed import LEAST_DEVIATION, NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.foundation.hashing import stable_hash
-from dejavu.plan import Stage
+from dejavu.graphs.graph import Graph
+from dejavu.plans import Stage
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings
 

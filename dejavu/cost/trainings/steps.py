@@ -10,12 +10,12 @@ from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
-from dejavu.capture.graph import Graph
 from dejavu.cost.trainings.absurd import believable
 from dejavu.cost.trainings.believed import NORMAL_90, believed, deviation_of, pooled_deviation
 from dejavu.foundation.hashing import stable_hash
-from dejavu.plan import Plan
-from dejavu.plan.stage_costs import PlanError
+from dejavu.graphs.graph import Graph
+from dejavu.plans import Plan
+from dejavu.plans.stage_costs import PlanError
 from dejavu.profiles import Measurement, ProfileDatabase
 
 

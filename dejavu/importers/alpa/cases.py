@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dejavu.foundation.errors import InputError
-from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.stage_costs import DenseCosts
+from dejavu.plans import Problem, StageConfiguration
+from dejavu.plans.stage_costs import DenseCosts
 
 _DEVICE = "device"
 _LABELS = tuple((recompute, zero) for recompute in (False, True) for zero in range(4))

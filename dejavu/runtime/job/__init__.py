@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dejavu.bind.binding import Binding
+from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
-from dejavu.plan.schedule import Pass
+from dejavu.plans.schedule import Pass
 from dejavu.timing.clock import Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes

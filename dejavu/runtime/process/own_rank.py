@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dejavu.bind import Binding
+from dejavu.binding import Binding
 from dejavu.foundation.errors import InputError
 
 HOST = "DEJAVU_HOST"

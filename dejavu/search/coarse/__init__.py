@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
-from dejavu.plan.stage_costs import AdditiveCosts
+from dejavu.plans import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.undominated import Undominated

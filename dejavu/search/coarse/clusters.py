@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search.coarse import refine as _refine
 from dejavu.search.shared.stage_table import StageTable
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Plan, Problem
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Plan, Problem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search.shared.options import link_classes
 
 Ints = NDArray[np.int64]

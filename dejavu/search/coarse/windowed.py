@@ -11,8 +11,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windows as _windows
 from dejavu.search.coarse.undominated import Undominated
@@ -43,8 +43,6 @@ class WindowedBound:
             self._use_CT[row, types.index(configuration.device_type)] = configuration.num_devices
         class_C, heads = link_classes(problem)
         self._class_C = class_C[kept]
-        self._latency_AA = problem.link_latency_seconds_CC[np.ix_(heads, heads)]
-        self._per_byte_AA = problem.link_seconds_per_byte_CC[np.ix_(heads, heads)]
         self._repeats = float(problem.num_microbatches - 1)
 
         usable_CL = _usable(costs, best.step_seconds)[kept]
@@ -53,22 +51,31 @@ class WindowedBound:
             return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
 
         self._seconds_CL1 = prefix(costs.seconds_CL)
-        self._busy_CL1 = self._repeats * self._seconds_CL1 + prefix(costs.per_step_seconds_CL)
-        self._memory = (
-            costs.per_step_latency_seconds_C[kept],
-            prefix(costs.fixed_bytes_CL),
-            prefix(costs.activation_bytes_CL),
-            prefix(costs.step_bytes_CL),
-            np.ascontiguousarray(costs.temporary_bytes_CL[kept]),
+        self._costs = _windows.Costs(
+            busy_CL1=self._repeats * self._seconds_CL1 + prefix(costs.per_step_seconds_CL),
+            per_step_C=costs.per_step_latency_seconds_C[kept],
+            fixed_CL1=prefix(costs.fixed_bytes_CL),
+            active_CL1=prefix(costs.activation_bytes_CL),
+            step_CL1=prefix(costs.step_bytes_CL),
+            scratch_CL=np.ascontiguousarray(costs.temporary_bytes_CL[kept]),
             # A hair more than there is: sums in another order must not make a stage that just fits too large.
-            costs.capacity_bytes_C[kept] * (1 + _ROUNDING) - costs.message_bytes_CL1.min(axis=1)[kept],
-            _next_unusable(usable_CL),
+            capacity_C=costs.capacity_bytes_C[kept] * (1 + _ROUNDING) - costs.message_bytes_CL1.min(axis=1)[kept],
+            end_CL=_next_unusable(usable_CL),
         )
         C, L1 = self._seconds_CL1.shape
         A = len(heads)
         self._furthest_CL = np.empty((C, L1 - 1), dtype=np.int64)
-        self._choice_AL1, self._before_AL1 = np.zeros((A, L1), np.int32), np.zeros((A, L1), np.int32)
-        self._start_CL1 = np.zeros((C, L1), np.int32)
+        self._links = _windows.Links(
+            repeats=self._repeats,
+            latency_AA=problem.link_latency_seconds_CC[np.ix_(heads, heads)],
+            per_byte_AA=problem.link_seconds_per_byte_CC[np.ix_(heads, heads)],
+            bytes_L1=problem.cut_bytes_L1,
+        )
+        self._choices = _windows.Choices(
+            choice_AL1=np.zeros((A, L1), np.int32),
+            start_CL1=np.zeros((C, L1), np.int32),
+            class_before_AL1=np.zeros((A, L1), np.int32),
+        )
         self._planes = CuttingPlanes(self._count_T, problem.use_all_devices)
         self._prices_T = np.zeros(len(types))
 
@@ -97,10 +104,8 @@ class WindowedBound:
 
     def _sum_seconds(self, limit: float) -> float:
         """A bound on Σ of the plans with no bottleneck above the limit; inf: there is none."""
-        if not _windows.furthest_stops(
-            limit, float(self._problem.in_flight(0, self._problem.most_stages)), self._busy_CL1, *self._memory,
-            self._furthest_CL,
-        ):  # fmt: skip
+        most_in_flight = float(self._problem.in_flight(0, self._problem.most_stages))
+        if not _windows.furthest_stops(limit, most_in_flight, self._costs, self._furthest_CL):
             return np.inf
         most_price = float(self._seconds_CL1[:, -1].max()) + 1e-12
         found, prices_T = self._planes.bound(
@@ -117,21 +122,18 @@ class WindowedBound:
         return found
 
     def _cheapest(self, limit: float, prices_T: Floats) -> PricedPlan | None:
-        total, a = _windows.cheapest(
-            limit, self._repeats, self._use_CT @ prices_T, self._class_C, self._seconds_CL1, self._furthest_CL,
-            self._latency_AA, self._per_byte_AA, self._problem.cut_bytes_L1,
-            self._choice_AL1, self._start_CL1, self._before_AL1,
-        )  # fmt: skip
+        stages = _windows.Stages(self._use_CT @ prices_T, self._class_C, self._seconds_CL1, self._furthest_CL)
+        total, a = _windows.cheapest(limit, stages, self._links, self._choices)
         if total == np.inf:
             return None
         use_T, stop, bottleneck = np.zeros_like(self._count_T), self._problem.num_layers, 0.0
         while stop > 0:
-            c = self._choice_AL1[a, stop]
-            start = self._start_CL1[c, stop]
+            c = self._choices.choice_AL1[a, stop]
+            start = self._choices.start_CL1[c, stop]
             use_T += self._use_CT[c]
-            busy = self._busy_CL1[c, stop] - self._busy_CL1[c, start] + self._memory[0][c]
+            busy = self._costs.busy_CL1[c, stop] - self._costs.busy_CL1[c, start] + self._costs.per_step_C[c]
             bottleneck = max(bottleneck, float(busy))
-            a, stop = self._before_AL1[self._class_C[c], start], start
+            a, stop = self._choices.class_before_AL1[self._class_C[c], start], start
         return PricedPlan(float(total - use_T @ prices_T), bottleneck, use_T)
 
 

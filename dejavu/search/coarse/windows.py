@@ -4,44 +4,116 @@ Under a limit on the bottleneck the stages that may start at a layer reach to so
 as the start moves forward, and a stage's seconds are a difference of prefix sums: the cheapest way to each stop is a
 minimum over a sliding window, one step for each stop and configuration.
 
-Letters: C = configurations, L1 = cut positions, A = link classes.
+Letters: C = configurations, L = layers, L1 = cut positions, A = link classes.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+
+Ints = NDArray[np.int64]
+
+
+class Costs(NamedTuple):
+    """What stages take: differences of sums over layers, as far as they are given up to each cut.
+
+    Attributes:
+        busy_CL1, per_step_C: seconds that a stage is busy in a step besides the fill; what it is whatever its layers.
+        fixed_CL1, active_CL1, step_CL1: bytes always, of a microbatch in flight, and at the end of a step.
+        scratch_CL: bytes while a layer runs: a stage needs its largest.
+        capacity_C: bytes of a device.
+        end_CL: the first layer from `start` on that cannot be part of any stage.
+    """
+
+    busy_CL1: Floats
+    per_step_C: Floats
+    fixed_CL1: Floats
+    active_CL1: Floats
+    step_CL1: Floats
+    scratch_CL: Floats
+    capacity_C: Floats
+    end_CL: Ints
+
+
+class Stages(NamedTuple):
+    """The stages to choose from, and what they cost.
+
+    Attributes:
+        price_C, class_C: seconds for the devices of a stage, and its link class.
+        seconds_CL1: of the layers, summed from the first.
+        furthest_CL: see `furthest_stops`.
+    """
+
+    price_C: Floats
+    class_C: Ints
+    seconds_CL1: Floats
+    furthest_CL: Ints
+
+
+class Links(NamedTuple):
+    """What crosses a cut.
+
+    Attributes:
+        repeats: microbatches − 1, by which a link's seconds count in the bottleneck.
+        latency_AA, per_byte_AA: seconds of a message between two classes, and for each byte.
+        bytes_L1: of the message at a cut.
+    """
+
+    repeats: float
+    latency_AA: Floats
+    per_byte_AA: Floats
+    bytes_L1: Floats
+
+
+class Choices(NamedTuple):
+    """How the cheapest plan is followed back; written to.
+
+    Attributes:
+        choice_AL1: [a, stop] the configuration of the last stage, of class a.
+        start_CL1: [c, stop] where that of configuration c begins.
+        class_before_AL1: [a, cut] the class before a stage of class a.
+    """
+
+    choice_AL1: NDArray[np.int32]
+    start_CL1: NDArray[np.int32]
+    class_before_AL1: NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True)
-def furthest_stops(
-    limit, most_in_flight, busy_CL1, per_step_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL,
-    furthest_CL,
-):  # fmt: skip
+def furthest_stops(limit, most_in_flight, costs, furthest_CL):
     """furthest[c, start]: no stage from there stops later that is no busier than the limit and fits its memory.
 
-    A stage has at least as many stages behind it as the layers behind need, so it holds at least one microbatch more
-    than that, up to the most that a schedule asks for (1: memory does not depend on the place). end[c, start]: the
-    first layer from there on that cannot be part of any stage.
+    A stage has at least as many stages after it as the layers after it need, so it holds at least one microbatch more
+    than that, up to the most that a schedule asks for (1: memory does not depend on the place). Returns whether there
+    is a stage from every layer.
     """
+    busy_CL1, per_step_C, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL = costs
     C, L = scratch_CL.shape
     large = np.empty((C, L), np.int64)  # [top:end] layers of a window, each with more scratch than all those before it
     top, end, right = np.zeros(C, np.int64), np.zeros(C, np.int64), np.full(C, L)
-    behind = np.zeros(L + 1, np.int64)  # the fewest stages from a cut on
+    after = np.zeros(L + 1, np.int64)  # the fewest stages from a cut on
     for start in range(L - 1, -1, -1):
         reached = start
         for c in range(C):
+            # A layer with no more scratch than one before it is the largest of no window that has both.
             while end[c] > top[c] and scratch_CL[c, large[c, end[c] - 1]] <= scratch_CL[c, start]:
                 end[c] -= 1
             large[c, end[c]] = start
             end[c] += 1
+            # What a stage takes grows with its layers, and how many microbatches it holds depends on its stop alone: a
+            # stop that was too far for a later start is too far for this one.
             right[c] = min(right[c], end_CL[c, start])
             while right[c] > start:
                 stop = right[c]
                 while large[c, top[c]] >= stop:
                     top[c] += 1
-                need = min(behind[stop] + 1, most_in_flight)
+                need = min(after[stop] + 1, most_in_flight)
                 free = capacity_C[c] - (fixed_CL1[c, stop] - fixed_CL1[c, start])
                 working = scratch_CL[c, large[c, top[c]]] + need * (active_CL1[c, stop] - active_CL1[c, start])
                 if (
@@ -57,25 +129,23 @@ def furthest_stops(
             reached = max(reached, right[c])
         if reached == start:
             return False
-        behind[start] = behind[reached] + 1
+        after[start] = after[reached] + 1
     return True
 
 
 @njit(cache=True, nogil=True)
-def cheapest(
-    limit, repeats, price_C, class_C, seconds_CL1, furthest_CL, latency_AA, per_byte_AA, cut_bytes_L1,
-    choice_AL1, start_CL1, class_before_AL1,
-):  # fmt: skip
+def cheapest(limit, stages, links, choices):
     """The least Σ of seconds, transfers and prices of stages that reach no further than they may; inf if none do.
 
-    choice[a, stop]: the configuration of the last stage, of class a; start[c, stop]: where that of configuration c
-    begins; class_before[a, cut]: the class before a stage of class a.
+    And the class of the last stage.
     """
+    price_C, class_C, seconds_CL1, furthest_CL = stages
+    choice_AL1, start_CL1, class_before_AL1 = choices
     C, L = furthest_CL.shape
-    A = len(latency_AA)
+    A = len(links.latency_AA)
     to_AL1 = np.full((A, L + 1), np.inf)  # [a, cut] all before it, and the transfer to a stage of class a
     to_AL1[:, 0] = 0.0
-    queue = np.empty((C, L + 1), np.int64)  # [head:tail] starts, each cheaper than those behind it
+    queue = np.empty((C, L + 1), np.int64)  # [head:tail] starts, each cheaper than those after it
     head, tail = np.zeros(C, np.int64), np.zeros(C, np.int64)
     here_A = np.empty(A)
     for stop in range(1, L + 1):
@@ -84,14 +154,17 @@ def cheapest(
         for c in range(C):
             a = class_C[c]
             value = to_AL1[a, start] - seconds_CL1[c, start]
+            # A start that is no cheaper than a later one is dropped: the furthest stop never moves away as starts move
+            # forward, so the later one reaches as far, at no more.
             if value < np.inf:
-                while tail[c] > head[c]:
-                    before = queue[c, tail[c] - 1]
-                    if to_AL1[a, before] - seconds_CL1[c, before] < value:
-                        break
-                    tail[c] -= 1
-                queue[c, tail[c]] = start
-                tail[c] += 1
+                last = tail[c]
+                while last > head[c] and not (
+                    to_AL1[a, queue[c, last - 1]] - seconds_CL1[c, queue[c, last - 1]] < value
+                ):
+                    last -= 1
+                queue[c, last] = start
+                tail[c] = last + 1
+            # Starts that do not reach this stop reach no later one.
             while head[c] < tail[c] and furthest_CL[c, queue[c, head[c]]] < stop:
                 head[c] += 1
             if head[c] < tail[c]:
@@ -103,11 +176,20 @@ def cheapest(
                     choice_AL1[a, stop] = c
         if stop == L:
             return here_A.min(), here_A.argmin()
-        for b in range(A):
-            if here_A[b] < np.inf:
-                for a in range(A):
-                    seconds = 2.0 * (latency_AA[b, a] + per_byte_AA[b, a] * cut_bytes_L1[stop])
-                    if repeats * seconds <= limit and here_A[b] + seconds < to_AL1[a, stop]:
-                        to_AL1[a, stop] = here_A[b] + seconds
-                        class_before_AL1[a, stop] = b
+        _cross(stop, limit, links, here_A, to_AL1, class_before_AL1)
     return np.inf, 0
+
+
+@njit(cache=True, nogil=True)
+def _cross(cut, limit, links, here_A, to_AL1, class_before_AL1):
+    """What ends at a cut, with the transfer to a stage of each class after it."""
+    repeats, latency_AA, per_byte_AA, bytes_L1 = links
+    A = len(here_A)
+    for b in range(A):
+        if here_A[b] == np.inf:
+            continue
+        for a in range(A):
+            seconds = 2.0 * (latency_AA[b, a] + per_byte_AA[b, a] * bytes_L1[cut])
+            if repeats * seconds <= limit and here_A[b] + seconds < to_AL1[a, cut]:
+                to_AL1[a, cut] = here_A[b] + seconds
+                class_before_AL1[a, cut] = b

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem, price
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Answer, Obstacle, Plan, Problem, price
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.differentiable.decode import Decoder
 from dejavu.search.shared import suffix_table as _suffix

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.differentiable import rounding as _rounding
 from dejavu.search.shared.options import Ints, Options
 
@@ -25,7 +25,7 @@ class Window:
     """Layers lo to hi of a plan, and what is kept around them.
 
     Attributes:
-        level, behind_class: level of the stages behind, and the class of the first of them; −1: none.
+        level, class_after: level of the stages after it, and the class of the first of them; −1: none.
         outside_T: devices of the stages that are kept.
         front_JA: the transfer to the first stage, by its class and level; inf where the stages before would not fit.
     """
@@ -33,7 +33,7 @@ class Window:
     lo: int
     hi: int
     level: int
-    behind_class: int
+    class_after: int
     outside_T: Ints
     front_JA: Floats
 
@@ -112,34 +112,36 @@ class Decoder:
         within = slice(o.first_L1[lo], o.first_L1[hi])
         kept = within.start + np.flatnonzero((o.busy_N[within] <= limit) & (o.stop_N[within] <= hi))
         first_L1 = np.searchsorted(kept, o.first_L1)
-        stop_N, group_N, seconds_N, fits_N = o.stop_N[kept], o.group_N[kept], o.seconds_N[kept], o.fits_N[kept]
+        stop_N, group_N, seconds_N = o.stop_N[kept], o.group_N[kept], o.seconds_N[kept]
         price_G = np.ascontiguousarray(price_T[self.type_G] * self.taken_G)
+        cost_N = seconds_N + price_G[group_N]
+        stages = _rounding.Stages(first_L1, stop_N, group_N, seconds_N, o.fits_N[kept], cost_N)
+        groups = _rounding.Groups(o.offset_G, o.block_G, o.class_G, price_G)
+        rules = _rounding.Rules(limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA)
 
         def prefix(cost_N: Floats, transfer_weight: float, front_JA: Floats) -> Floats:
             table = np.full((L1, J, A), np.inf)
             table[lo] = front_JA
-            _rounding.prefix_costs(
-                lo, hi, limit, transfer_weight, first_L1, stop_N, group_N, cost_N, fits_N,
-                o.need_J, o.class_G, o.transfer_L1AA, o.link_busy_L1AA, table,
-            )  # fmt: skip
+            _rounding.prefix_costs(stages._replace(cost_N=cost_N), o.class_G, rules, lo, hi, transfer_weight, table)
             return table
 
-        cost_N = seconds_N + price_G[group_N]
-        bound_L1JA = H_L1JA = prefix(cost_N, 1.0, window.front_JA)
+        bound_L1JA = guide_L1JA = prefix(cost_N, 1.0, window.front_JA)
         spend_L1JA = prefix(price_G[group_N], 0.0, np.where(window.front_JA < np.inf, 0.0, np.inf))
         if prior_LG is not None:
             upto = np.pad(np.cumsum(prior_LG, axis=0), ((1, 0), (0, 0)))
             cost_N = cost_N + upto[stop_N, group_N] - upto[self._start_N[kept], group_N]
-            H_L1JA = prefix(cost_N, 1.0, window.front_JA)
+            guide_L1JA = prefix(cost_N, 1.0, window.front_JA)
+        prefixes = _rounding.Prefixes(guide_L1JA, bound_L1JA, spend_L1JA)
+        surroundings = _rounding.Surroundings(window.level, window.class_after, int(window.outside_T @ self._stride_T))
         budget = float(price_T @ (self.counts_T - window.outside_T))
-        chosen, complete = _rounding.beam(
-            lo, hi, limit, cutoff, cutoff + budget + _ROUNDING * (cutoff + abs(budget)), width, o.use_all_devices,
-            budget + _ROUNDING * abs(budget), window.level, window.behind_class,
-            int(window.outside_T @ self._stride_T), int(self.counts_T @ self._stride_T),
-            first_L1, stop_N, group_N, seconds_N, fits_N, cost_N, price_G,
-            o.need_J, o.offset_G, o.block_G, o.class_G, o.transfer_L1AA, o.link_busy_L1AA,
-            H_L1JA, bound_L1JA, spend_L1JA,
-        )  # fmt: skip
+        goal = _rounding.Goal(
+            cutoff=cutoff,
+            ceiling=cutoff + budget + _ROUNDING * (cutoff + abs(budget)),
+            budget=budget + _ROUNDING * abs(budget),
+            whole_devices=int(self.counts_T @ self._stride_T) if o.use_all_devices else -1,
+        )
+        problem = (stages._replace(cost_N=cost_N), groups, rules, prefixes)
+        chosen, complete = _rounding.beam(lo, hi, width, problem, surroundings, goal)
         return Decoded(kept[chosen], complete)
 
     def plan(self, chosen: Ints) -> Plan:
@@ -201,8 +203,8 @@ class Decoder:
                 need = o.need_J[np.minimum(j + np.arange(s)[::-1], J - 1)]
                 if (o.fits_N[chosen[:s]] < need).any():
                     front_JA[j] = np.inf
-        behind_class = int(class_S[stop]) if stop < S else -1
-        return Window(lo, int(o.stop_N[chosen[stop - 1]]), min(S - stop, J - 1), behind_class, outside_T, front_JA)
+        class_after = int(class_S[stop]) if stop < S else -1
+        return Window(lo, int(o.stop_N[chosen[stop - 1]]), min(S - stop, J - 1), class_after, outside_T, front_JA)
 
     def _sum(self, chosen: Ints, s: int, stop: int) -> float:
         """Seconds of stages s to stop − 1 and of the transfers before, between and behind them."""

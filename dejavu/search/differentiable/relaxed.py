@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.shared.options import Ints, Options
 
 # Fractions of the known step time, except where another unit is named.
@@ -80,8 +80,9 @@ class Relaxed:
 
 
 @njit(cache=True, nogil=True)
-def _stages_between(first_L1, stop_N, group_N, seconds_N, busy_N, fits_N, need_J, limit, cuts_K1):
+def _stages_between(stages, need_J, limit, cuts_K1):
     """Stages between the cuts: rows (start, stop, group), and for each level (seconds, busy, shortage of memory)."""
+    first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
     place = np.full(len(first_L1), -1, np.int64)
     for k in range(len(cuts_K1)):
         place[cuts_K1[k]] = k
@@ -95,15 +96,17 @@ def _stages_between(first_L1, stop_N, group_N, seconds_N, busy_N, fits_N, need_J
             front = i
             while i < after and stop_N[i] == stop and group_N[i] == g:
                 i += 1
+            # Stages that end between the relaxation's cuts, or that are all busier than the plan known takes.
             if place[stop] < 0 or busy_N[front:i].min() > limit:
                 continue
             rows[m, 0], rows[m, 1], rows[m, 2] = at, place[stop], g
             for j in range(len(need_J)):
-                chosen = front + np.argmax(fits_N[front:i])
-                for k in range(front, i):
-                    if fits_N[k] >= need_J[j]:
-                        chosen = k
-                        break
+                # The fastest that fits; where none does, the one that lacks least, whose shortage is a penalty.
+                chosen = front
+                while chosen < i and fits_N[chosen] < need_J[j]:
+                    chosen += 1
+                if chosen == i:
+                    chosen = front + np.argmax(fits_N[front:i])
                 table[m, j, 0], table[m, j, 1] = seconds_N[chosen], busy_N[chosen]
                 table[m, j, 2] = max(0.0, 1.0 - fits_N[chosen] / need_J[j])
             m += 1
@@ -140,10 +143,7 @@ class Relaxation:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._step_seconds, self._counts = step_seconds, counts_T
         self._cuts_K1 = _even_cuts(options, max_blocks)
-        rows, table = _stages_between(
-            options.first_L1, options.stop_N, options.group_N, options.seconds_N, options.busy_N, options.fits_N,
-            options.need_J, step_seconds, self._cuts_K1,
-        )  # fmt: skip
+        rows, table = _stages_between(options.stages, options.need_J, step_seconds, self._cuts_K1)
         table[:, :, :2] /= step_seconds
         after = np.concatenate([table[:, 1:], table[:, -1:]], axis=1)
         self._J, self._A, self._G = len(options.need_J), options.num_classes, len(options.class_G)

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Answer, Obstacle, Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.exact.device_prices import PricedOptions
 from dejavu.search.exact.intervals import ROUNDING, Intervals, middle
@@ -163,37 +163,33 @@ class _Table:
 
     def __init__(self, problem: Problem, options: Options, least_L1: Floats, best: Incumbent) -> None:
         L1, J, A, D = options.table_shape
-        self._problem, self._options, self._least_L1, self._best = problem, options, least_L1, best
-        self._rest_L1JAD = np.full((L1, J, A, D), np.inf)
-        self._alive_L1JA = np.zeros((L1, J, A), dtype=np.bool_)
-        self._here_JAD = np.empty((J, A, D))
-        self._rest_L1JAD[-1, 0, :, : 1 if options.use_all_devices else D] = 0.0
-        self._alive_L1JA[-1, 0] = True
+        self._problem, self._options, self._best = problem, options, best
+        self._groups = _suffix.Groups(options.offset_G, options.block_G, options.class_G)
+        self._rules = _suffix.Rules(options.need_J, options.transfer_L1AA, options.link_busy_L1AA, least_L1)
+        self._table = _suffix.Table(
+            rest_L1JAD=np.full((L1, J, A, D), np.inf),
+            alive_L1JA=np.zeros((L1, J, A), dtype=np.bool_),
+            here_JAD=np.empty((J, A, D)),
+        )
+        self._table.rest_L1JAD[-1, 0, :, : 1 if options.use_all_devices else D] = 0.0
+        self._table.alive_L1JA[-1, 0] = True
         steps_per_start = max(1.0, J * D * (len(options.stop_N) / L1 + A * A))
         self._starts_per_call = max(1, int(_STEPS_PER_CALL / steps_per_start))
 
     def solve(self, limit: float, cutoff: float) -> _Answer | None:
         """The cheapest sum with no bottleneck above the limit; None if there is none below the cutoff."""
-        o = self._options
+        stages = self._options.stages
         end = self._problem.num_layers
         while end > 0:
             if self._best.is_late:
                 raise _OutOfTimeError
             begin = max(0, end - self._starts_per_call)
-            _suffix.fill(
-                begin, end, limit, cutoff, o.first_L1, o.stop_N, o.group_N, o.seconds_N, o.busy_N, o.fits_N,
-                o.need_J, o.offset_G, o.block_G, o.class_G, o.transfer_L1AA, o.link_busy_L1AA, self._least_L1,
-                self._rest_L1JAD, self._alive_L1JA, self._here_JAD,
-            )  # fmt: skip
+            _suffix.fill(begin, end, limit, cutoff, stages, self._groups, self._rules, self._table)
             end = begin
-        total = float(self._here_JAD[:, :, -1].min())
+        total = float(self._table.here_JAD[:, :, -1].min())
         if not total < cutoff:
             return None
-        chosen = _suffix.trace(
-            limit, o.first_L1, o.stop_N, o.group_N, o.seconds_N, o.busy_N, o.fits_N,
-            o.need_J, o.offset_G, o.block_G, o.class_G, o.transfer_L1AA, o.link_busy_L1AA,
-            self._rest_L1JAD, self._alive_L1JA, self._here_JAD,
-        )  # fmt: skip
+        chosen = _suffix.trace(limit, stages, self._groups, self._rules, self._table)
         return self._answer(total, chosen)
 
     def _answer(self, total: float, chosen: np.ndarray) -> _Answer:

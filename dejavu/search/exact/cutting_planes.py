@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 
 _MOST_ROUNDS = 30  # of prices for one limit
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exact import labels as _labels
 from dejavu.search.exact import priced_stages as _priced
@@ -108,7 +108,7 @@ class PricedOptions:
         """The best bound on Σ that prices prove, up to the cutoff, and the prices; inf: no plan has these options."""
 
         def cheapest(prices_T: Floats) -> PricedPlan | None:
-            tables = self._behind(rows, prices_T)
+            tables = _priced.downstream(self._stages(rows, prices_T), self._rules(rows))
             chosen = _priced.follow(rows.stop_N, rows.class_N, *tables[1:])
             if not len(chosen):
                 return None
@@ -129,23 +129,27 @@ class PricedOptions:
 
     def fixed(self, rows: Rows, cutoff: float, prices_T: Floats) -> Rows:
         """Without the options that no plan with Σ below the cutoff can have."""
-        cost_N = rows.seconds_N + rows.use_NT @ prices_T
+        stages, rules = self._stages(rows, prices_T), self._rules(rows)
         through_N = _priced.through(
-            rows.start_N, rows.stop_N, rows.class_N, cost_N, rows.fits_N, self.options.need_J,
-            self._before(rows, prices_T), self._behind(rows, prices_T)[0],
-        )  # fmt: skip
+            stages, rules.need_J, _priced.upstream(stages, rules), _priced.downstream(stages, rules)[0]
+        )
         return self.rows(rows.rows[through_N - float(prices_T @ self.count_T) < cutoff], rows.limit)
 
     def labels(self, rows: Rows, cutoff: float, prices_T: Floats, beam: int, work: float) -> Found:
         """The plan with the least Σ below the cutoff, as far as the beam and the work go."""
         o, prices_KT = self.options, self._around(prices_T)
         chosen, sum_seconds, state = _labels.search(
-            rows.limit, cutoff, beam, work,
-            rows.start_N, *rows.by_stop, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N,
-            o.need_J, o.transfer_L1AA, o.link_busy_L1AA, self._worse(rows.limit),
-            np.stack([self._before(rows, prices) for prices in prices_KT]), prices_KT,
-            self.count_T, self._bits, self.problem.use_all_devices,
-        )  # fmt: skip
+            _labels.Stages(rows.start_N, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N, *rows.by_stop),
+            _labels.Rules(rows.limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA, self._worse(rows.limit)),
+            _labels.Devices(
+                count_T=self.count_T,
+                bits=self._bits,
+                use_all=self.problem.use_all_devices,
+                prices_KT=prices_KT,
+                upstream_KL1JA=np.stack([self._upstream(rows, prices) for prices in prices_KT]),
+            ),
+            _labels.Effort(cutoff, beam, work),
+        )
         found = Found(rows.rows[chosen], sum_seconds, state == _labels.DONE)
         if len(chosen):
             self.offer(found.rows)
@@ -169,19 +173,18 @@ class PricedOptions:
         links = o.link_busy_L1AA[self._start_N[rows[1:]], classes[:-1], classes[1:]]
         return max(float(o.busy_N[rows].max()), float(links.max(initial=0.0)))
 
-    def _behind(self, rows: Rows, prices_T: Floats) -> tuple[NDArray, ...]:
-        o, cost_N = self.options, rows.seconds_N + rows.use_NT @ prices_T
-        return _priced.behind(
-            rows.limit, rows.first_L1, rows.stop_N, rows.class_N, cost_N, rows.fits_N,
-            o.need_J, o.transfer_L1AA, o.link_busy_L1AA,
-        )  # fmt: skip
+    def _stages(self, rows: Rows, prices_T: Floats) -> _priced.Stages:
+        cost_N = rows.seconds_N + rows.use_NT @ prices_T
+        return _priced.Stages(
+            rows.start_N, rows.stop_N, rows.class_N, rows.fits_N, cost_N, rows.first_L1, *rows.by_stop
+        )
 
-    def _before(self, rows: Rows, prices_T: Floats) -> Floats:
-        o, cost_N = self.options, rows.seconds_N + rows.use_NT @ prices_T
-        return _priced.before(
-            rows.limit, rows.start_N, *rows.by_stop, rows.class_N, cost_N, rows.fits_N,
-            o.need_J, o.transfer_L1AA, o.link_busy_L1AA,
-        )  # fmt: skip
+    def _rules(self, rows: Rows) -> _priced.Rules:
+        o = self.options
+        return _priced.Rules(rows.limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA)
+
+    def _upstream(self, rows: Rows, prices_T: Floats) -> Floats:
+        return _priced.upstream(self._stages(rows, prices_T), self._rules(rows))
 
     def _around(self, prices_T: Floats) -> Floats:
         """[k, t] The best prices, and others beside them: they see sooner that a label leaves too few of some type."""
@@ -190,7 +193,7 @@ class PricedOptions:
         return np.array([prices_T, *dearer, 3.0 * prices_T])
 
     def _worse(self, limit: float) -> Floats:
-        """[cut, a, b] How much dearer, at most, class a is behind a cut than class b, for any stage before it."""
+        """[cut, a, b] How much dearer, at most, class a is after a cut than class b, for any stage before it."""
         o = self.options
         x = np.where(o.link_busy_L1AA <= limit, o.transfer_L1AA, np.inf)
         with np.errstate(invalid="ignore"):

@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.exact.device_prices import Ints, PricedOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dejavu.plan import Answer, Obstacle, Problem
+from dejavu.plans import Answer, Obstacle, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.feasible.fit import fit, is_feasible, load_compiled_loops
 from dejavu.search.feasible.infeasible import why_infeasible

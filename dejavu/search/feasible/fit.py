@@ -1,6 +1,6 @@
 """Looking for any plan that fits: the questions to `_fitting`, asked of a problem.
 
-Letters: C = configurations, T = device types, J = levels of stages behind.
+Letters: C = configurations, T = device types, J = levels of stages after a cut.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.plan import Plan, Problem
-from dejavu.plan.stage_costs import UNBOUNDED, AdditiveCosts
+from dejavu.plans import Plan, Problem
+from dejavu.plans.stage_costs import UNBOUNDED, AdditiveCosts
 from dejavu.search._base import TooLargeError
 from dejavu.search.feasible import fitting as _fitting
 from dejavu.search.shared.compiling import tiny_problem
@@ -41,10 +41,10 @@ def fit(problem: Problem, seconds: float) -> Fit:
     Raises:
         TooLargeError: there are too many numbers of stages and devices.
     """
-    how_C = usable(problem)
-    if not len(how_C):
+    configuration_C = usable(problem)
+    if not len(configuration_C):
         return Fit(None, True)
-    need_J, stride_T, num_vectors = _levels(problem, how_C), *_strides(problem)
+    need_J, stride_T, num_vectors = _levels(problem, configuration_C), *_strides(problem)
     is_sum = isinstance(problem.costs, AdditiveCosts)
     keep_all = problem.use_all_devices or not is_sum
     num_states = float(len(need_J)) * num_vectors
@@ -54,18 +54,23 @@ def fit(problem: Problem, seconds: float) -> Fit:
             f"{_MOST_BYTES:.2g} bytes for their cuts; found {num_states:.2g} of {problem.num_layers} layers"
         )
     table, types = StageTable.of(problem), list(problem.device_counts)
-    type_C = [types.index(problem.configurations[c].device_type) for c in how_C]
-    taken_C = np.array([problem.configurations[c].num_devices for c in how_C], dtype=np.int64)
+    type_C = [types.index(problem.configurations[c].device_type) for c in configuration_C]
+    taken_C = np.array([problem.configurations[c].num_devices for c in configuration_C], dtype=np.int64)
     counts_T = np.array(list(problem.device_counts.values()), dtype=np.int64)
-    least_message_C, until_L1 = np.zeros(len(how_C)), np.zeros(problem.num_layers + 1, dtype=np.int64)
+    least_message_C, until_L1 = np.zeros(len(configuration_C)), np.zeros(problem.num_layers + 1, dtype=np.int64)
     if isinstance(problem.costs, AdditiveCosts):
-        least_message_C = problem.costs.message_bytes_CL1[how_C].min(axis=1)
-        until_L1 = _fitting.spared_until(table.costs[0], how_C, least_message_C, int(need_J[0]))
-    state, stages_S2 = _fitting.search(
-        table.costs, how_C, taken_C * stride_T[type_C], (stride_T * (counts_T + 1))[type_C], stride_T,
-        least_message_C, until_L1, need_J, num_vectors, int(counts_T @ stride_T) if problem.use_all_devices else -1,
-        keep_all, _WORK_PER_SECOND * max(seconds, _LEAST_SECONDS),
-    )  # fmt: skip
+        least_message_C = problem.costs.message_bytes_CL1[configuration_C].min(axis=1)
+        until_L1 = _fitting.spared_until(table.costs[0], configuration_C, least_message_C, int(need_J[0]))
+    uses = _fitting.Uses(
+        configuration_C=configuration_C,
+        offset_C=taken_C * stride_T[type_C],
+        block_C=(stride_T * (counts_T + 1))[type_C],
+        least_message_C=least_message_C,
+    )
+    full = int(counts_T @ stride_T) if problem.use_all_devices else -1
+    space = _fitting.Space(need_J, stride_T, num_vectors, full, keep_all)
+    max_work = _WORK_PER_SECOND * max(seconds, _LEAST_SECONDS)
+    state, stages_S2 = _fitting.search(table.costs, uses, space, until_L1, max_work)
     if state == _fitting.FOUND:
         return Fit(plan_of(problem, stages_S2[:, 0], stages_S2[:, 1]), True)
     return Fit(None, state == _fitting.NONE)
@@ -80,9 +85,9 @@ def is_feasible(problem: Problem, seconds: float) -> bool | None:
     return plan is not None if is_settled else None
 
 
-def _levels(problem: Problem, how_C: Ints) -> Ints:
-    """Microbatches in flight by the stages behind, to where all that follow are alike; none fits a limit's last."""
-    room = most_stages(problem, how_C)
+def _levels(problem: Problem, configuration_C: Ints) -> Ints:
+    """Microbatches in flight by the stages after, to where all that follow are alike; none fits a limit's last."""
+    room = most_stages(problem, configuration_C)
     most = min(room, problem.most_stages)
     need = needs_of(problem, most)
     if most < room:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts
 from dejavu.search.shared.clock import SearchClock
 
 _PRECISION = 1e-3  # of the least memory that is reported

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem
+from dejavu.plans import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.mcmc.moves import HOW, STOP, random_state
-from dejavu.search.mcmc.walk import Rows, random_plans, rows_for, value, walk
+from dejavu.search.mcmc.walk import Chain, Cooling, Rows, random_plans, rows_for, value, walk
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.stage_table import StageTable, plan_of
 
@@ -101,10 +101,11 @@ class MCMC(Search):
         here_4 = met_4.copy()
         for array, found in zip(here, met, strict=True):
             array[:] = found
+        chain, cooling = Chain(here, here_4, met, met_4, there, state), Cooling(num_steps, self.hot, self.cold)
         per_call = int(_SECONDS_PER_CALL * _STEPS_PER_SECOND / (1 + _STAGE_SHARE * table.most_stages)) + 1
         for step in range(0, num_steps, per_call):
             stop = min(step + per_call, num_steps)
-            walk(arrays, here, here_4, there, met, met_4, state, step, stop, num_steps, self.hot, self.cold)
+            walk(arrays, chain, cooling, step, stop)
             _offer(best, problem, met, met_4)
             if best.remaining_seconds < 0:
                 return

@@ -75,14 +75,20 @@ def settle(costs, need_SS, repeats, kinds, stage_S3, S, first, last):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def random_plan(costs, kinds, need_SS, repeats, num_layers, stage_S3, used_D, state, limit, full, looks):
+def random_plan(table, plan, state, limit, full, looks):
     """Stages from the last to the first, each as long as may be with probability `full`; how many, or REFUSED.
 
     Of `looks` configurations the one is taken that holds the most layers on each of its devices.
-    From the back, because there the memory that a stage needs is known: that of the stages behind it.
+    From the last, because there the memory that a stage needs is known: that of the stages after it.
+
+    Args:
+        table: StageTable's. plan: as in `_walk`; its stages and devices are written to.
+        limit: on the bottleneck, in seconds.
     """
+    costs, links, kinds, (need_SS, repeats, _) = table
+    stage_S3, _, used_D = plan
     kind_C2, count_D, _, _, _ = kinds
-    most, stop, S = len(stage_S3) - 1, num_layers, 0
+    most, stop, S = len(stage_S3) - 1, len(links[1]) - 1, 0
     used_D[:] = 0
     while stop > 0:
         if most <= S:
@@ -103,7 +109,7 @@ def random_plan(costs, kinds, need_SS, repeats, num_layers, stage_S3, used_D, st
             return REFUSED
         if random(state) >= full:
             start += below(state, stop - start)
-        stage_S3[most - S, STOP], stage_S3[most - S, HOW] = stop, c  # from the back of the rows
+        stage_S3[most - S, STOP], stage_S3[most - S, HOW] = stop, c  # from the end of the rows
         used_D[kind_C2[c, TYPE]] += kind_C2[c, DEVICES]
         stop = start
         S += 1

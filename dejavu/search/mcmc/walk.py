@@ -6,10 +6,13 @@ number of stages. `table` is StageTable's (costs, links, kinds, rules).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan.stage_costs import Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.search.mcmc.fill import random_plan, refill, settle
 from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, below, move, random
 from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, StageTable, stage_cost
@@ -22,6 +25,35 @@ _SETTLE_ALL = 0.3  # share of those where every stage does
 _TIGHTEST, _LOOSEST = 0.9, 1.1  # limits for cutting anew, in the bottleneck that there is now
 _MOST_LOOKS = 4  # at configurations of one stage of a random plan: one look is the most random
 _TIGHTER, _LOOSER = 0.9, 1.02  # of the limit on random plans: after one that was found, after one that was not
+
+
+class Chain(NamedTuple):
+    """A chain of the walk; all of it is written to.
+
+    Attributes:
+        here, here_4: where it stands: a plan, and its number of stages and value.
+        best, best_4: the same of the best plan that it met.
+        there: scratch.
+        state: of the random numbers.
+    """
+
+    here: Rows
+    here_4: Floats
+    best: Rows
+    best_4: Floats
+    there: Rows
+    state: NDArray[np.uint64]
+
+
+class Cooling(NamedTuple):
+    """From the temperature `hot` at the first to `cold` at the last of `num_steps`, geometric between.
+
+    Temperatures are fractions of the current price.
+    """
+
+    num_steps: int
+    hot: float
+    cold: float
 
 
 def rows_for(table: StageTable) -> Rows:
@@ -133,13 +165,10 @@ def _accepts(price, distance, new, new_distance, temperature, state):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def walk(table, here, here_4, there, best, best_4, state, first_step, last_step, num_steps, hot, cold):
-    """Steps first_step to last_step of a chain of num_steps; how many plans it priced.
-
-    hot, cold: temperature at the beginning and the end, as fractions of the current price; geometric between. `here` is
-    where the chain stands and `best` the best plan it met, both changed in place; here_4 and best_4 are each plan's
-    number of stages and value. `there` is scratch.
-    """
+def walk(table, chain, cooling, first_step, last_step):
+    """Steps first_step to last_step of a chain; how many plans it priced."""
+    here, here_4, best, best_4, there, state = chain
+    num_steps, hot, cold = cooling
     rules, count_D = table[3], table[2][1]
     touched_4 = np.zeros(4, np.int64)
     S, price, distance, busiest = int(here_4[0]), here_4[1], here_4[2], here_4[3]
@@ -168,13 +197,10 @@ def walk(table, here, here_4, there, best, best_4, state, first_step, last_step,
 @njit(cache=True, nogil=True, error_model="numpy")
 def random_plans(table, there, best, best_4, state, num_tries):
     """Random plans, each found under a tighter limit on the bottleneck than the one before; `best` as in `walk`."""
-    costs, links, kinds, rules = table
     limit = np.inf
     for _ in range(num_tries):
         full, looks = 2.0 * random(state), 1 + below(state, _MOST_LOOKS)
-        S = random_plan(
-            costs, kinds, rules[0], rules[1], len(links[1]) - 1, there[0], there[2], state, limit, full, looks
-        )
+        S = random_plan(table, there, state, limit, full, looks)
         if S == REFUSED:
             limit *= _LOOSER
             continue

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plan import Answer, Obstacle, Plan, Problem, Stage
-from dejavu.plan.stage_costs import AdditiveCosts, Floats
+from dejavu.plans import Answer, Obstacle, Plan, Problem, Stage
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.pipedream import line as _line
 from dejavu.search.shared.compiling import tiny_problem
@@ -114,7 +114,7 @@ class _Line:
         # Each in one piece: for columns of one array the loops would be compiled once more.
         self._type_G, self._devices_G, self._class_G = (np.array(column) for column in zip(*groups, strict=True))
         need_J = table.rules[0][np.arange(1, table.most_stages + 1), 0]
-        self._busy_CKK, self._behind_CKK = _line.list_stages(table.costs, cut_K, member_C, need_J, B - 1)
+        self._busy_CKK, self._after_CKK = _line.list_stages(table.costs, cut_K, member_C, need_J, B - 1)
         among = np.ix_(head_A, head_A)
         bytes_K = problem.cut_bytes_L1[cut_K][:, None, None]
         links = problem.link_latency_seconds_CC[among] + problem.link_seconds_per_byte_CC[among] * bytes_K
@@ -135,10 +135,9 @@ class _Line:
         end_D = np.cumsum([counts[d] for d in order])
         type_G = np.argsort(order)[self._type_G]
         use_all = self._problem.use_all_devices
-        rest_KMA, next_KMA, allowed_GKK = _line.fewest_stages(
-            limit, self._busy_CKK, self._behind_CKK, self._group_C, type_G, self._devices_G, self._class_G,
-            self._link_KAA, end_D, use_all, self._most_stages,
-        )  # fmt: skip
+        line = _line.Line(type_G, self._devices_G, self._class_G, self._link_KAA, end_D, use_all, self._most_stages)
+        every = _line.Stages(self._busy_CKK, self._after_CKK, self._group_C)
+        rest_KMA, next_KMA, allowed_GKK = _line.fewest_stages(limit, every, line)
         begins = np.array([0] if use_all else [0, *end_D[:-1]])
         m, a = min(((int(m), a) for m in begins for a in range(rest_KMA.shape[2])), key=lambda at: rest_KMA[0, *at])
         behind = int(rest_KMA[0, m, a])
@@ -192,7 +191,7 @@ class _Line:
 
     def _stage(self, g: int, k: int, stop: int, behind: int, limit: float) -> Stage:
         """The least busy member of a group that fits."""
-        fit = (self._group_C == g) & (self._behind_CKK[:, k, stop] >= behind)
+        fit = (self._group_C == g) & (self._after_CKK[:, k, stop] >= behind)
         i = int(np.argmin(np.where(fit, self._busy_CKK[:, k, stop], np.inf)))
         configuration = self._problem.configurations[self._member_C[i]]
         return Stage(int(self._cut_K[k]), int(self._cut_K[stop]), configuration)

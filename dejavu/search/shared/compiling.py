@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dejavu.plan import Problem, StageConfiguration
-from dejavu.plan.stage_costs import DenseCosts
+from dejavu.plans import Problem, StageConfiguration
+from dejavu.plans.stage_costs import DenseCosts
 
 
 def tiny_problem(num_layers: int = 1) -> Problem:

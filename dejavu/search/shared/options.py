@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import DenseCosts, Floats
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import DenseCosts, Floats
 from dejavu.search._base import TooLargeError
 from dejavu.search.shared import suffix_table as _suffix
 
@@ -49,6 +49,10 @@ class Options:
     link_busy_L1AA: Floats
     num_device_vectors: int
     use_all_devices: bool
+
+    @property
+    def stages(self) -> _suffix.Stages:
+        return _suffix.Stages(self.first_L1, self.stop_N, self.group_N, self.seconds_N, self.busy_N, self.fits_N)
 
     @property
     def num_classes(self) -> int:

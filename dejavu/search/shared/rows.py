@@ -8,8 +8,8 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from dejavu.plan import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
-from dejavu.plan.stage_costs import AdditiveCosts, PlanError
+from dejavu.plans import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
+from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.search._base import Incumbent
 
 _MAX_TYPES_IN_EVERY_ORDER = 3  # 3! orders; with more types only the cluster's own order is tried

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.plan import Plan, Problem, Stage
-from dejavu.plan.schedule import schedule_named
-from dejavu.plan.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
+from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
 
 Ints = NDArray[np.int64]
 

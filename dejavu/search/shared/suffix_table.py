@@ -1,7 +1,7 @@
 """Compiled loops of the exact search: the cheapest way to run the last layers, for every number of devices.
 
-Letters: N = stage options, L1 = cut positions, J = levels of stages behind, A = link classes, D = device vectors (mixed
-radix), G = groups of configurations that take the same devices and links.
+Letters: N = stage options, L1 = cut positions, J = levels of stages after a cut, A = link classes, D = device vectors
+(mixed radix), C = configurations, G = groups of them that take the same devices and links.
 An option is one stage: layers `start` to `stop` under one configuration, `seconds` for one microbatch, `busy` for what
 it occupies its devices with besides the fill ((B − 1) · seconds + once), `fits` microbatches in flight.
 Options are sorted by start, stop, group, seconds. All that belong to one start lie between first_L1[start] and
@@ -10,9 +10,76 @@ first_L1[start + 1].
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+
+Ints = NDArray[np.int64]
+
+
+class Stages(NamedTuple):
+    """The options that plans are made of; see the module.
+
+    Attributes:
+        first_L1: where each start's begin.
+        stop_N, group_N: where a stage stops, and its group.
+        seconds_N, busy_N: for one microbatch, and besides the fill.
+        fits_N: microbatches in flight.
+    """
+
+    first_L1: Ints
+    stop_N: Ints
+    group_N: Ints
+    seconds_N: Floats
+    busy_N: Floats
+    fits_N: Ints
+
+
+class Groups(NamedTuple):
+    """What the stages of a group take.
+
+    Attributes:
+        offset_G, block_G: what a stage adds to a vector of devices, and the bound of the digits up to its type's.
+        class_G: the link class.
+    """
+
+    offset_G: Ints
+    block_G: Ints
+    class_G: Ints
+
+
+class Rules(NamedTuple):
+    """What stages need and what crosses the cuts.
+
+    Attributes:
+        need_J: microbatches in flight of a stage with j stages after it.
+        transfer_L1AA, link_busy_L1AA: [cut, a, b] seconds across the cut between two classes, and (B − 1) times that.
+        least_L1: no way to run the layers up to a cut takes fewer seconds; see `chain_bounds`.
+    """
+
+    need_J: Ints
+    transfer_L1AA: Floats
+    link_busy_L1AA: Floats
+    least_L1: Floats
+
+
+class Table(NamedTuple):
+    """The least seconds after each cut.
+
+    Attributes:
+        rest_L1JAD: [cut, j, a, d] with j stages after the cut, as far as memory or `max_stages` tells them apart, the
+            stage before the cut of class a, whose transfer is included, and devices d that may be taken.
+        alive_L1JA: whether any number of devices does.
+        here_JAD: the same from the start that was last filled, without a transfer, the first stage of class a.
+    """
+
+    rest_L1JAD: Floats
+    alive_L1JA: NDArray[np.bool_]
+    here_JAD: Floats
 
 
 @njit(cache=True, nogil=True)
@@ -40,35 +107,38 @@ def list_options(seconds_CLL1, busy_CLL1, fits_CLL1, order_C, first_G1, family_G
             cell = n
             for g in range(len(family_G)):
                 here = 0
-                for at in range(first_G1[g], first_G1[g + 1]):  # insertion sort by seconds, then busy
+                for at in range(first_G1[g], first_G1[g + 1]):
                     c = order_C[at]
-                    t, u = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop]
-                    if u < np.inf and fits_CLL1[c, start, stop] >= least_fits:
-                        k = here
-                        while k > 0:
-                            before = waiting[k - 1]
-                            t_before = seconds_CLL1[before, start, stop]
-                            if t_before < t or (t_before == t and busy_CLL1[before, start, stop] <= u):
-                                break
-                            waiting[k] = before
-                            k -= 1
-                        waiting[k] = c
+                    if busy_CLL1[c, start, stop] < np.inf and fits_CLL1[c, start, stop] >= least_fits:
+                        _insert(waiting, here, c, seconds_CLL1[:, start, stop], busy_CLL1[:, start, stop])
                         here += 1
-                for k in range(here):
-                    c = waiting[k]
+                for c in waiting[:here]:
                     t, u, m = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop], fits_CLL1[c, start, stop]
+                    # An option is dropped for one of the same layers and no more devices of the same links that is as
+                    # good in all that a plan asks of a stage: in any plan that has it the other takes its place.
                     dominated = False
                     for i in range(cell, n):
                         comparable = groups[i] == g or (idle_allowed and family_G[groups[i]] == family_G[g])
-                        if comparable and seconds[i] <= t and busy[i] <= u and fits[i] >= m:
-                            dominated = True
-                            break
+                        dominated |= comparable and seconds[i] <= t and busy[i] <= u and fits[i] >= m
                     if not dominated:
                         stops[n], groups[n], configurations[n] = stop, g, c
                         seconds[n], busy[n], fits[n] = t, u, m
                         n += 1
     first[L] = n
     return first, stops[:n], groups[:n], configurations[:n], seconds[:n], busy[:n], fits[:n]
+
+
+@njit(cache=True, nogil=True)
+def _insert(waiting, count, c, seconds_C, busy_C):
+    """Put one more configuration among the first `count`, which are sorted by seconds, then busy."""
+    k = count
+    while k > 0:
+        before = waiting[k - 1]
+        if seconds_C[before] < seconds_C[c] or (seconds_C[before] == seconds_C[c] and busy_C[before] <= busy_C[c]):
+            break
+        waiting[k] = before
+        k -= 1
+    waiting[k] = c
 
 
 @njit(cache=True, nogil=True)
@@ -86,74 +156,82 @@ def chain_bounds(first_L1, stop_N, seconds_N, busy_N):
 
 
 @njit(cache=True, nogil=True)
-def fill(
-    begin, end, limit, cutoff,
-    first_L1, stop_N, group_N, seconds_N, busy_N, fits_N,
-    need_J, offset_G, block_G, class_G,
-    transfer_L1AA, link_busy_L1AA, least_L1,
-    rest_L1JAD, alive_L1JA, here_JAD,
-):  # fmt: skip
-    """One more stretch of the table, starts end − 1 down to begin: rest[cut, j, a, d] = least seconds behind the cut.
+def fill(begin, end, limit, cutoff, stages, groups, rules, table):
+    """One more stretch of the table, starts end − 1 down to begin.
 
-    j: stages behind the cut, as far as memory or `max_stages` tells them apart; a: link class of the stage before the
-    cut, whose transfer is included; d: devices that may be taken. Nothing busier than `limit` is used, and states that
-    cannot lead to a sum below `cutoff` are dropped. After start 0, here_JAD holds the answer.
+    Nothing busier than `limit` is used, and states that cannot lead to a sum below `cutoff` are dropped. After start 0,
+    `here_JAD` holds the answer.
     """
-    J, A, D = here_JAD.shape
     for start in range(end - 1, begin - 1, -1):
-        here_JAD[:] = np.inf
-        i, after = first_L1[start], first_L1[start + 1]
-        while i < after:
-            stop, g = stop_N[i], group_N[i]
-            front = i
-            while i < after and stop_N[i] == stop and group_N[i] == g:
-                i += 1
-            a, offset, block = class_G[g], offset_G[g], block_G[g]
-            for j in range(J):
-                if not alive_L1JA[stop, j, a]:
-                    continue
-                for k in range(front, i):
-                    if busy_N[k] <= limit and fits_N[k] >= need_J[j]:
-                        t = seconds_N[k]
-                        behind = rest_L1JAD[stop, j, a]
-                        here = here_JAD[min(j + 1, J - 1), a]
-                        for base in range(0, D, block):
-                            for d in range(base + offset, base + block):
-                                total = t + behind[d - offset]
-                                here[d] = min(here[d], total)
-                        break
+        _fill_here(start, limit, stages, groups, rules.need_J, table)
         if start == 0:
             return
-        for j in range(J):
-            for a in range(A):
-                rest = rest_L1JAD[start, j, a]
-                rest[:] = np.inf
-                some = False
-                for b in range(A):
-                    if link_busy_L1AA[start, a, b] <= limit:
-                        x = transfer_L1AA[start, a, b]
-                        for d in range(D):
-                            total = here_JAD[j, b, d] + x
-                            if total < rest[d] and total + least_L1[start] < cutoff:
-                                rest[d] = total
-                                some = True
-                alive_L1JA[start, j, a] = some
+        _cross(start, limit, cutoff, rules, table)
 
 
 @njit(cache=True, nogil=True)
-def trace(
-    limit,
-    first_L1, stop_N, group_N, seconds_N, busy_N, fits_N,
-    need_J, offset_G, block_G, class_G,
-    transfer_L1AA, link_busy_L1AA,
-    rest_L1JAD, alive_L1JA, here_JAD,
-):  # fmt: skip
+def _fill_here(start, limit, stages, groups, need_J, table):
+    """The least seconds from a start on, over all stages that begin there."""
+    first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
+    offset_G, block_G, class_G = groups
+    rest_L1JAD, alive_L1JA, here_JAD = table
+    J, _, D = here_JAD.shape
+    here_JAD[:] = np.inf
+    i, after = first_L1[start], first_L1[start + 1]
+    while i < after:
+        stop, g, front = stop_N[i], group_N[i], i
+        while i < after and stop_N[i] == stop and group_N[i] == g:
+            i += 1
+        a, offset, block = class_G[g], offset_G[g], block_G[g]
+        for j in range(J):
+            if not alive_L1JA[stop, j, a]:
+                continue
+            # Options of one stage and group differ in seconds alone once they fit and keep to the limit: the first
+            # that does is the fastest, and no other of the run is looked at.
+            k = front
+            while k < i and not (busy_N[k] <= limit and fits_N[k] >= need_J[j]):
+                k += 1
+            if k == i:
+                continue
+            t, rest_D, here_D = seconds_N[k], rest_L1JAD[stop, j, a], here_JAD[min(j + 1, J - 1), a]
+            for base in range(0, D, block):  # vectors in which the digit of the stage's type is large enough
+                for d in range(base + offset, base + block):
+                    total = t + rest_D[d - offset]
+                    here_D[d] = min(here_D[d], total)
+
+
+@njit(cache=True, nogil=True)
+def _cross(cut, limit, cutoff, rules, table):
+    """What starts at a cut, by the class of the stage before, with the transfer from it."""
+    _, transfer_L1AA, link_busy_L1AA, least_L1 = rules
+    rest_L1JAD, alive_L1JA, here_JAD = table
+    J, A, D = here_JAD.shape
+    for j, a in np.ndindex(J, A):
+        rest_D, some = rest_L1JAD[cut, j, a], False
+        rest_D[:] = np.inf
+        for b in range(A):
+            if link_busy_L1AA[cut, a, b] > limit:
+                continue
+            x = transfer_L1AA[cut, a, b]
+            for d in range(D):
+                total = here_JAD[j, b, d] + x
+                # A state is dropped where even the least seconds up to its cut, whatever devices and memory they take,
+                # lead to the cutoff: a plan below it has no such state.
+                if total < rest_D[d] and total + least_L1[cut] < cutoff:
+                    rest_D[d] = total
+                    some = True
+        alive_L1JA[cut, j, a] = some
+
+
+@njit(cache=True, nogil=True)
+def trace(limit, stages, groups, rules, table):
     """The options of the cheapest plan in a filled table, in order; empty if there is none.
 
     Follows the table by comparing floats for equality: the sums are made in the same order as in `fill`.
     """
+    here_JAD = table.here_JAD
     J, A, D = here_JAD.shape
-    L = len(first_L1) - 1
+    L = len(stages.first_L1) - 1
     wanted, j = np.inf, 0
     for level in range(J):
         for a in range(A):
@@ -165,28 +243,41 @@ def trace(
         return chosen[:0]
     start, d, before = 0, D - 1, 0
     while start < L:
-        found = False
-        for i in range(first_L1[start], first_L1[start + 1]):
-            stop, g = stop_N[i], group_N[i]
-            a, offset = class_G[g], offset_G[g]
-            if busy_N[i] > limit or d % block_G[g] < offset:
-                continue
-            if start > 0 and link_busy_L1AA[start, before, a] > limit:
-                continue
-            for level in range(max(j - 1, 0), j + 1):
-                if min(level + 1, J - 1) != j or fits_N[i] < need_J[level] or not alive_L1JA[stop, level, a]:
-                    continue
-                total = seconds_N[i] + rest_L1JAD[stop, level, a, d - offset]
-                if start > 0:
-                    total = total + transfer_L1AA[start, before, a]
-                if total == wanted:
-                    chosen[count] = i
-                    count += 1
-                    wanted, j, d, before, start = rest_L1JAD[stop, level, a, d - offset], level, d - offset, a, stop
-                    found = True
-                    break
-            if found:
-                break
-        if not found:
-            raise AssertionError("the table cannot be followed back")
+        i, j = _stage_of(wanted, (start, j, d, before), limit, stages, groups, rules, table)
+        g, stop = stages.group_N[i], stages.stop_N[i]
+        before, d = groups.class_G[g], d - groups.offset_G[g]
+        wanted = table.rest_L1JAD[stop, j, before, d]
+        chosen[count] = i
+        count += 1
+        start = stop
     return chosen[:count]
+
+
+@njit(cache=True, nogil=True)
+def _stage_of(wanted, at, limit, stages, groups, rules, table):
+    """An option from which the table has the wanted seconds, and the level after it.
+
+    Args:
+        at: where the stage starts, the level there, the devices that may be taken, the class of the stage before.
+    """
+    start, j, d, before = at
+    first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
+    offset_G, block_G, class_G = groups
+    need_J, transfer_L1AA, link_busy_L1AA, _ = rules
+    J = len(need_J)
+    for i in range(first_L1[start], first_L1[start + 1]):
+        stop, g = stop_N[i], group_N[i]
+        a, offset = class_G[g], offset_G[g]
+        if busy_N[i] > limit or d % block_G[g] < offset:
+            continue
+        if start > 0 and link_busy_L1AA[start, before, a] > limit:
+            continue
+        for level in range(max(j - 1, 0), j + 1):
+            if min(level + 1, J - 1) != j or fits_N[i] < need_J[level] or not table.alive_L1JA[stop, level, a]:
+                continue
+            total = seconds_N[i] + table.rest_L1JAD[stop, level, a, d - offset]
+            if start > 0:
+                total = total + transfer_L1AA[start, before, a]
+            if total == wanted:
+                return i, level
+    raise AssertionError("the table cannot be followed back")

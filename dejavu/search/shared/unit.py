@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dejavu.plan import Problem
-from dejavu.plan.stage_costs import AdditiveCosts, DenseCosts
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts
 
 
 def unit_seconds(problem: Problem) -> float:

@@ -1,0 +1,116 @@
+"""Binding a plan: kinds and order of neighbours at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dejavu.binding.binding import Binding, Placement
+from dejavu.binding.binding_prices import BindingPrices
+from dejavu.binding.draws import random_places
+from dejavu.binding.exact_labels import LEAST_GAIN, best_places, bounds
+from dejavu.binding.local import improved
+from dejavu.binding.placing import assigned, computing_bound, in_order
+from dejavu.binding.reasons import reasons
+from dejavu.binding.site import Ints, Place, Site
+from dejavu.cluster import Cluster
+from dejavu.plans import Plan, Problem
+
+RANDOM_BINDINGS = 1_000  # to compare with, as papers do
+
+
+def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Binding:
+    """Give every pipeline rank its devices so that the step takes least, by the formula of the searches.
+
+    A rank may move to another kind of device than the plan says, with the same mesh and degrees, where its memory
+    holds. All bindings are compared where few enough of them differ (`labels`); otherwise the best of the plan's order,
+    a bottleneck assignment to kinds, random bindings and the most promising partial ones is improved until no single
+    change helps, and `lower_bound_seconds` tells how far it can be from the best. Never worse than the plan's order or
+    any of the random bindings.
+
+    Args:
+        problem: what the plan was searched for; its costs, on every kind of device.
+        seed: of the random bindings, and of the changes that are tried where there are too many.
+
+    Raises:
+        BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> binding = dejavu.bind(choice.priced.problem, choice.plan, choice.request.cluster)
+        >>> binding.plan.cuts == choice.plan.cuts
+        True
+    """
+    site = Site.of(cluster)
+    pricing = BindingPrices(problem, plan, site)
+    order = in_order(pricing.configurations, site)
+    pricing.check_memory()
+    drawn_NRW, holds_N = random_places(pricing, RANDOM_BINDINGS, seed)
+    drawn_NRW = drawn_NRW[holds_N]
+    random_seconds = pricing.step_seconds_N(drawn_NRW)
+
+    starts = [_padded(order), _padded(assigned(pricing, order))]
+    if len(drawn_NRW):
+        starts.append(drawn_NRW[random_seconds.argmin()])
+    best = _best(pricing, starts)
+    best = _best(pricing, [*starts, improved(pricing, starts[0], seed), improved(pricing, best, seed)])
+    bound = bounds(pricing, *computing_bound(pricing))
+    found, complete = best_places(pricing, bound, _seconds(pricing, best))
+    best = best if found is None else _padded(found)
+    if not complete:
+        best = improved(pricing, best, seed)
+
+    seconds = _seconds(pricing, best)
+    return Binding(
+        plan=_on_kinds(pricing, best),
+        placements=_placements(pricing, best),
+        step_seconds=seconds,
+        order_step_seconds=_seconds(pricing, starts[0]),
+        random_best_step_seconds=float(random_seconds.min()) if len(random_seconds) else None,
+        random_mean_step_seconds=float(random_seconds.mean()) if len(random_seconds) else None,
+        random_refused=RANDOM_BINDINGS - len(random_seconds),
+        lower_bound_seconds=seconds if complete else min(seconds, bound.step_seconds),
+        reasons=reasons(pricing, best, starts[0], seed),
+    )
+
+
+def _padded(places: Sequence[Place]) -> Ints:
+    """(R, W): a rank of fewer blocks repeats its first."""
+    most = max(map(len, places))
+    return np.array([place + place[:1] * (most - len(place)) for place in places])
+
+
+def _seconds(pricing: BindingPrices, places_RW: Ints) -> float:
+    return float(pricing.step_seconds_N(places_RW[None])[0])
+
+
+def _best(pricing: BindingPrices, candidates: Sequence[Ints]) -> Ints:
+    """The one of the shortest step, the first of those that differ by rounding only."""
+    seconds = pricing.step_seconds_N(np.stack(candidates))
+    return candidates[int((seconds <= seconds.min() * (1.0 + LEAST_GAIN)).argmax())]
+
+
+def _on_kinds(pricing: BindingPrices, places_RW: Ints) -> Plan:
+    """The plan with the kinds of devices that its ranks got."""
+    plan, kinds = pricing.plan, pricing.site.kind_P[places_RW[:, 0]]
+    stages = list(plan.stages)
+    for rank, of_rank in enumerate(plan.ranks):
+        for s in of_rank:
+            stages[s] = replace(stages[s], configuration=pricing.configuration(rank, int(kinds[rank])))
+    return replace(plan, stages=tuple(stages))
+
+
+def _placements(pricing: BindingPrices, places_RW: Ints) -> tuple[Placement, ...]:
+    """Devices of each pool in turn; a rank's nodes in the cluster's order."""
+    free = [list(devices) for devices in pricing.site.devices]
+    placements = []
+    for rank, configuration in enumerate(pricing.configurations):
+        blocks = sorted(int(pool) for pool in places_RW[rank, : configuration.num_nodes])
+        devices = [free[pool].pop(0) for pool in blocks for _ in range(configuration.devices_per_node)]
+        for i, device in enumerate(devices):
+            replica, shard = divmod(i, configuration.tensor_parallel)
+            placements.append(Placement(rank, replica, shard, device))
+    return tuple(placements)

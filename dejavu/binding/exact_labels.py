@@ -1,0 +1,238 @@
+"""All bindings, rank by rank: partial bindings that leave the same devices free are compared, and few stay.
+
+A partial binding (*label*) matters to the ranks that follow only by how many devices are free on each node, by where
+its last rank is (and its first, where a schedule sends from the last rank back to it), by its sum of seconds and by
+its busiest rank or link. Nodes of a group are alike, so which of them are full does not matter either. That leaves few
+labels on clusters of like nodes, however many devices there are; where every node has links of its own, as many as
+there are subsets of nodes. Beyond `MOST_EXTENSIONS` only the most promising go on.
+Shape suffixes: R = pipeline ranks, P = pools, G = groups of nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from dejavu.binding.binding_prices import BindingPrices, StageExchange
+from dejavu.binding.site import Place
+from dejavu.plans.stage_costs import Floats
+
+MOST_EXTENSIONS = 200_000  # of labels by a rank, over all ranks: about two seconds
+MOST_PLACES = 1_000  # for one rank of one label, however its blocks can be shared out among nodes
+CODE_BITS = 128  # so long that two states of a cluster never share a code by chance
+LEAST_GAIN = 1e-9  # bindings closer than this fraction count as equal: sums of floats differ by their order
+
+
+@dataclass(frozen=True)
+class BindingBounds:
+    """What no binding can do without, in seconds.
+
+    Attributes:
+        rest_seconds: of ranks r to R − 1 and their exchanges with ranks before them; 0 at the end.
+        busiest_seconds: the busiest rank or link.
+        step_seconds: the whole step.
+    """
+
+    rest_seconds: tuple[float, ...]
+    busiest_seconds: float
+    step_seconds: float
+
+
+class _Label(NamedTuple):
+    """A partial binding: its sums, what it leaves, and the label that it goes on from."""
+
+    total_seconds: float
+    busiest_seconds: float
+    free: tuple[int, ...]
+    place: Place
+    first: Place
+    code: int
+    before: _Label | None
+
+    def places(self) -> list[Place]:
+        """Of all ranks so far."""
+        label, found = self, list[Place]()
+        while label.before is not None:
+            found.append(label.place)
+            label = label.before
+        return found[::-1]
+
+
+def exchange_bounds(pricing: BindingPrices) -> Floats:
+    """Of each exchange, one microbatch both ways: over the best link that any two places of its ranks have."""
+    site, found = pricing.site, np.zeros(len(pricing.exchanges))
+    K, G = len(site.kinds), len(site.inside_assumed_G)
+    most_KG = np.zeros((K, G), dtype=np.int64)  # devices on one node
+    most_KG[site.kind_P, site.group_P] = site.size_P
+    possible_RK = np.isfinite(pricing.seconds_RK)
+    for q, exchange in enumerate(pricing.exchanges):
+        a, b = pricing.configurations[exchange.a], pricing.configurations[exchange.b]
+        has_a, has_b = (
+            possible_RK[rank][:, None] & (most_KG >= configuration.devices_per_node)
+            for rank, configuration in ((exchange.a, a), (exchange.b, b))
+        )
+        reached_GG = has_a.any(axis=0)[:, None] & has_b.any(axis=0)[None, :]
+        apart_GG = np.where(reached_GG, pricing.between_seconds_GG(q), np.inf)
+        needed_KKG = np.where(np.eye(K, dtype=bool), a.num_devices + b.num_devices, b.num_devices)[:, :, None]
+        room_KKG = has_a[:, None] & has_b[None] & (most_KG[None] >= needed_KKG) & (most_KG[:, None] >= a.num_devices)
+        together_KKG = np.where(room_KKG, pricing.inside_seconds_QKKG[q], np.inf)
+        found[q] = min(apart_GG.min(), together_KKG.min())
+    return found
+
+
+def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float) -> BindingBounds:
+    """Args: what all ranks and the busiest take at least to compute; see `layout.computing_bound`."""
+    transfers = exchange_bounds(pricing)
+    needed = pricing.seconds_RK.min(axis=1)
+    for exchange, seconds in zip(pricing.exchanges, transfers, strict=True):
+        needed[max(exchange.a, exchange.b)] += seconds
+    busiest = max(load_seconds, pricing.repeats * float(transfers.max(initial=0.0)))
+    rest = (*(float(needed[rank:].sum()) for rank in range(len(needed))), 0.0)
+    return BindingBounds(rest, busiest, computing_seconds + float(transfers.sum()) + busiest)
+
+
+def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: float) -> tuple[list[Place] | None, bool]:
+    """The best binding that takes less than `below_seconds`, if there is one and it was found.
+
+    Returns:
+        The place of each rank, or None; and whether all bindings were compared.
+    """
+    received: dict[int, list[tuple[int, StageExchange]]] = defaultdict(list)
+    for q, exchange in enumerate(pricing.exchanges):
+        received[max(exchange.a, exchange.b)].append((q, exchange))
+    below_seconds *= 1.0 - LEAST_GAIN
+    nodes, complete, budget = _Nodes(pricing), True, MOST_EXTENSIONS
+
+    def least_seconds(label: _Label) -> float:
+        return label.total_seconds + max(label.busiest_seconds, bound.busiest_seconds)
+
+    layer = [_Label(0.0, 0.0, tuple(pricing.site.size_P.tolist()), (), (), 0, None)]
+    for rank, rest in enumerate(bound.rest_seconds[1:]):
+        kept: dict[object, list[_Label]] = {}
+        end = budget - budget // (pricing.num_ranks - rank)
+        for label in sorted(layer, key=least_seconds):
+            if budget <= end:
+                complete = False
+                break
+            places, all_given = nodes.places(label, rank)
+            complete &= all_given
+            budget -= len(places)
+            for place in places:
+                total, busiest = _sums(pricing, label, rank, place, received[rank])
+                if total + rest + max(busiest, bound.busiest_seconds) < below_seconds:
+                    longer = nodes.extended(label, rank, place, total, busiest)
+                    _keep(kept.setdefault((longer.code, *nodes.ends(longer)), []), longer)
+        layer = [label for labels in kept.values() for label in labels]
+    best = min(layer, key=least_seconds, default=None)
+    return (None if best is None else best.places()), complete
+
+
+def _sums(
+    pricing: BindingPrices, label: _Label, rank: int, place: Place, received: Sequence[tuple[int, StageExchange]]
+) -> tuple[float, float]:
+    """Total and busiest seconds of the label with one more rank."""
+    kind = pricing.site.kind_P[place[0]]
+    total = label.total_seconds + float(pricing.seconds_RK[rank, kind])
+    busiest = max(label.busiest_seconds, float(pricing.load_seconds_RK[rank, kind]))
+    for q, exchange in received:  # from the rank before, or from the last rank to the first
+        other = label.place if min(exchange.a, exchange.b) == rank - 1 else label.first
+        seconds = pricing.transfer_seconds(q, other, place)
+        total += seconds
+        busiest = max(busiest, pricing.repeats * seconds)
+    return total, busiest
+
+
+def _keep(labels: list[_Label], new: _Label) -> None:
+    """Add the label unless another is at least as good, whatever the busiest of all will be; drop what it beats."""
+
+    def beats(a: _Label, b: _Label) -> bool:
+        totals = a.total_seconds <= b.total_seconds
+        return totals and a.total_seconds + a.busiest_seconds <= b.total_seconds + b.busiest_seconds
+
+    if not any(beats(label, new) for label in labels):
+        labels[:] = [label for label in labels if not beats(new, label)]
+        labels.append(new)
+
+
+class _Nodes:
+    """Which nodes are alike to a label, and so which places and which labels are."""
+
+    def __init__(self, pricing: BindingPrices) -> None:
+        self._pricing, site = pricing, pricing.site
+        self._group, self._node, self._kind = (values.tolist() for values in (site.group_P, site.node_P, site.kind_P))
+        self._pools: dict[int, list[int]] = defaultdict(list)
+        for pool, node in enumerate(self._node):
+            self._pools[node].append(pool)
+        self._loops = any(abs(exchange.a - exchange.b) > 1 for exchange in pricing.exchanges)
+        self._possible = [np.flatnonzero(np.isfinite(row)).tolist() for row in pricing.seconds_RK]
+        self._random = Random(0)
+        self._codes: dict[object, int] = {}
+
+    def _state(self, label: _Label, node: int) -> tuple[object, ...]:
+        """What matters of a node: its group, what is free, and whether the last and the first rank are there."""
+        pools = self._pools[node]
+        last = any(pool in label.place for pool in pools)
+        first = self._loops and any(pool in label.first for pool in pools)
+        return (self._group[pools[0]], last, first, *[label.free[pool] for pool in pools])
+
+    def _code(self, state: object) -> int:
+        """A random number for each state: the sum over nodes stands for all of them, in any order."""
+        if state not in self._codes:
+            self._codes[state] = self._random.getrandbits(CODE_BITS)
+        return self._codes[state]
+
+    def extended(self, label: _Label, rank: int, place: Place, total: float, busiest: float) -> _Label:
+        """The label with one more rank; its code follows from what changed."""
+        free, width = list(label.free), self._pricing.configurations[rank].devices_per_node
+        for pool in place:
+            free[pool] -= width
+        longer = _Label(total, busiest, tuple(free), place, label.first or place, label.code, label)
+        touched = {self._node[pool] for pool in (*label.place, *place)}
+        change = sum(self._code(self._state(longer, n)) - self._code(self._state(label, n)) for n in touched)
+        return longer._replace(code=label.code + change)
+
+    def ends(self, label: _Label) -> tuple[int, int]:
+        """The kinds of the last rank and of the first, where that matters."""
+        return self._kind[label.place[0]], self._kind[label.first[0]] if self._loops else 0
+
+    def places(self, label: _Label, rank: int) -> tuple[list[Place], bool]:
+        """Where the rank can go, one of those that are alike; and whether that is all."""
+        configuration = self._pricing.configurations[rank]
+        found: list[Place] = []
+        for kind in self._possible[rank]:
+            alike: dict[object, list[int]] = defaultdict(list)
+            for pool, free in enumerate(label.free):
+                if self._kind[pool] == kind and free >= configuration.devices_per_node:
+                    alike[self._state(label, self._node[pool])].append(pool)
+            if configuration.num_nodes == 1:
+                found += [(pools[0],) for pools in alike.values()]
+                continue
+            rooms = [(pools, label.free[pools[0]] // configuration.devices_per_node) for pools in alike.values()]
+            found += islice(_takes(rooms, configuration.num_nodes), MOST_PLACES)
+        return found, len(found) < MOST_PLACES
+
+
+def _takes(rooms: Sequence[tuple[Sequence[int], int]], blocks: int) -> Iterator[Place]:
+    """Ways to take so many blocks from classes of like pools, each (the pools, the blocks that each has room for)."""
+    if not blocks:
+        yield ()
+    elif rooms:
+        (pools, most), *others = rooms
+        for taken in _spread(pools, most, blocks):
+            for more in _takes(others, blocks - len(taken)):
+                yield tuple(sorted(taken + more))
+
+
+def _spread(pools: Sequence[int], most: int, blocks: int) -> Iterator[Place]:
+    """Ways to take at most so many blocks from like pools, never more from one pool than from the one before."""
+    yield ()
+    if pools:
+        for count in range(1, min(most, blocks) + 1):
+            for more in _spread(pools[1:], count, blocks - count):
+                yield (pools[0],) * count + more

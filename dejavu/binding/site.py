@@ -1,0 +1,76 @@
+"""A cluster as pipeline ranks see it: pools of like devices, and links that depend on nodes only.
+
+A *pool* is the devices of one kind on one node. A pipeline rank with a mesh of n nodes × d devices takes n *blocks*,
+each of d devices of one pool; which of the pool's devices does not matter, for they are alike and equally linked.
+Shape suffixes: P = pools, G = groups of nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.cluster import Cluster, Device, pair
+from dejavu.plans.stage_costs import Floats
+
+Ints = NDArray[np.int64]
+Place = tuple[int, ...]  # the pools of a rank's blocks, ascending; a pool twice: two blocks of it
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Pools in the order of the cluster file, and what joins them.
+
+    Attributes:
+        kinds: the device types.
+        devices: of each pool.
+        kind_P, group_P, node_P, size_P: of each pool: which kind, group of nodes and node, and how many devices.
+        inside_latency_seconds_G, inside_seconds_per_byte_G: inside one node of the group.
+        inside_assumed_G: where that is only a default, which a measurement may replace.
+        between_latency_seconds_GG, between_seconds_per_byte_GG: between two nodes; inf where there are none.
+    """
+
+    kinds: tuple[str, ...]
+    devices: tuple[tuple[Device, ...], ...]
+    kind_P: Ints
+    group_P: Ints
+    node_P: Ints
+    size_P: Ints
+    inside_latency_seconds_G: Floats
+    inside_seconds_per_byte_G: Floats
+    inside_assumed_G: NDArray[np.bool_]
+    between_latency_seconds_GG: Floats
+    between_seconds_per_byte_GG: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Site:
+        kinds = tuple(cluster.device_counts)
+        groups = {group.name: g for g, group in enumerate(cluster.groups)}
+        pools: dict[tuple[str, int, str], list[Device]] = {}
+        for device in cluster.devices():
+            pools.setdefault((device.group, device.node_index, device.type_name), []).append(device)
+        nodes = {node: n for n, node in enumerate(dict.fromkeys((group, node) for group, node, _ in pools))}
+        inside = [group.link for group in cluster.groups]
+        latency, per_byte = (np.full((len(groups), len(groups)), np.inf) for _ in range(2))
+        for a, b in ((a, b) for a in groups for b in groups):
+            if link := cluster.links_between.get(pair(a, b)):
+                latency[groups[a], groups[b]] = link.latency_seconds
+                per_byte[groups[a], groups[b]] = 1.0 / link.bytes_per_second
+        return cls(
+            kinds=kinds,
+            devices=tuple(map(tuple, pools.values())),
+            kind_P=np.array([kinds.index(name) for _, _, name in pools]),
+            group_P=np.array([groups[group] for group, _, _ in pools]),
+            node_P=np.array([nodes[group, node] for group, node, _ in pools]),
+            size_P=np.array([len(devices) for devices in pools.values()]),
+            inside_latency_seconds_G=np.array([link.latency_seconds for link in inside]),
+            inside_seconds_per_byte_G=np.array([1.0 / link.bytes_per_second for link in inside]),
+            inside_assumed_G=np.array([link.assumed for link in inside]),
+            between_latency_seconds_GG=latency,
+            between_seconds_per_byte_GG=per_byte,
+        )
+
+    def __len__(self) -> int:
+        return len(self.devices)

@@ -1,0 +1,174 @@
+"""From captured operators to kernels: the family of an ATen operator, and the shape of its product or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
+
+from dejavu.graphs.graph import Operator
+from dejavu.profiles.kernel import Kernel
+
+# Base names of ATen operators: without `aten.`, the underscore of the in-place form, and `_backward`.
+_ATTENTION = "scaled_dot_product flash_attention efficient_attention cudnn_attention fused_attention flex_attention"
+_FAMILY_OF = {
+    name: family
+    for family, names in {
+        "matmul": "mm addmm bmm baddbmm linear mv addmv matmul addmm_activation scaled_mm mkldnn_linear",
+        "convolution": "convolution convolution_overrideable cudnn_convolution mkldnn_convolution thnn_conv2d",
+        "softmax": "softmax log_softmax safe_softmax masked_softmax",
+        "normalization": "native_layer_norm native_batch_norm native_batch_norm_legit native_group_norm "
+        "native_batch_norm_legit_no_training native_batch_norm_legit_functional batch_norm_with_update "
+        "cudnn_batch_norm miopen_batch_norm fused_rms_norm rms_norm batch_norm_elemt",
+        "reduction": "sum mean var std var_mean std_mean amax amin max min argmax argmin any all prod norm "
+        "linalg_vector_norm logsumexp cumsum cumprod avg_pool2d avg_pool3d max_pool2d_with_indices "
+        "max_pool3d_with_indices adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d mse_loss "
+        "foreach_norm topk sort nansum count_nonzero",
+        "gather": "embedding embedding_dense embedding_bag index_select gather index take nll_loss nll_loss2d "
+        "nll_loss_forward nll_loss2d_forward index_put index_add index_copy scatter scatter_add scatter_reduce "
+        "unsafe_index unsafe_index_put index_fill masked_select",
+        "copy": "clone copy to_copy cat stack contiguous constant_pad_nd fill zero zeros ones full zeros_like "
+        "ones_like full_like new_zeros new_ones new_full arange scalar_tensor slice select repeat roll flip tril triu "
+        "split_with_sizes_copy split_copy expand_copy permute_copy slice_scatter select_scatter as_strided_copy "
+        "foreach_copy one_hot eye reflection_pad2d pixel_shuffle",
+        "elementwise": "add sub rsub mul div neg exp exp2 expm1 log log2 log1p pow sqrt rsqrt reciprocal abs sign "
+        "square tanh sigmoid log_sigmoid gelu silu mish relu leaky_relu hardtanh hardswish elu softplus threshold glu "
+        "erf sin cos where masked_fill native_dropout bernoulli uniform normal normal_functional clamp clamp_min "
+        "clamp_max maximum minimum eq ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and "
+        "bitwise_or addcmul addcdiv lerp floor ceil round trunc remainder floor_divide isnan isinf fused_adam "
+        "fused_adamw fused_sgd foreach_add foreach_sub foreach_mul foreach_div foreach_neg foreach_sqrt "
+        "foreach_addcmul foreach_addcdiv foreach_lerp foreach_pow foreach_maximum foreach_zero fused_dropout rand "
+        "rand_like randn randn_like randint masked_scale",
+    }.items()
+    for name in names.split()
+}
+_ENDINGS = ("_backward_data", "_backward", "_jvp")
+_NO_WORK = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "detach", "alias"}
+_NO_WORK |= {"view", "unsafe_view", "reshape_alias", "as_strided", "expand", "permute", "t", "transpose", "slice"}
+_WRITES_ONLY = {
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "zero",
+    "fill",
+    "foreach_zero",
+}
+_READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe_index", "take"}  # not its whole table
+_LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
+
+
+@lru_cache(maxsize=1024)
+def base_name(kind: str) -> str:
+    """`aten._softmax_backward_data` and `aten.add_` are `softmax` and `add`; another library's name stays whole."""
+    name = kind.removeprefix("aten.").strip("_")
+    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+
+
+@lru_cache(maxsize=1024)  # of operators' names, of which a model has dozens
+def family_of(kind: str) -> str | None:
+    """The family of an ATen operator; None where no table here has it."""
+    name = base_name(kind)
+    return "attention" if any(word in name for word in _ATTENTION.split()) else _FAMILY_OF.get(name)
+
+
+def without_family(operators: Iterable[Operator]) -> tuple[str, ...]:
+    """The kinds among these that no table here has: they are priced by their bytes alone, and this lists them."""
+    kinds = {operator.kind for operator in operators if kernel_of(operator) is not None}
+    return tuple(sorted(kind for kind in kinds if family_of(kind) is None))
+
+
+def kernel_of(operator: Operator) -> Kernel | None:
+    """What a captured operator asks of a device; None where it does no work.
+
+    Backward of a convolution is one kernel of `batch` = 2 products as large as forward's: to inputs and to weights.
+    What is in no table moves its bytes, element by element; `without_family` lists it.
+    """
+    name, family = base_name(operator.kind), family_of(operator.kind)
+    if (name in _NO_WORK and not operator.kind.endswith("backward")) or not operator.output_shapes:
+        return None
+    if len(operator.input_shapes) < _LEAST_TENSORS.get(family or "", 0):
+        family = None  # an overload that is not known here
+    shape = _PRODUCTS[family](operator) if family in _PRODUCTS else _rows(operator, name, family)
+    flops = operator.flops
+    if family == "convolution" and name == "convolution" and operator.kind.endswith("backward"):
+        # torch's formula counts the gradient of grouped weights as if there were one group
+        flops = min(flops, 2.0 * shape["batch"] * shape["m"] * shape["n"] * shape["k"])
+    return Kernel(
+        family=family or "elementwise",
+        name=operator.kind.removeprefix("aten.").strip("_"),
+        dtype=operator.dtype,
+        flops=flops,
+        read_bytes=float(_read_bytes(operator, name)),
+        written_bytes=float(operator.written_bytes),
+        **shape,
+    )
+
+
+def _matmul(operator: Operator) -> dict[str, int]:
+    """The last two tensors are the factors, but in `linear` and `scaled_mm`, where the first two are."""
+    first = base_name(operator.kind) in ("linear", "mkldnn_linear", "scaled_mm")
+    left, right = operator.input_shapes[:2] if first else operator.input_shapes[-2:]
+    k = left[-1] if left else 1
+    size = prod(operator.output_shapes[0])
+    batch = prod(left[:-2]) if len(right) > 2 else 1
+    m = max(prod(left[:-1]) // max(batch, 1), 1)
+    return {"batch": max(batch, 1), "m": m, "n": max(size // max(m * batch, 1), 1), "k": max(k, 1)}
+
+
+def _convolution(operator: Operator) -> dict[str, int]:
+    backward = operator.kind.endswith("backward")
+    images, weight = operator.input_shapes[1:3] if backward else operator.input_shapes[:2]
+    pixels = operator.input_shapes[0] if backward else operator.output_shapes[0]
+    groups = max(images[1] // max(weight[1], 1), 1)
+    wanted = sum(shape in (images, weight) for shape in operator.output_shapes) if backward else 1
+    n = max(pixels[1] // groups, 1)
+    return {
+        "batch": groups * max(wanted, 1),
+        "m": max(prod(pixels) // max(pixels[1], 1), 1),
+        "n": n,
+        "k": prod(weight[1:]),
+    }
+
+
+def _attention(operator: Operator) -> dict[str, int]:
+    backward = "backward" in operator.kind
+    query, key = operator.input_shapes[1:3] if backward else operator.input_shapes[:2]
+    if "scaled_dot_product" not in operator.kind:  # the routines below it have sequence before heads
+        query, key = ((*shape[:-3], shape[-2], shape[-3], shape[-1]) for shape in (query, key))
+    return {"batch": max(prod(query[:-2]), 1), "m": query[-2], "n": key[-2], "k": query[-1]}
+
+
+_PRODUCTS = {"matmul": _matmul, "convolution": _convolution, "attention": _attention}
+
+
+def _rows(operator: Operator, name: str, family: str | None) -> dict[str, int]:
+    """m rows of n elements where a family works by rows, else m elements."""
+    tensors: list[tuple[int, ...]] = [*operator.input_shapes, *operator.output_shapes]
+    size = max(prod(shape) for shape in tensors)
+    if family == "softmax":
+        rows = size // max(tensors[0][-1] if tensors[0] else 1, 1)
+    elif family == "reduction":
+        rows = min(prod(operator.output_shapes[0]), size)
+    elif family == "normalization":  # one row for each mean: behind forward's result, before backward's weights
+        means = operator.input_shapes[2:3] if "backward" in operator.kind else operator.output_shapes[1:2]
+        rows = prod(means[0]) if means and 0 not in means[0] else size // max(tensors[0][-1], 1)
+    elif family == "gather":  # what is fetched or written, not the table
+        fetched = [*operator.output_shapes, *operator.input_shapes[1:2]]
+        return {"m": max(1, max(prod(shape) for shape in fetched))}
+    else:
+        return {"m": max(size, 1)}
+    return {"m": max(rows, 1), "n": max(size // max(rows, 1), 1)}
+
+
+def _read_bytes(operator: Operator, name: str) -> int:
+    """What it really reads: a look-up reads the rows it writes and its indices, a fill reads nothing."""
+    if name in _WRITES_ONLY:
+        return 0
+    if name in _READS_WHAT_IT_WRITES and "backward" not in operator.kind:
+        return operator.written_bytes + 8 * sum(prod(shape) for shape in operator.input_shapes[1:])
+    if name.startswith("nll_loss") and "backward" not in operator.kind:
+        return 16 * prod(operator.input_shapes[1])  # one score and one index of each row
+    return operator.read_bytes

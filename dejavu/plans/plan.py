@@ -1,0 +1,114 @@
+"""What a search answers: stages in order, each with its devices.
+
+A stage holds layers `start` to `stop`, `stop` not included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import PlanError
+
+
+@dataclass(frozen=True)
+class StageConfiguration:
+    """How one stage is spread over devices.
+
+    Attributes:
+        device_type: the kind of device; a stage never mixes kinds.
+        num_nodes, devices_per_node: the mesh; their product is what the stage takes from the cluster.
+        data_parallel, tensor_parallel: degrees; their product is the number of devices.
+        recompute: activations inside the stage are computed again in the backward pass instead of kept.
+        zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
+    """
+
+    device_type: str
+    num_nodes: int = 1
+    devices_per_node: int = 1
+    data_parallel: int = 1
+    tensor_parallel: int = 1
+    recompute: bool = False
+    zero_level: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data_parallel * self.tensor_parallel != self.num_devices:
+            raise PlanError(
+                f"{self}: data parallel {self.data_parallel} × tensor parallel {self.tensor_parallel} "
+                f"must equal its {self.num_devices} devices"
+            )
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_devices} × {self.device_type}"]
+        if self.data_parallel > 1:
+            parts.append(f"dp {self.data_parallel}")
+        if self.tensor_parallel > 1:
+            parts.append(f"tp {self.tensor_parallel}")
+        if self.recompute:
+            parts.append("recompute")
+        if self.zero_level:
+            parts.append(f"ZeRO-{self.zero_level}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers `start` to `stop` (not included) under one configuration."""
+
+    start: int
+    stop: int
+    configuration: StageConfiguration
+
+    def __str__(self) -> str:
+        return f"layers {self.start}–{self.stop - 1} on {self.configuration}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in order, the schedule that runs them, and into how many microbatches a step is split."""
+
+    stages: tuple[Stage, ...]
+    schedule: str
+    num_microbatches: int
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The inner cut positions."""
+        return tuple(stage.start for stage in self.stages[1:])
+
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Which stages each pipeline rank runs; one each under most schedules."""
+        schedule, S = schedule_named(self.schedule), len(self.stages)
+        return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
+
+    def rank_configuration(self, rank: int) -> StageConfiguration:
+        """How a pipeline rank is spread over devices: as its stages are.
+
+        Raises:
+            PlanError: its stages differ in that.
+        """
+        stages = schedule_named(self.schedule).stages_of(rank, len(self.stages))
+        found = {self.stages[s].configuration for s in stages}
+        if len(found) != 1:
+            raise PlanError(
+                f"stages {list(stages)} share the devices of pipeline rank {rank} under {self.schedule}; "
+                f"wanted one configuration, found {'; '.join(sorted(map(str, found)))}"
+            )
+        return found.pop()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        stages = (
+            Stage(row["start"], row["stop"], StageConfiguration(**row["configuration"])) for row in data["stages"]
+        )
+        return cls(tuple(stages), data["schedule"], data["num_microbatches"])

@@ -1,0 +1,68 @@
+"""A problem, priced: what the simulator needs besides what searches are asked.
+
+Shape suffixes: L = layers, C = stage configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dejavu.plans.plan import Stage
+from dejavu.plans.problem import Problem
+from dejavu.plans.stage_costs import Floats
+
+# Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
+# norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
+USUAL_PARTS = (0.57, 0.43)
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Measured on CPUs, where ranks compute and communicate on the same core; nothing where it was not measured.
+
+    Attributes:
+        pass_seconds: of every pass of a microbatch through a stage.
+        message_seconds, message_seconds_per_byte: of every message, once where it is sent and once where it arrives.
+    """
+
+    pass_seconds: float = 0.0
+    message_seconds: float = 0.0
+    message_seconds_per_byte: float = 0.0
+
+    def of_message(self, size_bytes: float) -> float:
+        """Device seconds at each end."""
+        return self.message_seconds + self.message_seconds_per_byte * size_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class PricedProblem:
+    """A problem, and what playing its plans needs besides.
+
+    Attributes:
+        forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
+        pass_costs: what the runtime takes besides, by device type; nothing where a type is absent.
+        backward_parts_L2: by device type, what the input's and the weights' part of each layer's backward pass take
+            where they run apart, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
+    """
+
+    problem: Problem
+    forward_seconds_CL: Floats
+    backward_seconds_CL: Floats
+    pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
+    backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
+
+    def passes_seconds(self, stage: Stage) -> tuple[float, float]:
+        """Forward and backward of one microbatch."""
+        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
+        return float(self.forward_seconds_CL[c, span].sum()), float(self.backward_seconds_CL[c, span].sum())
+
+    def parts_seconds(self, stage: Stage) -> tuple[float, float]:
+        """Of a microbatch's backward pass: the input's part, and the weights'."""
+        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
+        known = self.backward_parts_L2.get(stage.configuration.device_type)
+        shares = np.array(USUAL_PARTS) if known is None else known[span]
+        of_input, of_weights = (self.backward_seconds_CL[c, span, None] * shares).sum(axis=0)
+        return float(of_input), float(of_weights)

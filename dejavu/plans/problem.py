@@ -1,0 +1,109 @@
+"""What a search is asked. Arrays and records only: nothing here knows where a cost comes from.
+
+Shape suffixes: L = layers, L1 = L + 1 cut positions (0 and L are the ends), C = stage configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dejavu.plans.plan import StageConfiguration
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, Floats, PlanError
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a search is asked.
+
+    Attributes:
+        layers: the L names, for messages and plans.
+        configurations: the C ways in which a stage may be spread.
+        device_counts: how many devices of each type the cluster has.
+        costs: of any stage under any configuration.
+        cut_bytes_L1: what crosses a cut before layer k, one microbatch, forward; the gradient that returns is as large.
+        link_latency_seconds_CC, link_seconds_per_byte_CC: between neighbouring stages of two configurations.
+        schedule: its name; it decides how many microbatches a stage holds.
+        num_microbatches: B, in one step.
+        use_all_devices: every device must be used (Alpa's rule); otherwise devices may stay idle.
+        max_stages: no plan may have more stages; None: as many as there are layers.
+    """
+
+    layers: tuple[str, ...]
+    configurations: tuple[StageConfiguration, ...]
+    device_counts: Mapping[str, int]
+    costs: AdditiveCosts | DenseCosts
+    cut_bytes_L1: Floats
+    link_latency_seconds_CC: Floats
+    link_seconds_per_byte_CC: Floats
+    schedule: str
+    num_microbatches: int
+    use_all_devices: bool = False
+    max_stages: int | None = None
+
+    def __post_init__(self) -> None:
+        L, C = len(self.layers), len(self.configurations)
+        if not L or not C:
+            raise PlanError(f"a problem needs layers and configurations; found {L} and {C}")
+        if self.costs.num_layers != L or self.costs.num_configurations != C:
+            raise PlanError(
+                f"costs are for {self.costs.num_configurations} configurations × {self.costs.num_layers} layers; "
+                f"wanted {C} × {L}"
+            )
+        if self.num_microbatches < 1:
+            raise PlanError(f"num_microbatches is {self.num_microbatches}; wanted ≥ 1")
+        if self.max_stages is not None and self.max_stages < 1:
+            raise PlanError(f"max_stages is {self.max_stages}; wanted ≥ 1, or None for no bound")
+        if schedule_named(self.schedule).stages_per_rank > 1:
+            raise PlanError(
+                f"a search prices one stage on each pipeline rank; {self.schedule} runs several: "
+                f"wanted {schedule_named(self.schedule).searched_as}"
+            )
+        for name, shape in (
+            ("cut_bytes_L1", (L + 1,)),
+            ("link_latency_seconds_CC", (C, C)),
+            ("link_seconds_per_byte_CC", (C, C)),
+        ):
+            table = getattr(self, name)
+            if table.shape != shape:
+                raise PlanError(f"{name} has shape {table.shape}; wanted {shape}")
+            if not np.isfinite(table).all() or (table < 0).any():
+                raise PlanError(f"{name} holds a value that is negative or not finite")
+        for configuration in self.configurations:
+            if configuration.device_type not in self.device_counts:
+                raise PlanError(
+                    f"configuration {configuration} asks for {configuration.device_type!r}; "
+                    f"the cluster has {', '.join(self.device_counts)}"
+                )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def most_stages(self) -> int:
+        """The most stages that a plan can have, whatever the devices: one for each layer, and `max_stages`."""
+        return self.num_layers if self.max_stages is None else min(self.num_layers, self.max_stages)
+
+    @cached_property
+    def _index(self) -> dict[StageConfiguration, int]:
+        return {configuration: c for c, configuration in enumerate(self.configurations)}
+
+    def index(self, configuration: StageConfiguration) -> int:
+        """Which of the C configurations this is."""
+        if configuration not in self._index:
+            raise PlanError(f"configuration {configuration} is none of the problem's")
+        return self._index[configuration]
+
+    def transfer_seconds(self, cut: int, c: int, next_c: int) -> float:
+        """The activation forward and its gradient back across a cut, one microbatch."""
+        return 2.0 * float(
+            self.link_latency_seconds_CC[c, next_c] + self.link_seconds_per_byte_CC[c, next_c] * self.cut_bytes_L1[cut]
+        )
+
+    def in_flight(self, stage: int, num_stages: int) -> int:
+        return schedule_named(self.schedule).in_flight(stage, num_stages, self.num_microbatches)

@@ -1,0 +1,23 @@
+"""Plays torch's own order of actions, event by event, with the times of each stage and each message.
+
+The searches' formula (`plan.price`) hides messages, lets one stage bound forward and backward, and adds the fill behind
+the slowest stage; this does none of it, so the final candidates are compared by it.
+"""
+
+from __future__ import annotations
+
+from dejavu.simulation.plans import price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation.result import Event, Simulation, trace_rows
+from dejavu.simulation.step import Message, StageSeconds, simulate
+
+__all__ = [
+    "Event",
+    "Message",
+    "Simulation",
+    "StageSeconds",
+    "price_of_simulated",
+    "simulate",
+    "simulate_plan",
+    "stages_of",
+    "trace_rows",
+]

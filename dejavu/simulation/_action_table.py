@@ -1,0 +1,183 @@
+"""Torch's action lists as arrays: who runs what in which order, and which message each action waits for and sends.
+
+Shape suffixes: P = pipeline ranks, S = stages, A = actions (all ranks', one rank after the other, each in its order),
+K = routes (cut k carries activations on route 2k and gradients on route 2k + 1), C = channels (ordered pairs of ranks
+that exchange anything), M = messages (a route's microbatches, one route after the other), 1 = one more.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation import user_cache
+from dejavu.plans.schedule import Pass, Schedule, actions, schedule_named
+
+Integers = NDArray[np.int64]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDER, _STORED = "schedules", np.dtype("<i4")  # in the user's cache
+
+NOTHING = -1  # in place of a message or a microbatch that there is not
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PER_STEP = range(
+    5
+)  # PER_STEP: what a stage does at the end of a step
+CODES = {
+    Pass.FORWARD: FORWARD,
+    Pass.BACKWARD: BACKWARD,
+    Pass.BACKWARD_INPUT: BACKWARD_INPUT,
+    Pass.BACKWARD_WEIGHT: BACKWARD_WEIGHT,
+}
+
+
+class ActionTable(NamedTuple):
+    """One schedule's step for so many stages and microbatches, without any times.
+
+    Attributes:
+        stage_A, pass_A, microbatch_A: the actions; behind each rank's stands one PER_STEP for each of its stages.
+        first_P1: where a rank's actions begin; the last is A.
+        input_A: the message that an action waits for.
+        output_A: the message that it sends when it is done.
+        rank_S: where a stage runs.
+        channel_K: which channel a route uses; NOTHING where both stages are on one rank.
+        from_C, to_C: a channel's two ranks.
+        queue_M, first_C1: each channel's messages in the order in which they are sent, one channel after the other.
+        num_microbatches: B.
+    """
+
+    stage_A: Integers
+    pass_A: Integers
+    microbatch_A: Integers
+    first_P1: Integers
+    input_A: Integers
+    output_A: Integers
+    rank_S: Integers
+    channel_K: Integers
+    from_C: Integers
+    to_C: Integers
+    queue_M: Integers
+    first_C1: Integers
+    num_microbatches: int
+
+
+@lru_cache(maxsize=16)  # megabytes each where there are many microbatches
+def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTable:
+    """The schedule's actions as arrays; they are shared, not to be written to.
+
+    An action waits for messages only: what it needs of its own rank (its forward, its backward_input, the stage before
+    on the same rank) stands earlier in its rank's list.
+
+    Raises:
+        InputError: the schedule does not run so few or so many microbatches or stages.
+    """
+    schedule = schedule_named(name)
+    key = [code_of_lists(), name, num_stages, num_microbatches]
+    kept = user_cache.load(_FOLDER, key)
+    if kept is not None:
+        return _read(kept)
+    made = _action_table(schedule, num_stages, num_microbatches)
+    user_cache.save(_FOLDER, key, _written(made))
+    return made
+
+
+def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
+    with _garbage_left():
+        orders = actions(schedule.name, num_stages, num_microbatches)
+    rows, lengths = [], []
+    for rank, order in enumerate(orders):
+        stages, passes, microbatches = zip(*order, strict=True)
+        own = schedule.stages_of(rank, num_stages)
+        rows.append([
+            np.array(stages + own),
+            np.array([*map(CODES.__getitem__, passes), *[PER_STEP] * len(own)]),
+            np.array(microbatches + (NOTHING,) * len(own)),
+        ])  # fmt: skip
+        lengths.append(len(order) + len(own))
+    stage_A, pass_A, microbatch_A = (np.concatenate(column).astype(np.int64) for column in zip(*rows, strict=True))
+    rank_S = np.array([schedule.rank_of(stage, num_stages) for stage in range(num_stages)])
+
+    channel_K, pairs = _channels(rank_S)
+    route_of = np.append(channel_K, NOTHING)  # the last entry answers for routes beyond the ends
+    activation, gradient = pass_A == FORWARD, (pass_A == BACKWARD) | (pass_A == BACKWARD_INPUT)
+
+    def message(cut_A: Integers, direction: int, sent_A: NDArray[np.bool_]) -> Integers:
+        inner_A = sent_A & (cut_A >= 0) & (cut_A < num_stages - 1)
+        route_A = np.where(inner_A, 2 * cut_A + direction, -1)
+        return np.where(route_of[route_A] >= 0, route_A * num_microbatches + microbatch_A, NOTHING)
+
+    input_A = np.maximum(message(stage_A - 1, 0, activation), message(stage_A, 1, gradient))
+    output_A = np.maximum(message(stage_A, 0, activation), message(stage_A - 1, 1, gradient))
+    sent = output_A[output_A >= 0]
+    channel = channel_K[sent // num_microbatches]
+    return ActionTable(
+        stage_A=stage_A,
+        pass_A=pass_A,
+        microbatch_A=microbatch_A,
+        first_P1=np.append(0, np.cumsum(lengths)),
+        input_A=input_A,
+        output_A=output_A,
+        rank_S=rank_S,
+        channel_K=channel_K,
+        from_C=pairs[:, 0].copy(),
+        to_C=pairs[:, 1].copy(),
+        queue_M=sent[np.argsort(channel, kind="stable")],
+        first_C1=np.searchsorted(np.sort(channel), np.arange(len(pairs) + 1)),
+        num_microbatches=num_microbatches,
+    )
+
+
+@cache
+def code_of_lists() -> list[str]:
+    """The code that decides a listing: torch's lists, and what is made of them here."""
+    import torch
+
+    pipelining = Path(torch.__file__).parent / "distributed" / "pipelining"
+    folders = (pipelining, _PACKAGE / "plans", _PACKAGE / "simulation")
+    texts = [user_cache.text_hash(folder.glob("*.py")) for folder in folders]
+    return [*texts, str(torch.__version__), str(torch.version.git_version), sys.version]
+
+
+def _written(made: ActionTable) -> bytes:
+    """The arrays one after the other, behind their lengths."""
+    arrays = made[:-1]
+    lengths = [made.num_microbatches, *map(len, arrays)]
+    return np.concatenate([np.array(lengths), *arrays]).astype(_STORED).tobytes()
+
+
+def _read(payload: bytes) -> ActionTable:
+    num_microbatches, *lengths = map(int, np.frombuffer(payload, _STORED, count=len(ActionTable._fields)))
+    numbers = np.frombuffer(payload, _STORED)[1 + len(lengths) :].astype(np.int64)
+    ends = np.cumsum(lengths)
+    arrays = [numbers[end - length : end].copy() for end, length in zip(ends, lengths, strict=True)]
+    return ActionTable._make([*arrays, num_microbatches])
+
+
+@contextmanager
+def _garbage_left() -> Iterator[None]:
+    """No search for garbage meanwhile: hundreds of thousands of new tuples set off many, most of the time taken."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _channels(rank_S: Integers) -> tuple[Integers, Integers]:
+    """Each route's channel, and each channel's (sender, receiver)."""
+    before, behind = rank_S[:-1], rank_S[1:]
+    ends_K2 = np.stack([before, behind, behind, before], axis=1).reshape(-1, 2)
+    apart = ends_K2[:, 0] != ends_K2[:, 1]
+    pairs, channel = np.unique(ends_K2[apart], axis=0, return_inverse=True)
+    channel_K = np.full(len(ends_K2), NOTHING)
+    channel_K[apart] = channel.reshape(-1)
+    return channel_K, pairs

@@ -1,0 +1,11 @@
+"""Proves how fast any plan's simulated step can be, over all plans and all schedules.
+
+The searches' bounds are about the formula (`plan.price`); what will run is what `simulate` plays.
+"""
+
+from __future__ import annotations
+
+from dejavu.simulation.bound.bounding import CLOSE, Bounding, SimulatedBound, bounding, simulated_lower_bound
+from dejavu.simulation.bound.proof import Proof
+
+__all__ = ["CLOSE", "Bounding", "Proof", "SimulatedBound", "bounding", "simulated_lower_bound"]

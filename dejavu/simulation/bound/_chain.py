@@ -1,0 +1,252 @@
+"""The least of a weighted sum of the stages' times over all plans with so many stages: a table over cuts.
+
+Letters: S = stages, L = layers, G = classes of configurations whose messages cost the same, C = configurations.
+Devices have prices in place of counts (Lagrangian relaxation), and the two stages of a rank choose for themselves, each
+charged its share of the rank's devices: both only let in more plans, so that the least is not above that of a plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PER_STEP, Integers
+from dejavu.simulation.bound._prefix_sums import BoundPrices
+
+Mask = NDArray[np.bool_]
+
+
+class Weights(NamedTuple):
+    """What the times of a stage, by its place, count in the sum.
+
+    Attributes:
+        layer_S5: its layers' seconds of each pass.
+        pass_S, once_S: what each pass takes besides, and what the stage does once besides.
+        cut_S3: a message's parts, across the cut behind the stage.
+        price_C: added for a stage of the configuration.
+    """
+
+    layer_S5: Floats
+    pass_S: Floats
+    once_S: Floats
+    cut_S3: Floats
+    price_C: Floats
+
+
+def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats) -> Weights:
+    """Of a line, and prices for devices."""
+    layer_S5 = stage_S5.copy()
+    # The first stage leaves its whole backward pass to the second part: see `simulate.plans.stages_of`.
+    layer_S5[0, BACKWARD] += layer_S5[0, BACKWARD_WEIGHT]
+    layer_S5[0, BACKWARD_INPUT] = layer_S5[0, BACKWARD_WEIGHT] = 0.0
+    return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_S3, price_C)
+
+
+class Table(NamedTuple):
+    """The cheapest ways to run what is left.
+
+    Attributes:
+        left_SL1G: [s, cut, g] stages s and after run the layers behind the cut; the stage before is of class g.
+        stop_SL1G, how_SL1G: [s, cut, g] where the stage that begins there ends, if it is of class g; its configuration.
+        next_SL1G: [s, cut, g] the class of the stage that begins there, where the one before is of class g.
+        first_G: the cheapest whole plans, by the first stage's class.
+    """
+
+    left_SL1G: Floats
+    stop_SL1G: NDArray[np.int32]
+    how_SL1G: NDArray[np.int32]
+    next_SL1G: NDArray[np.int32]
+    first_G: Floats
+
+    @property
+    def least(self) -> float:
+        return float(self.first_G.min())
+
+    def plan(self) -> tuple[Integers, Integers]:
+        """Where each stage of the cheapest plan ends, and its configuration."""
+        S = len(self.left_SL1G) - 1
+        stop_S, how_S = np.zeros(S, np.int64), np.zeros(S, np.int64)
+        start, g = 0, int(self.first_G.argmin())
+        for s in range(S):
+            if s:
+                g = self.next_SL1G[s, start, g]
+            stop_S[s], how_S[s] = self.stop_SL1G[s, start, g], self.how_SL1G[s, start, g]
+            start = stop_S[s]
+        return stop_S, how_S
+
+
+class Spans(NamedTuple):
+    """Between which stops the stages lie that are still considered; most are dropped soon, and need not be looked at.
+
+    Attributes:
+        any_SC: whether there is one.
+        span_SCL2: [s, c, start] the first stop, and one more than the last.
+    """
+
+    any_SC: Mask
+    span_SCL2: NDArray[np.int16]
+
+
+def spans_of(alive_SCLL1: Mask) -> Spans:
+    """What `drop` keeps up to date afterwards; wider spans than need be change no result."""
+    L1 = alive_SCLL1.shape[3]
+    any_SCL = np.asarray(alive_SCLL1.any(axis=3))
+    first_SCL = alive_SCLL1.argmax(axis=3)
+    stop_SCL = L1 - alive_SCLL1[..., ::-1].argmax(axis=3)
+    span_SCL2 = np.stack([first_SCL, stop_SCL * any_SCL], axis=3).astype(np.int16)
+    return Spans(np.asarray(any_SCL.any(axis=2)), np.ascontiguousarray(span_SCL2))
+
+
+def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
+    """The cheapest ways behind each cut, among the stages that are still considered."""
+    return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
+
+
+@njit(cache=True, nogil=True)
+def _table(prices, weigh, alive_SCLL1, spans):
+    any_SC, span_SCL2 = spans
+    S, C, L, _ = alive_SCLL1.shape
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
+    left_SL1G = np.full((S + 1, L + 1, G), np.inf)
+    stop_SL1G = np.full((S, L + 1, G), -1, np.int32)
+    how_SL1G = np.full((S, L + 1, G), -1, np.int32)
+    next_SL1G = np.full((S, L + 1, G), -1, np.int32)
+    here_L1G = np.full((L + 1, G), np.inf)
+    left_SL1G[S, L, :] = 0.0
+    sum_L1 = np.zeros(L + 1)
+    for s in range(S - 1, -1, -1):
+        here_L1G[:] = np.inf
+        for c in range(C):
+            if not any_SC[s, c]:
+                continue
+            g = class_C[c]
+            fixed = weighted(prices, weigh, s, c, sum_L1)
+            for start in range(s, L - (S - s) + 1 if s else 1):  # each stage before and after has a layer
+                least, where = here_L1G[start, g], -1
+                base = fixed - sum_L1[start]
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
+                    if alive_SCLL1[s, c, start, stop]:
+                        total = base + sum_L1[stop] + left_SL1G[s + 1, stop, g]
+                        if total < least:
+                            least, where = total, stop
+                if where >= 0:
+                    here_L1G[start, g] = least
+                    stop_SL1G[s, start, g] = where
+                    how_SL1G[s, start, g] = c
+        if s == 0:
+            break
+        for start in range(s, L - (S - s) + 1):
+            for h in range(G):
+                if here_L1G[start, h] < np.inf:
+                    for g in range(G):
+                        total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                        if total < left_SL1G[s, start, g]:
+                            left_SL1G[s, start, g] = total
+                            next_SL1G[s, start, g] = h
+    return left_SL1G, stop_SL1G, how_SL1G, next_SL1G, here_L1G[0].copy()
+
+
+@njit(cache=True, nogil=True)
+def weighted(prices, weigh, s, c, sum_L1):
+    """Fills a configuration's weighted prefix sums at a place; returns what the stage takes whatever its layers."""
+    sum_L1[:] = 0.0
+    for k in range(5):
+        weight = weigh.layer_S5[s, k]
+        if weight != 0.0:
+            for cut in range(len(sum_L1)):
+                sum_L1[cut] += weight * prices.sum_5CL1[k, c, cut]
+    return weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
+
+
+@njit(cache=True, nogil=True)
+def message(message_L1GG3, cut_S3, s, cut, g, h):
+    """What the messages behind stage s take in the sum."""
+    total = 0.0
+    for part in range(3):
+        total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def enter_table(prices, weigh, alive_SCLL1, place):
+    """The least for all stages before a place and the messages between them, by where it begins and its class."""
+    S, C, L, _ = alive_SCLL1.shape
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
+    before_L1G, enter_L1G = np.empty((L + 1, G)), np.full((L + 1, G), np.inf)
+    enter_L1G[0, :] = 0.0
+    sum_L1 = np.zeros(L + 1)
+    for s in range(place):
+        before_L1G[:] = np.inf
+        for c in range(C):
+            g = class_C[c]
+            fixed = weighted(prices, weigh, s, c, sum_L1)
+            for start in range(s, L - (S - s) + 1 if s else 1):
+                base = enter_L1G[start, g] + fixed - sum_L1[start]
+                for stop in range(start + 1, L - (S - s - 1) + 1):
+                    if alive_SCLL1[s, c, start, stop]:
+                        before_L1G[stop, g] = min(before_L1G[stop, g], base + sum_L1[stop])
+        enter_L1G[:] = np.inf
+        for start in range(s + 1, L + 1):
+            for g in range(G):
+                if before_L1G[start, g] < np.inf:
+                    for h in range(G):
+                        total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s, start, g, h)
+                        enter_L1G[start, h] = min(enter_L1G[start, h], total)
+    return enter_L1G
+
+
+@njit(cache=True, nogil=True)
+def drop(prices, weigh, left_SL1G, alive_SCLL1, spans, limit):
+    """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
+
+    The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way behind it; and the
+    weighted sum is not above what a plan takes.
+    """
+    any_SC, span_SCL2 = spans
+    S, C, L, _ = alive_SCLL1.shape
+    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
+    G = message_L1GG3.shape[1]
+    before_L1G = np.full((L + 1, G), np.inf)
+    enter_L1G = np.full((L + 1, G), np.inf)
+    enter_L1G[0, :] = 0.0
+    sum_L1 = np.zeros(L + 1)
+    count = 0
+    for s in range(S):
+        if s:
+            enter_L1G[:] = np.inf
+            for start in range(s, L - (S - s) + 1):
+                for g in range(G):
+                    if before_L1G[start, g] < np.inf:
+                        for h in range(G):
+                            total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                            enter_L1G[start, h] = min(enter_L1G[start, h], total)
+        before_L1G[:] = np.inf
+        for c in range(C):
+            if not any_SC[s, c]:
+                continue
+            g, before = class_C[c], count
+            fixed = weighted(prices, weigh, s, c, sum_L1)
+            for start in range(s, L - (S - s) + 1 if s else 1):
+                base = enter_L1G[start, g] + fixed - sum_L1[start]
+                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+                span_SCL2[s, c, start, 0] = span_SCL2[s, c, start, 1] = 0
+                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
+                    if alive_SCLL1[s, c, start, stop]:
+                        total = base + sum_L1[stop]
+                        if total + left_SL1G[s + 1, stop, g] >= limit:
+                            alive_SCLL1[s, c, start, stop] = False
+                        else:
+                            count += 1
+                            if span_SCL2[s, c, start, 1] == 0:
+                                span_SCL2[s, c, start, 0] = stop
+                            span_SCL2[s, c, start, 1] = stop + 1
+                            before_L1G[stop, g] = min(before_L1G[stop, g], total)
+            any_SC[s, c] = count > before
+    return count

@@ -1,0 +1,215 @@
+"""Paths through one step: for any plan with these ranks, the step takes at least a path's actions and messages.
+
+Torch's list of actions is one for a schedule, a number of ranks and a number of microbatches, whatever the stages hold.
+Actions and messages that wait for one another make a graph without cycles; sharing devices and links only delays, so
+the step is at least the longest path, and so at least *any* path: a sum, linear in the stages' times. What a rank's
+device has to do between its first work and its last is such a sum as well.
+Suffixes as in `simulate._action_table` and `_prices`; 5 = passes, 3 = a message's parts, N = lines.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+from dejavu.simulation._action_table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    NOTHING,
+    PER_STEP,
+    ActionTable,
+    Integers,
+)
+
+
+class Times(NamedTuple):
+    """What the stages of one plan take.
+
+    Attributes:
+        stage_S5: each stage's passes, and what it does once.
+        cut_S3: the parts of a message, one way, across the cut behind each stage; nothing behind the last.
+    """
+
+    stage_S5: Floats
+    cut_S3: Floats
+
+
+class Line(NamedTuple):
+    """How often each time counts in a lower bound on the step: Σ count · time ≤ step, whatever the plan."""
+
+    stage_S5: Floats
+    cut_S3: Floats
+
+    def seconds(self, times: Times) -> float:
+        """Of one plan."""
+        return float((self.stage_S5 * times.stage_S5).sum() + (self.cut_S3 * times.cut_S3).sum())
+
+
+def longest_path(order: ActionTable, times: Times) -> tuple[float, Line]:
+    """The longest path of a plan's step, were nothing shared."""
+    S = len(order.rank_S)
+    line = Line(np.zeros((S, 5)), np.zeros((S, 3)))
+    return longest(order, times.stage_S5, times.cut_S3, line.stage_S5, line.cut_S3), line
+
+
+@njit(cache=True, nogil=True)
+def longest(order, time_S5, time_S3, count_S5, count_S3):
+    """The longest path's seconds; how often everything is on it is added to the counts, if these are not empty.
+
+    Messages of a channel are sent one after the other, and received so: their order is that of the sender's actions.
+    """
+    stage_A, pass_A, _, first_P1, input_A, output_A, rank_S, channel_K, from_C, _, _, _, B = order
+    A, P = len(stage_A), len(first_P1) - 1
+    stop_A = np.zeros(A)
+    waited_A = np.zeros(A, np.bool_)  # for its message, rather than for its rank
+    M = len(channel_K) * B
+    left_M, arrived_M = np.zeros(M), np.full(M, -1.0)
+    queued_M, held_M = np.zeros(M, np.bool_), np.zeros(M, np.bool_)  # behind the message before: sending, receiving
+    sender_M, before_M = np.full(M, NOTHING), np.full(M, NOTHING)
+    last_C = np.full(len(from_C), NOTHING)
+    next_P = first_P1[:-1].copy()
+    done = 0
+    while done < A:
+        for rank in range(P):
+            while next_P[rank] < first_P1[rank + 1]:
+                i = next_P[rank]
+                start = stop_A[i - 1] if i > first_P1[rank] else 0.0
+                m = input_A[i]
+                if m != NOTHING:
+                    if arrived_M[m] < 0.0:
+                        break
+                    if arrived_M[m] > start:
+                        start, waited_A[i] = arrived_M[m], True
+                s = stage_A[i]
+                stop_A[i] = start + time_S5[s, pass_A[i]]
+                next_P[rank] += 1
+                done += 1
+                m = output_A[i]
+                if m != NOTHING:
+                    c, cut = channel_K[m // B], m // B // 2
+                    before, sent = last_C[c], stop_A[i]
+                    sender_M[m], before_M[m], last_C[c] = i, before, m
+                    if before != NOTHING and left_M[before] > sent:
+                        sent, queued_M[m] = left_M[before], True
+                    left_M[m] = sent + time_S3[cut, 0] + time_S3[cut, 1]
+                    taken = left_M[m]
+                    if before != NOTHING and arrived_M[before] > taken:
+                        taken, held_M[m] = arrived_M[before], True
+                    arrived_M[m] = taken + time_S3[cut, 2]
+    i = np.argmax(stop_A)
+    seconds = stop_A[i]
+    if len(count_S5) == 0:
+        return seconds
+    while True:
+        count_S5[stage_A[i], pass_A[i]] += 1.0
+        if waited_A[i]:
+            m = input_A[i]
+            count_S3[m // B // 2, 2] += 1.0
+            while held_M[m]:
+                m = before_M[m]
+                count_S3[m // B // 2, 2] += 1.0
+            count_S3[m // B // 2, 0] += 1.0
+            count_S3[m // B // 2, 1] += 1.0
+            while queued_M[m]:
+                m = before_M[m]
+                count_S3[m // B // 2, 0] += 1.0
+                count_S3[m // B // 2, 1] += 1.0
+            i = sender_M[m]
+        elif i > first_P1[rank_S[stage_A[i]]]:
+            i -= 1
+        else:
+            return seconds
+
+
+def rank_lines(order: ActionTable) -> list[Line]:
+    """For each rank: what must be done before its device has any work, and all of that device's work.
+
+    The first forward of rank r waits for that of every stage before; then its device does each of its actions and its
+    part of each of its messages, at most one second's work a second however they share it; all of it before the step
+    ends. A second line for each rank ends with its first stage's last gradient, which then has to go through every
+    stage before: until it is sent, the device has done all that is listed before it, received all inputs of that, and
+    sent what this stage sent on.
+    """
+    lines = []
+    for rank in range(len(order.first_P1) - 1):
+        lines.append(_busy(order, rank))
+        drained = _drained(order, rank)
+        if drained is not None:
+            lines.append(drained)
+    return lines
+
+
+def busy_lines(order: ActionTable) -> list[Line]:
+    """The first of each rank's two lines."""
+    return [_busy(order, rank) for rank in range(len(order.first_P1) - 1)]
+
+
+def _busy(order: ActionTable, rank: int) -> Line:
+    line = _head(order, rank)
+    own = np.arange(order.first_P1[rank], order.first_P1[rank + 1])
+    np.add.at(line.stage_S5, (order.stage_A[own], order.pass_A[own]), 1.0)
+    for message_A, part in ((order.output_A, 0), (order.input_A, 2)):
+        sent = message_A[own][message_A[own] != NOTHING]
+        np.add.at(line.cut_S3, (sent // order.num_microbatches // 2, part), 1.0)
+    return line
+
+
+def _drained(order: ActionTable, rank: int) -> Line | None:
+    """None where no gradient goes to another rank."""
+    first, stop = order.first_P1[rank], order.first_P1[rank + 1]
+    B = order.num_microbatches
+    stage = int(order.stage_A[first])  # its first stage
+    own = np.arange(first, stop)
+    is_gradient = (order.pass_A[own] == BACKWARD) | (order.pass_A[own] == BACKWARD_INPUT)
+    sends = own[is_gradient & (order.stage_A[own] == stage) & (order.output_A[own] != NOTHING)]
+    if not len(sends):
+        return None
+    line = _head(order, rank)
+    until = np.arange(first, sends[-1] + 1)
+    np.add.at(line.stage_S5, (order.stage_A[until], order.pass_A[until]), 1.0)
+    received = order.input_A[until][order.input_A[until] != NOTHING]
+    np.add.at(line.cut_S3, (received // B // 2, 2), 1.0)
+    line.cut_S3[stage - 1, 0] += len(sends) - 1  # its gradients go in turn: those before the last are sent
+    if (order.output_A[until] // B // 2 == stage).any():  # and what it sent on has been answered by a gradient
+        line.cut_S3[stage, 0] += B
+    microbatch, i = order.microbatch_A[sends[-1]], int(sends[-1])
+    while order.output_A[i] != NOTHING:
+        line.cut_S3[order.output_A[i] // B // 2] += 1.0
+        i = int(np.flatnonzero(order.input_A == order.output_A[i])[0])
+        assert order.microbatch_A[i] == microbatch
+        line.stage_S5[order.stage_A[i], order.pass_A[i]] += 1.0
+    rest = np.arange(i + 1, order.first_P1[order.rank_S[order.stage_A[i]] + 1])
+    np.add.at(line.stage_S5, (order.stage_A[rest], order.pass_A[rest]), 1.0)
+    return line
+
+
+def _head(order: ActionTable, rank: int) -> Line:
+    """Until the rank's first input leaves the wire: from then on its device can have work."""
+    S = len(order.rank_S)
+    line = Line(np.zeros((S, 5)), np.zeros((S, 3)))
+    stage = int(order.stage_A[order.first_P1[rank]])
+    line.stage_S5[:stage, FORWARD] = 1.0
+    apart = order.rank_S[:-1] != order.rank_S[1:]
+    line.cut_S3[:stage] = apart[:stage, None]
+    if stage:
+        line.cut_S3[stage - 1, 2] = 0.0
+    return line
+
+
+def held_microbatches(order: ActionTable) -> Integers:
+    """The most microbatches that each stage holds at once; as `Simulation.in_flight`."""
+    change_A = (order.pass_A == FORWARD).astype(np.int64)
+    change_A -= (order.pass_A == BACKWARD) | (order.pass_A == BACKWARD_WEIGHT)
+    most = []
+    for stage, rank in enumerate(order.rank_S):
+        own = slice(order.first_P1[rank], order.first_P1[rank + 1])
+        most.append(int(np.cumsum(change_A[own] * (order.stage_A[own] == stage)).max()))
+    return np.array(most)
+
+
+__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "held_microbatches", "longest", "longest_path", "rank_lines"]

@@ -1,0 +1,181 @@
+"""A lower bound on the simulated step of every plan, under every schedule that is asked about."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dejavu.plans import Plan, Problem, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import schedule_named
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation.bound._balance import balance_seconds
+from dejavu.simulation.bound._plan_family import Faster, Place
+from dejavu.simulation.bound._prefix_sums import BoundProblem, bound_problem
+from dejavu.simulation.bound.proof import Proof
+
+CLOSE = 1e-3  # of the best step: a bound so near it is near enough, a plan so near to it counts as the best
+_ROUNDING = 1e-9  # the bound is this much lower: sums in another order must not lift it above a plan's simulated step
+_FEW_STAGES = 16
+_FIRST_STEPS = 1_000_000  # of the first walk of each schedule and number of ranks
+_STEPS = 10_000_000  # of later ones; tenths of a second
+
+
+@dataclass(frozen=True)
+class SimulatedBound:
+    """No plan's simulated step is shorter.
+
+    Attributes:
+        seconds: the bound; not above the best step that was given, or that was found on the way.
+        by_schedule: for each schedule alone, its own plans' bound, up to the best step; inf where it runs no plan.
+        proved_by: what gave the weakest part of it.
+        plan, plan_seconds: a plan faster than the best one given, where one was met; else None, and the step given.
+        spent_seconds: processor time of the calling thread.
+        can_rise: whether more time may raise it.
+    """
+
+    seconds: float
+    by_schedule: Mapping[str, float]
+    proved_by: Proof
+    plan: Plan | None
+    plan_seconds: float
+    spent_seconds: float
+    can_rise: bool
+
+
+def simulated_lower_bound(
+    priced: PricedProblem,
+    *,
+    schedules: Sequence[str],
+    best_seconds: float,
+    budget_seconds: float,
+    close: float = CLOSE,
+) -> SimulatedBound:
+    """Bound the simulated step (`simulate.simulate_plan`) of all plans of the problem under the schedules from below.
+
+    A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` ranks, within the
+    device counts and the devices' memory, the stages of a rank under one configuration. It holds for the problem's own
+    number of microbatches.
+
+    Args:
+        best_seconds: the simulated step of the best plan known; inf for none. The nearer to the least, the better.
+        budget_seconds: processor time; what is not refined by then keeps the bound that it has.
+        close: how near to the best step is near enough, as a fraction of it.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
+    return bounding(priced, schedules=schedules, best_seconds=best_seconds, close=close).go_on(budget_seconds)
+
+
+def bounding(priced: PricedProblem, *, schedules: Sequence[str], best_seconds: float, close: float = CLOSE) -> Bounding:
+    """The same bound before any time was given to it; see `simulated_lower_bound`.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
+    _compile()
+    return Bounding(priced, schedules, best_seconds, close)
+
+
+@lru_cache(maxsize=1)
+def _compile() -> None:
+    """Compile the loops, or load them, before a clock starts."""
+    C, L = 1, 4
+    ones = np.ones((C, L))
+    costs = AdditiveCosts(ones, ones, np.ones(C), ones, ones, ones, np.full(C, 1e9))
+    nothing = np.zeros((C, C))
+    configuration = StageConfiguration("")
+    problem = Problem(
+        ("",) * L, (configuration,), {"": 2}, costs, np.zeros(L + 1), nothing, nothing, "1f1b", 2, False, 2
+    )
+    for name in ("1f1b", "zbv"):
+        Bounding(PricedProblem(problem, ones, ones), (name,), 1e3, 0.0).go_on(np.inf)
+
+
+class Bounding:
+    """A bound on its way, to which time may be given bit by bit; made by `bounding`.
+
+    It has a place for each schedule and number of ranks, and the best step so far.
+    """
+
+    def __init__(self, priced: PricedProblem, schedules: Sequence[str], best_seconds: float, close: float) -> None:
+        self._until, self.spent_seconds = 0.0, 0.0
+        began = time.thread_time()
+        self.problem: BoundProblem = bound_problem(priced, best_seconds)
+        self.schedules = tuple(dict.fromkeys(schedules))
+        self.best_seconds, self.close = best_seconds, close
+        self.plan: Plan | None = None
+        self.places = self._places()
+        # Few ranks first: they are quickly walked through, and a fast plan among them spares the others most.
+        few = [place for place in self.places if place.num_stages <= _FEW_STAGES]
+        few.sort(key=lambda place: (place.num_stages, place.bound_seconds))
+        self._first = deque(place for place in few for _ in range(2))
+        self.spent_seconds = time.thread_time() - began
+
+    def go_on(self, budget_seconds: float) -> SimulatedBound:
+        """What is proved after so much more processor time of this thread."""
+        began = time.thread_time()
+        self._until = began + budget_seconds
+        while self._first and not self.is_late():
+            place = self._first.popleft()
+            if place.can_move and self._is_wanted(place):
+                self._take(place.refine(self.best_seconds, _FIRST_STEPS, self.is_late))
+        # The least bound is what all others wait for.
+        while not self.is_late() and (left := self._left()):
+            place = min(left, key=lambda place: place.bound_seconds)
+            self._take(place.refine(self.best_seconds, _STEPS, self.is_late))
+        self.spent_seconds += time.thread_time() - began
+        return self._result()
+
+    def _left(self) -> list[Place]:
+        """Where more work may raise the bound."""
+        return [place for place in self.places if place.can_move and self._is_wanted(place)]
+
+    def _is_wanted(self, place: Place) -> bool:
+        return place.bound_seconds < (1.0 - self.close) * self.best_seconds
+
+    def is_late(self) -> bool:
+        return time.thread_time() > self._until
+
+    def _places(self) -> list[Place]:
+        L = self.problem.priced.problem.num_layers
+        most = self.problem.most_ranks
+        balance_P = balance_seconds(self.problem, most)
+        places = []
+        for name in self.schedules:
+            each = schedule_named(name).stages_per_rank
+            for ranks in range(1, min(most, L // each) + 1):
+                bound = min(float(balance_P[ranks - 1]), self.best_seconds)
+                places.append(Place(self.problem, name, each * ranks, bound))
+        return places
+
+    def _take(self, found: Faster | None) -> None:
+        if found and found.seconds < self.best_seconds:
+            self.best_seconds, self.plan = found.seconds, found.plan
+
+    def _result(self) -> SimulatedBound:
+        places = self.places
+        bounds = dict.fromkeys(self.schedules, np.inf)
+        for place in places:  # a plan met later is below what was proved before it
+            found = (
+                place.bound_seconds if np.isinf(place.bound_seconds) else min(place.bound_seconds, self.best_seconds)
+            )
+            bounds[place.schedule] = min(bounds[place.schedule], found * (1.0 - _ROUNDING))
+        # Of those that are least, the one that took most to prove.
+        order = list(Proof)
+        least = min(places, key=lambda place: (place.bound_seconds, -order.index(place.proved_by)), default=None)
+        return SimulatedBound(
+            seconds=min([*bounds.values(), self.best_seconds * (1.0 - _ROUNDING)]),
+            by_schedule=bounds,
+            proved_by=Proof.NO_PLAN if least is None or np.isinf(least.bound_seconds) else least.proved_by,
+            plan=self.plan,
+            plan_seconds=self.best_seconds,
+            spent_seconds=self.spent_seconds,
+            can_rise=bool(self._left()),
+        )

@@ -1,0 +1,90 @@
+"""One step of a plan of the problem that a search was asked, played at its configurations' own prices."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from dejavu.plans import Plan, Price, price
+from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.simulation.result import Simulation
+from dejavu.simulation.step import Message, StageSeconds, simulate
+
+
+def simulate_plan(priced: PricedProblem, plan: Plan, devices: Sequence[Hashable] | None = None) -> Simulation:
+    """Simulate one step of the plan, under any schedule.
+
+    Messages and the runtime's own work count where they were measured.
+
+    A message between stages of several replicas goes in as many parts as the one with more of them has; the parts
+    travel at the same time.
+
+    Args:
+        devices: where each pipeline rank sits, by any name; None: each on devices of its own.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> dejavu.simulate(choice.priced, choice.plan).step_seconds == choice.simulated_seconds
+        True
+    """
+    return simulate(plan, stages_of(priced, plan), messages=_messages(priced, plan), devices=devices)
+
+
+def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
+    """What each stage takes, by the problem's costs."""
+    problem, rows = priced.problem, []
+    for stage in plan.stages:
+        forward, backward = priced.passes_seconds(stage)
+        once = problem.costs.per_step_seconds(stage.start, stage.stop, problem.index(stage.configuration))
+        beside = _overhead(priced, stage.configuration.device_type).pass_seconds
+        # Nobody waits for the gradient of the examples: torch leaves all of the first stage's work to the second part.
+        parts = (0.0, backward) if stage.start == 0 else priced.parts_seconds(stage)
+        fixed, held = problem.costs.held_bytes(stage.start, stage.stop, problem.index(stage.configuration))
+        rows.append(
+            StageSeconds(
+                forward_seconds=forward + beside,
+                backward_seconds=backward + beside,
+                per_step_seconds=once,
+                backward_input_seconds=parts[0] + beside,
+                backward_weight_seconds=parts[1] + beside,
+                activation_bytes=held,
+                fixed_bytes=fixed,
+            )
+        )
+    return rows
+
+
+def _messages(priced: PricedProblem, plan: Plan) -> list[Message]:
+    problem, rows = priced.problem, []
+    for s, cut in enumerate(plan.cuts):
+        ends = [plan.stages[s].configuration, plan.stages[s + 1].configuration]
+        one_way = problem.transfer_seconds(cut, *(problem.index(configuration) for configuration in ends)) / 2
+        part_bytes = problem.cut_bytes_L1[cut] / max(configuration.data_parallel for configuration in ends)
+        busy = [_overhead(priced, configuration.device_type).of_message(part_bytes) for configuration in ends]
+        # What was measured of a message holds the work at both of its ends.
+        rows.append(Message(0.0, max(0.0, one_way - sum(busy)), *busy))
+    return rows
+
+
+def _overhead(priced: PricedProblem, device_type: str) -> PassCost:
+    return priced.pass_costs.get(device_type, PassCost())
+
+
+def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation) -> Price:
+    """The searches' price part by part; under a schedule that they do not price, the step and bubble as played."""
+    problem = priced.problem
+    if plan.schedule == problem.schedule:
+        return price(problem, plan)
+    spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
+    cuts = [
+        problem.transfer_seconds(stage.start, a[2], b[2])
+        for stage, a, b in zip(plan.stages[1:], spans[:-1], spans[1:], strict=True)
+    ]
+    return Price(
+        step_seconds=simulated.step_seconds,
+        stage_seconds=tuple(problem.costs.stage_seconds(*span) for span in spans),
+        transfer_seconds=tuple(cuts),
+        per_step_seconds=tuple(problem.costs.per_step_seconds(*span) for span in spans),
+        peak_bytes=tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)),
+        bubble_fraction=simulated.bubble_fraction,
+    )

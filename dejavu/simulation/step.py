@@ -1,0 +1,158 @@
+"""One training step of a plan, with what its stages and its messages take.
+
+Shape suffixes as in `_action_table` and `_loop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.plans import Plan
+from dejavu.simulation._action_table import ActionTable, Integers, action_table
+from dejavu.simulation._loop import Costs
+from dejavu.simulation._loop import simulate_actions as simulate_actions
+from dejavu.simulation.result import Simulation
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """What one stage takes, alone on its devices, and holds.
+
+    Attributes:
+        forward_seconds, backward_seconds: one microbatch.
+        per_step_seconds: gradient synchronization and optimizer, once a step.
+        transfer_seconds: a message to the next stage, one way.
+        backward_input_seconds, backward_weight_seconds: the parts of a backward pass that is played in two; each half
+            of `backward_seconds` where None.
+        activation_bytes: held for a microbatch from the start of its forward to the end of its whole backward.
+        fixed_bytes: held all the time: weights, their gradients, the optimizer's state.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    per_step_seconds: float
+    transfer_seconds: float = 0.0
+    backward_input_seconds: float | None = None
+    backward_weight_seconds: float | None = None
+    activation_bytes: float = 0.0
+    fixed_bytes: float = 0.0
+
+    @property
+    def passes_seconds(self) -> tuple[float, ...]:
+        """Forward, backward, its input and its weight part, and what is done once."""
+        half = self.backward_seconds / 2
+        parts = (self.backward_input_seconds, self.backward_weight_seconds)
+        halves = (half if part is None else part for part in parts)
+        return (self.forward_seconds, self.backward_seconds, *halves, self.per_step_seconds)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One microbatch's activation across a cut, or its gradient back: what it takes one way, alone on its link.
+
+    It takes the parts in turn; while one message is received, and while its delay passes, the next is sent.
+
+    Attributes:
+        latency_seconds: passes and occupies nothing.
+        wire_seconds: occupies the link.
+        sender_seconds, receiver_seconds: of the two ranks' devices, which copy while they compute (on CPUs).
+    """
+
+    latency_seconds: float
+    wire_seconds: float
+    sender_seconds: float = 0.0
+    receiver_seconds: float = 0.0
+
+
+def simulate(
+    plan: Plan,
+    stages: Sequence[StageSeconds],
+    *,
+    messages: Sequence[Message] | None = None,
+    devices: Sequence[Hashable] | None = None,
+    links: Sequence[tuple[Hashable, Hashable]] | None = None,
+) -> Simulation:
+    """Play one step of the plan as torch's runtime takes it, stage s with `stages[s]`.
+
+    A rank runs its actions in the listed order, one at a time, each when its input is there, and once they are done
+    what its stages do once. Messages go beside that, those from one rank to another in the order in which they were
+    sent; between two stages of one rank there are none. Whatever shares a device or a link gets an equal part of it.
+
+    Args:
+        messages: across each cut; None: the stages' `transfer_seconds`, on the wire.
+        devices: where each pipeline rank sits, by any name; None: each on a device of its own.
+        links: across each cut, those that activations and gradients take, by any name, the same one where both ways
+            share it; None: each ordered pair of ranks has a link of its own.
+
+    Raises:
+        InputError: too few microbatches for the schedule, not one row for each stage, cut or rank, or a time or size
+            that is negative or not finite.
+    """
+    S = len(plan.stages)
+    order = action_table(plan.schedule, S, plan.num_microbatches)
+    if messages is None:
+        messages = [Message(latency_seconds=0.0, wire_seconds=stage.transfer_seconds) for stage in stages[: S - 1]]
+    P = len(order.first_P1) - 1
+    for name, rows, wanted in (
+        ("stages", stages, S),
+        ("messages", messages, S - 1),
+        ("devices", devices, P),
+        ("links", links, S - 1),
+    ):
+        if rows is not None and len(rows) != wanted:
+            raise InputError(f"{name} has {len(rows)} rows for {S} stages on {P} pipeline ranks; wanted {wanted}")
+    _check("stage", stages)
+    _check("message across cut", messages)
+    start_A, stop_A, times_M4 = simulate_actions(order, _costs(order, stages, messages, devices, links))
+    if np.isnan(stop_A).any():
+        raise DejavuError(f"{plan.schedule} of {S} stages and {plan.num_microbatches} microbatches waits for ever")
+    fixed_bytes_P = np.zeros(P)
+    np.add.at(fixed_bytes_P, order.rank_S, [stage.fixed_bytes for stage in stages])
+    return Simulation(
+        action_table=order,
+        start_A=start_A,
+        stop_A=stop_A,
+        times_M4=times_M4,
+        activation_bytes_S=np.array([stage.activation_bytes for stage in stages], dtype=np.float64),
+        fixed_bytes_P=fixed_bytes_P,
+    )
+
+
+def _check(name: str, rows: Sequence[StageSeconds] | Sequence[Message]) -> None:
+    for k, row in enumerate(rows):
+        for field, value in vars(row).items():
+            if value is not None and not 0.0 <= value < np.inf:
+                raise InputError(f"{field} of {name} {k} is {value}; wanted a finite number ≥ 0")
+
+
+def _costs(
+    order: ActionTable,
+    stages: Sequence[StageSeconds],
+    messages: Sequence[Message],
+    devices: Sequence[Hashable] | None,
+    links: Sequence[tuple[Hashable, Hashable]] | None,
+) -> Costs:
+    """Resources are numbered devices first, then links, then the channels' delays."""
+    device_P = np.arange(len(order.first_P1) - 1) if devices is None else _numbers(devices)
+    D = int(device_P.max()) + 1
+    before, behind = device_P[order.rank_S[:-1]], device_P[order.rank_S[1:]]
+    sender_K, receiver_K = (np.stack(ends, axis=1).ravel() for ends in ((before, behind), (behind, before)))
+    link_K = D + (order.channel_K if links is None else _numbers([link for both in links for link in both]))
+    delay_K = int(link_K.max(initial=D)) + 1 + order.channel_K
+    parts = [(m.sender_seconds, m.wire_seconds, m.latency_seconds, m.receiver_seconds) for m in messages]
+    return Costs(
+        work_A=np.array([stage.passes_seconds for stage in stages], dtype=np.float64)[order.stage_A, order.pass_A],
+        device_P=device_P,
+        work_K4=np.repeat(np.array(parts, dtype=np.float64).reshape(-1, 4), 2, axis=0),  # there and back
+        resource_K4=np.stack([sender_K, link_K, delay_K, receiver_K], axis=1),
+    )
+
+
+def _numbers(names: Sequence[Hashable]) -> Integers:
+    """Equal names, equal numbers from 0 on."""
+    number: dict[Hashable, int] = {}
+    return np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64)
