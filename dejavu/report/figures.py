@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from dejavu.cost import CostTable
 from dejavu.foundation.units import format_seconds
-from dejavu.plan import Plan, Price
 from dejavu.planning import Candidate
+from dejavu.plans import Plan, Price
 from dejavu.report.data import predicted_backward_seconds
 from dejavu.runtime.job import TrainingResult
-from dejavu.simulate import Simulation, StageSeconds
+from dejavu.simulation import Simulation, StageSeconds
 from dejavu.trials import TrialResult
 
 DOTS_PER_INCH = 120
@@ -139,7 +139,13 @@ def _readable_limits(
 
 
 def timeline_figure(simulation: Simulation) -> Figure:
-    """Plot one simulated step: a row for each stage, time to the right."""
+    """Draw one simulated step: a row for each stage, time to the right.
+
+    Example:
+        >>> import dejavu
+        >>> choice = dejavu.plan("mlp", "examples/clusters/h100-and-l4.yaml", searches=("exact",), microbatches=(8,))
+        >>> dejavu.draw(dejavu.simulate(choice.priced, choice.plan)).savefig("step.png")  # doctest: +SKIP
+    """
     num_stages = len(simulation.in_flight)
     figure = _figure(1.5 + 0.5 * min(num_stages, 16))
     axes = figure.subplots()
