@@ -2,7 +2,7 @@
 
 With a price λ on each device of a type, the cheapest Σ + λ · devices over all plans, less λ · counts, bounds Σ of every
 plan that keeps to the counts (Lagrangian relaxation; Handler and Zang, Networks 10, 1980, for paths with resources).
-The counts are then no part of a state, so that a table has layers × stages behind × link classes entries.
+The counts are then no part of a state, so that a table has layers × stages after × link classes entries.
 
 Letters: N = options, sorted by start; L1 = cut positions, J = levels of stages after a cut, A = link classes. See
 `_suffix`.
