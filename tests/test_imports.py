@@ -22,7 +22,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
-    ("launch", "planning", "profiling", "trials"),
+    ("launch", "planning", "profiling", "testing", "trials"),
     ("report",),
     ("tasks", "benchmarks"),
     ("flows",),

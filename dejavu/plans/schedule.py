@@ -111,7 +111,7 @@ SCHEDULES: Family[Schedule] = Family(
 )
 
 
-def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
+def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
     """Torch's own compute actions (`_Action`) by pipeline rank, without its bubbles; no process group is needed.
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
@@ -123,8 +123,7 @@ def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-    schedule = named(SCHEDULES, name)
-    ranks = schedule.num_ranks(num_stages)
+    ranks, name = schedule.num_ranks(num_stages), schedule.name
     kind: Any = get_schedule_class(schedule.torch_name)
     if issubclass(kind, PipelineScheduleMulti):  # adding the messages takes torch minutes where there are many
         kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
@@ -156,9 +155,14 @@ def _numbered(order: list[Any]) -> list[Any]:
     return numbered
 
 
-@lru_cache(maxsize=64)
 def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
     """Torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
+    return actions_of(named(SCHEDULES, name), num_stages, num_microbatches)
+
+
+@lru_cache(maxsize=64)  # by the schedule itself: another one may stand under its name tomorrow
+def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """The same of a schedule that need not stand in `SCHEDULES`."""
     passes = {
         "FORWARD": Pass.FORWARD,
         "FULL_BACKWARD": Pass.BACKWARD,
@@ -167,7 +171,7 @@ def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Ac
     }
     return tuple(
         tuple(Action(a.stage_index, passes[a.computation_type.name], a.microbatch_index) for a in order)
-        for order in torch_actions(name, num_stages, num_microbatches).values()
+        for order in torch_actions(schedule, num_stages, num_microbatches).values()
     )
 
 

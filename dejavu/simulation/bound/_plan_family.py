@@ -70,7 +70,7 @@ class Place:
     def _order(self) -> ActionTable | None:
         """None where torch does not run so many stages or microbatches."""
         try:
-            return action_table(self.schedule, self.num_stages, self.problem.num_microbatches)
+            return action_table(named(SCHEDULES, self.schedule), self.num_stages, self.problem.num_microbatches)
         except InputError:
             return None
 
