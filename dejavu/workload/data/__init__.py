@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
