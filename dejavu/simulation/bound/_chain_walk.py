@@ -121,7 +121,15 @@ def walk(
 
 
 @njit(cache=True, nogil=True)
-def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
+def _walk(
+    prices: BoundPrices,
+    order: ActionTable,
+    lines: Lines,
+    alive_SCLL1: Mask,
+    ranks: Ranks,
+    limits: tuple[float, int, bool],
+    leaves_2KS: Integers,
+) -> tuple[bool, float, int]:
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
     sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, type_C, devices_C, count_T = prices
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.simulation._action_table import ActionTable
+from dejavu.simulation._action_table import ActionTable, Integers
 from dejavu.simulation.bound._chain import Mask, Weights, weighted
 from dejavu.simulation.bound._chain_walk import Walked, WalkLimits
 from dejavu.simulation.bound._paths import longest
@@ -65,7 +66,15 @@ def vee_walk(
 
 
 @njit(cache=True, nogil=True)
-def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS):
+def _vee_walk(
+    prices: BoundPrices,
+    order: ActionTable,
+    lines: VeeLines,
+    alive_SCLL1: Mask,
+    share_SCLL1: NDArray[np.float32],
+    limits: tuple[float, int, bool],
+    leaves_2KS: Integers,
+) -> tuple[bool, float, int]:
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
     _, _, _, message_L1GG3, class_C, type_C, devices_C, count_T = prices
     sum_NSCL1, fixed_NSC, cut_NS3, left_NPL1L1G, constant_N = lines
@@ -154,7 +163,9 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
 
 
 @njit(cache=True, nogil=True)
-def fill_times(prices, order, stop_S, how_S, time_S5, time_S3):
+def fill_times(
+    prices: BoundPrices, order: ActionTable, stop_S: Integers, how_S: Integers, time_S5: Floats, time_S3: Floats
+) -> None:
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
     sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, _, _, _ = prices
     S, rank_S = len(stop_S), order.rank_S
