@@ -11,8 +11,8 @@ import typer
 
 from flows.endings import FAILURE, ending
 
-STDOUT = "-"  # in the place of a file
-COMPILING = "compiling the searches' loops, once on this machine: some seconds"
+STDOUT = "-"  # instead of a file name
+COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
 
 app = typer.Typer(
     name="dejavu",
@@ -29,16 +29,17 @@ WorkloadOption = Annotated[
 ]
 
 
-SearchOption = Annotated[str, typer.Option(help="which searches to ask, with commas; otherwise all that help")]
+SearchOption = Annotated[str, typer.Option(help="searches to run, comma-separated; default: all that help")]
 ScheduleOption = Annotated[
-    str, typer.Option(help="which schedules the plan may run under, with commas; otherwise the workload's (auto: all)")
+    str, typer.Option(help="schedules the plan may use, comma-separated; default: the workload's (auto: all)")
 ]
 MicrobatchesOption = Annotated[
-    str, typer.Option(help="into how many a step may be split, with commas; otherwise powers of 2, and the workload's")
+    str,
+    typer.Option(help="microbatches per step to try, comma-separated; default: powers of 2 and the workload's number"),
 ]
-DataParallelOption = Annotated[int | None, typer.Option(min=1, help="most replicas of a stage")]
-TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="most devices that share a layer")]
-BudgetOption = Annotated[float, typer.Option(min=0.0, help="for all searches together")]
+DataParallelOption = Annotated[int | None, typer.Option(min=1, help="at most so many replicas of a stage")]
+TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="at most so many devices share a layer")]
+BudgetOption = Annotated[float, typer.Option(min=0.0, help="search time, all searches together")]
 
 
 @app.command(
@@ -48,7 +49,7 @@ BudgetOption = Annotated[float, typer.Option(min=0.0, help="for all searches tog
 def run(
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
-    train: Annotated[bool, typer.Option(help="stop behind the plan with --no-train")] = True,
+    train: Annotated[bool, typer.Option(help="with --no-train, stop after planning")] = True,
     search: SearchOption = "",
     schedule: ScheduleOption = "",
     microbatches: MicrobatchesOption = "",
@@ -56,22 +57,22 @@ def run(
     tensor_parallel: TensorParallelOption = None,
     budget_seconds: BudgetOption = 8.0,
     resume: Annotated[
-        str, typer.Option(help="folder of an earlier training, .dejavu/runs/…: goes on from its last checkpoint")
+        str, typer.Option(help="folder of an earlier training, .dejavu/runs/…; continue from its last checkpoint")
     ] = "",
     dask: Annotated[
-        str, typer.Option(help="address of a Dask scheduler with a worker on every host; otherwise all is on this one")
+        str, typer.Option(help="address of a Dask scheduler with a worker on every host; default: this host only")
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="for another run in this folder, instead of refusing")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for another run in this folder to end")] = False,
 ) -> None:
-    """The whole way, in this process: measure, plan, try initializations, train, remember.
+    """Run everything in this process: profile, plan, try initializations, train, remember the measurements.
 
-    Hosts of one cluster share the project's folder.
+    Hosts of one cluster must share the project's folder.
     """
     from flows.inputs import TypedQuestion, read_inputs, read_resume
     from flows.room import check_room
     from flows.temporary_server import use_temporary_server
 
-    machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # mistakes end before anything starts
+    machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # report mistakes before starting
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
         typer.echo(str(earlier))
@@ -79,7 +80,7 @@ def run(
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
     check_room(Path.cwd())
-    typer.echo("starting: Prefect's server and the libraries take some seconds", err=True)
+    typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
     with use_temporary_server(Path.cwd()) as server:
         from dejavu.foundation.gc_frozen import gc_frozen
 
@@ -89,7 +90,7 @@ def run(
             from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
             from flows.full import Outcome, dejavu
 
-        # That a task has ended well is what the next line says anyway.
+        # A line for every completed task says nothing that the next line does not.
         logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
         server.wait()
         found = dejavu(
@@ -105,7 +106,7 @@ def run(
             resume=resume,
             wait=wait,
         )
-        assert isinstance(found, Outcome)  # a training that is complete was told above
+        assert isinstance(found, Outcome)  # for a completed training we returned above
         Console(width=WIDTH_COLUMNS).print(summary_table(found.report))
         for line in where_to_look(found.artifacts, found.tracking_uri):
             typer.echo(line)
@@ -113,8 +114,12 @@ def run(
 
 @app.command(epilog="Example:  dejavu up && prefect deployment run dejavu/full --watch")
 def up(
-    prefect_port: Annotated[int | None, typer.Option(help="of the Prefect server; otherwise 4200 or the next")] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="of the MLflow server; otherwise 5000 or the next")] = None,
+    prefect_port: Annotated[
+        int | None, typer.Option(help="of the Prefect server; default: 4200 or the next free one")
+    ] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(help="of the MLflow server; default: 5000 or the next free one")
+    ] = None,
 ) -> None:
     """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows."""
     from flows import services
@@ -138,18 +143,18 @@ def profile(
     workload: WorkloadOption = None,
     cluster: ClusterOption = Path("cluster.yaml"),
     measure: Annotated[
-        str, typer.Option(help="which of layers, transfers, passes, operators, collectives; several with commas")
+        str, typer.Option(help="layers, transfers, passes, operators or collectives; comma-separated")
     ] = "layers,transfers,passes",
     microbatches: Annotated[
         str,
-        typer.Option(help="sizes, with commas; otherwise the workload's; those between are interpolated"),
+        typer.Option(help="sizes, comma-separated; default: the workload's; sizes in between are interpolated"),
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="measure what is known, too")] = False,
+    again: Annotated[bool, typer.Option("--again", help="also measure what is already known")] = False,
     database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
 ) -> None:
-    """Measure on this machine what the cost database lacks for a workload; what it knows is kept.
+    """Measure on this machine what the cost database lacks for a workload; what it already knows is reused.
 
-    `operators` also calibrates predictions to this machine. A profile that was interrupted goes on where it stopped.
+    `operators` also calibrates predictions to this machine. An interrupted profile continues where it stopped.
     """
     from rich.console import Console
 
@@ -163,7 +168,7 @@ def profile(
     rows = ProfileDatabase(database)
     for one in at_microbatches(wanted, microbatches):
         campaign = Profiler(capture(one, machines.kind), one, machines, rows, again)
-        with rows_bar(Console(), unit="figures") as progress:
+        with rows_bar(Console(), unit="measurements") as progress:
             measured = campaign.run(measure.split(","), progress)
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
@@ -182,12 +187,14 @@ def plan(
     data_parallel: DataParallelOption = None,
     tensor_parallel: TensorParallelOption = None,
     budget_seconds: BudgetOption = 8.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="otherwise the workload's")] = None,
-    dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers search")] = "",
-    json: Annotated[str | None, typer.Option("--json", metavar="[FILE]", help="alone: printed")] = None,
-    database: Annotated[Path, typer.Option(help="of measured costs")] = Path("profiles_db"),
+    seed: Annotated[int | None, typer.Option(min=0, help="default: the workload's")] = None,
+    dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers run the searches")] = "",
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
+    ] = None,
+    database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
 ) -> None:
-    """What if: the best plan for a model on a cluster that need not be here, and how far it can be from the best."""
+    """What if: find the best plan for a model on any cluster, present or not, and bound how far it is from optimal."""
     from contextlib import ExitStack
 
     from dejavu.foundation.gc_frozen import gc_frozen
@@ -262,7 +269,7 @@ def import_(
 
 @app.command()
 def doctor() -> None:
-    """Check versions, ports, services, database, cluster file and devices, and say what to do."""
+    """Check versions, ports, services, database, cluster file and devices, and say how to fix what is wrong."""
     from rich.console import Console
 
     from flows.doctor import checks, table
@@ -274,7 +281,7 @@ def doctor() -> None:
 
 
 def _with_json_target(words: list[str]) -> list[str]:
-    """`--json` alone means `--json -`; the library knows no option whose value may be left out."""
+    """Make `--json` alone `--json -`: typer has no option whose value may be left out."""
     alone = [k for k, word in enumerate(words) if word == "--json" and (words[k + 1 :] or ["--"])[0].startswith("--")]
     for k in reversed(alone):
         words = [*words[: k + 1], STDOUT, *words[k + 1 :]]
@@ -282,9 +289,9 @@ def _with_json_target(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run a command as a person typed it."""
+    """Run the command of `sys.argv`."""
     project = Path.cwd()
-    sys.path.insert(0, str(project))  # a model of one's own is found from the folder in which the command is typed
+    sys.path.insert(0, str(project))  # so that a user's own model is importable from here
     ending(lambda: app(args=_with_json_target(sys.argv[1:])), project)
 
 

@@ -1,6 +1,6 @@
-"""`dejavu doctor`: what on this machine could stop a run, each with what to do about it. It changes nothing.
+"""`dejavu doctor`: check for what could stop a run on this machine, with a remedy for each. It changes nothing.
 
-Checks import what they need themselves: a package that is missing or broken must not keep the others from being told.
+Checks import what they need themselves: a missing or broken package must not keep the other checks from running.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 64 * 2**20
 RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
-START_SLACK_SECONDS = 2.0  # the boot time that the kernel states is whole seconds
+START_SLACK_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 INSTALL = "pip install --constraint constraints.txt --editable ."
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        ok: False stops a run or `dejavu up`; None is only worth knowing.
+        ok: False stops a run or `dejavu up`; None is a warning.
         remedy: a command or a sentence; empty if there is nothing to do.
     """
 
@@ -54,20 +54,20 @@ class Check:
 
 
 def checks(project: Path) -> list[Check]:
-    """Look at everything; a check that itself fails is told as one that is not ok."""
+    """Run every check; one that itself raises is reported as failed."""
     project = project.resolve()
     found = []
     for look in LOOKS:
         try:
             found += look(project)
-        except Exception as error:  # the others are still worth having
+        except Exception as error:  # the other checks still run
             name = look.__name__.strip("_").replace("_", " ")
             found.append(Check(name, False, f"{type(error).__name__}: {error}", "this check failed; please report it"))
     return found
 
 
 def table(found: list[Check]) -> Table:
-    """The checks as a table for the terminal."""
+    """Return the checks as a table for the terminal."""
     result = Table("", "", "found", "what to do", box=None, pad_edge=False)
     for check in found:
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[yellow]![/]"}[check.ok]
@@ -129,14 +129,14 @@ def _memory(project: Path) -> list[Check]:
     memory = psutil.virtual_memory()
     ok = None if memory.available < LEAST_MEMORY_BYTES else True
     found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    return [Check("memory", ok, found, "" if ok else "end what needs it, or plan a smaller workload")]
+    return [Check("memory", ok, found, "" if ok else "stop what uses it, or plan a smaller workload")]
 
 
 def _disk(project: Path) -> list[Check]:
     free_bytes = shutil.disk_usage(project).free
     ok = None if free_bytes < LEAST_DISK_BYTES else True
     remedy = (
-        "" if ok else f"make room: checkpoints and trials are under {project / '.dejavu'} and {project / 'mlartifacts'}"
+        "" if ok else f"free space: checkpoints and trials are in {project / '.dejavu'} and {project / 'mlartifacts'}"
     )
     return [Check("disk", ok, f"{free_bytes / GIB:.1f} GiB free at {project}", remedy)]
 
@@ -180,7 +180,7 @@ def _port(server: str, port: int, ours: services.Services | None) -> Check:
         return Check(name, True, "ours")
     holder = listener(port)
     by = f" by {holder.name()} (pid {holder.pid})" if holder else " by another process"
-    return Check(name, None, f"taken{by}", "end it, or let dejavu up choose the next free port")
+    return Check(name, None, f"taken{by}", "stop it, or let dejavu up choose the next free port")
 
 
 def _training(project: Path) -> list[Check]:
@@ -189,7 +189,7 @@ def _training(project: Path) -> list[Check]:
     holder = holder_in(project)
     if holder is None:
         return [Check("training", True, "none in this folder")]
-    return [Check("training", None, f"{holder} measures or trains here", "wait for it: dejavu run refuses beside it")]
+    return [Check("training", None, f"{holder} measures or trains here", "wait for it: only one dejavu run at a time")]
 
 
 def _leftover_ranks(project: Path) -> list[Check]:
@@ -222,17 +222,17 @@ def _cluster(project: Path) -> list[Check]:
 
     path = project / "cluster.yaml"
     if not path.is_file():
-        return [Check("cluster.yaml", False, f"no {path}", "write one; `nodes: auto` stands for this machine")]
+        return [Check("cluster.yaml", False, f"no {path}", "write one; `nodes: auto` means this machine")]
     try:
         cluster = load_cluster(path)
     except DejavuError as error:
-        return [Check("cluster.yaml", False, str(error), "edit the line that it names")]
+        return [Check("cluster.yaml", False, str(error), "edit that line")]
     counts = ", ".join(f"{count} × {name}" for name, count in cluster.device_counts.items())
     return [Check("cluster.yaml", True, f"{cluster.name}: {counts}")]
 
 
 def _mlflow(project: Path) -> list[Check]:
-    """Read without MLflow, which would upgrade the database that it opens."""
+    """Check MLflow's database with sqlite3: MLflow itself would upgrade a database that it opens."""
     name, path = "MLflow database", project / "mlflow.db"
     if not path.exists():
         return [Check(name, True, "none yet: the first run makes it")]
@@ -254,7 +254,7 @@ def _mlflow(project: Path) -> list[Check]:
 
 
 def _runs(pid: str | None, start_seconds: str | None) -> bool:
-    """Whether the process that opened an MLflow run still runs; its start counts from the machine's."""
+    """Return whether the process that opened an MLflow run is alive; `start_seconds` counts from the machine's boot."""
     try:
         process = psutil.Process(int(pid or ""))
         started: float = process.create_time() - psutil.boot_time()

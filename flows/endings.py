@@ -1,4 +1,4 @@
-"""How commands end: a sentence and an exit code, in place of tracebacks."""
+"""How commands end: a one-line message and an exit code instead of a traceback."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from dejavu.foundation.errors import DejavuError, InputError
 
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # the user's to mend, not a defect
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
 
 
 def ending(command: Callable[[], None], project: Path) -> None:
-    """Run a command; a mistake in what was typed or written is one sentence and exit code 2, a failure code 1.
+    """Run a command; a mistake in the user's input prints one sentence and exits with code 2, a failure with code 1.
 
-    A disk that is full or cannot be written is one, too. Interrupted, it says what is kept, and how a training that
-    was begun goes on.
+    A full or read-only disk is a failure, too. On an interrupt, print what is kept, and how to resume a training that
+    had started.
     """
     began = time.time()
     try:
@@ -48,19 +48,19 @@ def _say_interrupted(project: Path, began: float) -> None:
     print("interrupted; what was measured, tried and saved is kept", file=sys.stderr)
     folder = begun_training(project, began)
     if folder is not None:
-        print(f"the training goes on with: dejavu run --resume {folder.relative_to(project)}", file=sys.stderr)
+        print(f"to resume the training: dejavu run --resume {folder.relative_to(project)}", file=sys.stderr)
 
 
 def begun_training(project: Path, since: float) -> Path | None:
-    """The training of this project that was prepared last, if it was after this second since the epoch."""
+    """Return the project's last prepared training, if it was prepared after `since` (seconds since the epoch)."""
     jobs = [path for path in (project / ".dejavu" / "runs").glob("*/job.json") if path.stat().st_mtime >= since]
     return max(jobs, key=lambda path: path.stat().st_mtime).parent if jobs else None
 
 
 class Sentences(logging.Filter):
-    """Of errors that users can act on, and of interrupts: one sentence where they arose first, and no traceback.
+    """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
-    Prefect logs each again for every flow around it, and once more as the state in which that ended.
+    Prefect would log it again for every enclosing flow, and once more as that flow's final state.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,6 @@ _SENTENCES = Sentences()
 
 
 def without_tracebacks() -> None:
-    """From here on the loggers of Prefect's runs say such errors in a sentence."""
+    """Install `Sentences` on the loggers of Prefect's flow and task runs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_SENTENCES)

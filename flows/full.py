@@ -1,4 +1,4 @@
-"""The whole way: from a model and a cluster to a tracked pipeline training that starts from the best of N draws."""
+"""The full flow: from a model and a cluster to a tracked pipeline training that starts from the best of N draws."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def dejavu(
     """Profile, plan, try initializations, train; each is a flow of its own.
 
     Args:
-        workload: what is to be trained.
+        workload: what to train.
         cluster: the cluster file, relative to the project folder.
-        train: False stops behind the plan.
-        searches: which to ask; nothing: those that prove or are quick, and others where they leave something open.
-        schedules: which the plan may run under; nothing: the workload's own, where `auto` means all.
-        microbatches: into how many a step may be split; nothing: powers of two, and the workload's own.
-        parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
+        train: False stops after planning.
+        searches: which to run; empty: those that prove or are quick, and others where they leave a gap.
+        schedules: which the plan may use; empty: the workload's own, where `auto` means all.
+        microbatches: numbers of microbatches per step to try; empty: powers of two, and the workload's own.
+        parallelism: how stages may be spread over devices; None: any way, on CPUs one core for each stage.
         budget_seconds: for all searches together.
-        dask: address of a Dask scheduler with a worker on every host of the cluster; nothing: all is on this machine.
-        resume: the folder of an earlier training (.dejavu/runs/…), which goes on from its last checkpoint, under
+        dask: address of a Dask scheduler with a worker on every host of the cluster; empty: this machine only.
+        resume: the folder of an earlier training (.dejavu/runs/…) to continue from its last checkpoint, under
             today's plan.
-        wait: for another run that measures or trains in this folder, instead of refusing.
+        wait: for another run that measures or trains in this folder to end, instead of raising an error.
 
     Returns:
-        What was found; or at once the state that says that the training to resume is complete.
+        The outcome; or, at once, a state saying that the training to resume is already complete.
 
     Raises:
         InputError: the folder to resume has no training, or one of another model, data, batch or optimizer.
@@ -99,7 +99,7 @@ def dejavu(
             comparison=comparison,
         )
         if train:
-            tried = None if resume else initialize(workload, cluster, dask)  # whatever the plan, so that they are kept
+            tried = None if resume else initialize(workload, cluster, dask)  # independent of the plan, so reusable
             if resume:
                 job = resume_training(planned.workload, planned.binding, here.project / resume)
             else:

@@ -1,4 +1,4 @@
-"""Try initial weights in parallel, and keep the best."""
+"""Try initial weights in parallel by successive halving, and keep the best."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def initialize(
     cluster: str = "cluster.yaml",
     dask: str = "",
 ) -> Trials | None:
-    """Draw initial weights, train each for some steps, halve their number, keep the best; what ran is remembered.
+    """Draw initial weights and train them by successive halving; keep the best. Trials that ran before are reused.
 
     Args:
-        workload: whose `trials` say how many, which and for how long; a count of 0: none.
+        workload: its `trials` say how many, which and for how many steps; a count of 0: none.
         cluster: the cluster file; one worker for each of its devices that is here.
-        dask: address of a Dask scheduler whose workers share this folder; nothing: workers of this machine.
+        dask: address of a Dask scheduler whose workers share this folder; empty: workers on this machine.
     """
     with session(workload, cluster, measures=True, trains=True, dask=dask) as here:
         return try_initializations(workload, here.cluster, here.work / "trials", here.run, dask)

@@ -1,4 +1,4 @@
-"""What a person wrote, read and checked as a whole before anything starts."""
+"""Read and check everything the user wrote before anything starts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 
 def load_cluster_file(cluster: Path) -> Cluster:
-    """Raises InputError where there is none, or a mistake is in it."""
+    """Load the cluster file.
+
+    Raises:
+        InputError: there is none, or it has a mistake.
+    """
     if not cluster.is_file():
         raise InputError(f"there is no {cluster} in {Path.cwd()}; wanted the project's folder, or --cluster FILE")
     return load_cluster(cluster)
 
 
 def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[Cluster, Workload]:
-    """The cluster and the workload (None: the default one), both known to be usable.
+    """Return the cluster and the workload (None: the default one), both checked.
 
     Raises:
         InputError: a mistake, with file, line and column.
@@ -49,7 +53,7 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
 
 
 def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tuple[Cluster, Workload]:
-    """The cluster and what is to be planned for it; `model` may be a file, an example's name, or a model's.
+    """Return the cluster and the workload to plan; `model` is a file, an example's name, or a model's.
 
     Raises:
         InputError: a mistake, with file, line and column where it stands in a file.
@@ -61,10 +65,10 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
 
 
 def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
-    """The earlier training that `--resume` names, relative to the project's folder; None: a new one is wanted.
+    """Return the earlier training that `--resume` names, relative to the project's folder; None: start a new one.
 
     Raises:
-        InputError: the folder has none, or it was trained with another model, data, batch or optimizer.
+        InputError: the folder has none, or its model, data, batch or optimizer differ from the workload's.
     """
     if not resume:
         return None
@@ -74,10 +78,10 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
-    """The workload with microbatches of each of these sizes, written with commas; empty: as it is.
+    """Return the workload with microbatches of each of these comma-separated sizes; empty: as it is.
 
     Raises:
-        InputError: a size that is no whole number ≥ 1.
+        InputError: a size is not a whole number ≥ 1.
     """
     if not sizes:
         return [workload]
@@ -90,12 +94,12 @@ def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
 
 @dataclass(frozen=True)
 class TypedQuestion:
-    """What a person typed of a question to the planner; the same words for `plan` and `run`.
+    """The planner's options as typed; the same for `plan` and `run`.
 
     Attributes:
-        searches, schedules: names with commas; empty: not said.
-        microbatches: whole numbers with commas, likewise.
-        data_parallel, tensor_parallel: the highest degrees; None: not said.
+        searches, schedules: comma-separated names; empty: not given.
+        microbatches: comma-separated whole numbers, likewise.
+        data_parallel, tensor_parallel: the highest degrees; None: not given.
     """
 
     searches: str
@@ -108,7 +112,7 @@ class TypedQuestion:
     def request(
         self, workload: Workload, cluster: Cluster, database: Path = Path("profiles_db"), seed: int = 0
     ) -> PlanRequest:
-        """The question as it is asked.
+        """Return the planner's request.
 
         Raises:
             InputError: an unknown search or schedule, or microbatches that do not divide the batch.
@@ -128,25 +132,25 @@ class TypedQuestion:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """`exact, mcmc` as names; empty text: none."""
+    """Split `exact, mcmc` into names; empty text: none."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """`8,16` as numbers; empty text: none.
+    """Parse `8,16`; empty text: no numbers.
 
     Raises:
-        InputError: one is no whole number ≥ 1.
+        InputError: one is not a whole number ≥ 1.
     """
     words = text.split(",") if text else []
     wrong = [word for word in words if not word.strip().isdecimal() or int(word) < 1]
     if wrong:
-        raise InputError(f"{option} {text}: {wrong[0]!r} is none; wanted whole numbers ≥ 1, as 8,16")
+        raise InputError(f"{option} {text}: {wrong[0]!r} is not a number; wanted whole numbers ≥ 1, as 8,16")
     return tuple(sorted({int(word) for word in words}))
 
 
 def check(workload: Workload) -> None:
-    """That the model and the data exist and fit each other, and that the trials can be proposed.
+    """Check that the model and the data exist and fit each other, and that the trials can be proposed.
 
     Raises:
         InputError: they do not.

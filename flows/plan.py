@@ -1,4 +1,4 @@
-"""Search, in parallel, for the best plan, simulate, bind it to devices."""
+"""Search in parallel for the best plan, simulate it, bind it to devices."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Planned(NamedTuple):
 
     Attributes:
         workload: with the plan's number of microbatches.
-        bound: the plan as it is bound, simulated; binding may move stages to other kinds of devices.
-        baseline: the best of what people do without a planner, bound likewise; None where none fits.
-        step_seconds_without_feedback: the prediction if no training had ever been remembered.
+        bound: the plan as bound, simulated; binding may move stages to other kinds of devices.
+        baseline: the best plan that people make without a planner, bound likewise; None where none fits.
+        step_seconds_without_feedback: the prediction without measurements of earlier trainings.
     """
 
     choice: Choice
@@ -41,7 +41,7 @@ class Planned(NamedTuple):
     step_seconds_without_feedback: float
 
     def with_baseline(self) -> Planned:
-        """The baseline in the plan's place, where it was measured to be faster."""
+        """Return the baseline in the plan's place, where it was measured to be faster."""
         assert self.baseline is not None
         plan = self.baseline.binding.plan
         return self._replace(
@@ -52,7 +52,7 @@ class Planned(NamedTuple):
         )
 
 
-MOST_MEASURED = 2  # further sizes of microbatches, in one run
+MOST_MEASURED = 2  # further microbatch sizes in one run
 SIDE_BY_SIDE: Any = ThreadPoolTaskRunner(max_workers=num_cores())
 
 
@@ -68,18 +68,18 @@ def plan(
     dask: str = "",
     measure: bool = False,
 ) -> Planned:
-    """Ask searches side by side, simulate what they find, take the fastest that fits, and bind it to devices.
+    """Run searches in parallel, simulate what they find, take the fastest that fits, and bind it to devices.
 
     Args:
-        workload: what is to be trained.
+        workload: what to train.
         cluster: the cluster file, relative to the project folder.
-        searches: which to ask; nothing: those that prove or are quick, and others where they leave something open.
-        schedules: which the plan may run under; nothing: the workload's own, where `auto` means all.
-        microbatches: into how many a step may be split; nothing: powers of two, and the workload's own.
-        parallelism: in which ways stages may be spread over devices; nothing: everything, on CPUs one core for a stage.
+        searches: which to run; empty: those that prove or are quick, and others where they leave a gap.
+        schedules: which the plan may use; empty: the workload's own, where `auto` means all.
+        microbatches: numbers of microbatches per step to try; empty: powers of two, and the workload's own.
+        parallelism: how stages may be spread over devices; None: any way, on CPUs one core for each stage.
         budget_seconds: for all searches together.
-        dask: address of a Dask scheduler whose workers search; nothing: threads of this process.
-        measure: what the chosen plan rests on is measured if it was only predicted, and the plan chosen again.
+        dask: address of a Dask scheduler whose workers run the searches; empty: threads of this process.
+        measure: if costs of the chosen plan were only predicted, measure them and choose again.
     """
     with session(workload, cluster, measures=measure, dask=dask) as here:
         request = PlanRequest(
@@ -108,7 +108,7 @@ def plan(
 
 
 def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> BoundBaseline | None:
-    """The best baseline on its devices."""
+    """Bind the best baseline to devices."""
     row = choice.best_baseline
     if row is None or row.best is None:
         return None
@@ -118,9 +118,9 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
 
 
 def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
-    """A choice that rests on measurements: layers not measured at the chosen size are, and it is chosen again.
+    """Choose on measured costs: measure layers not yet measured at the chosen microbatch size, then choose again.
 
-    After `MOST_MEASURED` sizes it is chosen among those that are measured, if predictions still promise more of others.
+    After `MOST_MEASURED` sizes, choose among the measured ones, even if predictions promise more of others.
     """
     measured = {request.workload.num_microbatches}
     for _ in range(MOST_MEASURED):

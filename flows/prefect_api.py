@@ -1,6 +1,6 @@
-"""What the Prefect server of `dejavu up` must know, told through its REST interface.
+"""Configure the Prefect server of `dejavu up` through its REST interface.
 
-Importing Prefect here instead would take the settings of the caller, whose server may be another one.
+Importing Prefect here instead would use the settings of the caller, whose server may be another one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dejavu.foundation.errors import DejavuError
 
 WORK_POOL = "dejavu"
 HEARTBEAT_SECONDS = 30  # the least that Prefect allows
-SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run has crashed
+SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run counts as crashed
 
 
 def connect(api_url: str) -> httpx.Client:
-    """A connection that no proxy of the user's stands in the way of."""
+    """Open a connection that bypasses the user's proxies."""
     return httpx.Client(base_url=api_url, trust_env=False, timeout=60)
 
 
 def ensure_work_pool(api: httpx.Client) -> None:
-    """Made here, so that the deployments need not wait for the worker."""
+    """Create the work pool here, so that the deployments need not wait for the worker."""
     response = api.get(f"/work_pools/{WORK_POOL}")
     if response.status_code == httpx.codes.NOT_FOUND:
         _post(api, "/work_pools/", {"name": WORK_POOL, "type": "process", "description": "processes on this machine"})
 
 
 def ensure_automation(api: httpx.Client) -> None:
-    """Without it a run whose process was killed stays Running for ever and keeps its slot."""
+    """Create the automation without which a run whose process was killed stays Running for ever and keeps its slot."""
     automation = {
         "name": "dejavu: a silent run has crashed",
         "description": f"A run that sent heartbeats and then nothing for {SILENCE_SECONDS} s was killed.",
@@ -49,7 +49,7 @@ def ensure_automation(api: httpx.Client) -> None:
             {
                 "type": "change-flow-run-state",
                 "state": "CRASHED",
-                "message": f"no sign of life for {SILENCE_SECONDS} s: its process was killed",
+                "message": f"no heartbeat for {SILENCE_SECONDS} s: its process was killed",
             }
         ],
     }
@@ -69,7 +69,7 @@ def crash_lost_runs(api: httpx.Client, why: str) -> None:
 
 
 def worker_is_online(api: httpx.Client, since: datetime) -> bool:
-    """Whether a worker has sent a sign of life since then; an earlier one may still be listed as online."""
+    """Return whether a worker has sent a heartbeat since then; an earlier one may still be listed as online."""
     workers = _post(api, f"/work_pools/{WORK_POOL}/workers/filter", {})
     return any(
         worker["status"] == "ONLINE" and datetime.fromisoformat(worker["last_heartbeat_time"]) >= since

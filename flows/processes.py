@@ -1,4 +1,4 @@
-"""Server processes of ours: how they are started, recognised again, and ended with all that came of them."""
+"""Our server processes: starting them, recognising them again, and ending them with all their descendants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TERMINATE_SECONDS = 15.0  # from SIGTERM to SIGKILL: what a flow run needs to re
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """A process that we started: its pid means it only as long as the time of its creation agrees."""
+    """A process that we started, by pid and creation time: a pid alone may have been reused."""
 
     name: str
     pid: int
@@ -29,7 +29,7 @@ class RecordedProcess:
     log: str
 
     def find(self) -> psutil.Process | None:
-        """The process, if it still runs."""
+        """Return the process, if it still runs."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.create_time_seconds) < CREATE_TIME_SLACK_SECONDS
@@ -38,7 +38,7 @@ class RecordedProcess:
             return None
 
     def log_end(self, num_lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         try:
             return "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-num_lines:])
         except FileNotFoundError:
@@ -46,10 +46,10 @@ class RecordedProcess:
 
 
 def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment with these settings in place of all of its own about Prefect and MLflow.
+    """Return the caller's environment with these settings replacing all of its own about Prefect and MLflow.
 
-    What was set for some other server (a URL, a key, a run id) must not reach ours; nothing of ours may reach the
-    user's home or the network.
+    Settings for some other server (a URL, a key, a run id) must not reach ours, and ours must not write to the user's
+    home or the network.
     """
     kept = {
         name: value
@@ -77,7 +77,7 @@ def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, s
 def start(
     name: str, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: Path
 ) -> RecordedProcess:
-    """Start a process in a session of its own: a Ctrl-C in the terminal is not for it."""
+    """Start a process in a session of its own, so that a Ctrl-C in the terminal does not reach it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -93,7 +93,7 @@ def start(
 
 
 def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list[psutil.Process]:
-    """These processes and all their descendants; with a token, also those whose parent ended before them.
+    """Return these processes and all their descendants; with a token, also those whose parent ended before them.
 
     Sessions do not matter: torchrun's ranks have their own.
     """
@@ -109,7 +109,7 @@ def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list
 
 
 def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMINATE_SECONDS) -> None:
-    """SIGTERM, a while to tidy up, SIGKILL."""
+    """Send SIGTERM, wait `terminate_seconds`, then send SIGKILL."""
     for process in processes:
         _signal(process, kill=False)
     left = _wait(processes, terminate_seconds)
@@ -119,7 +119,7 @@ def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMI
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it is gone; one that nobody has waited for (a zombie) is."""
+    """Return whether it has ended; a zombie has."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -127,7 +127,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1."""
+    """Return whether a server could listen on this port of 127.0.0.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended server do not count
         try:
@@ -138,7 +138,7 @@ def is_free(port: int) -> bool:
 
 
 def listener(port: int) -> psutil.Process | None:
-    """Who listens on this port, where the system tells."""
+    """Return the process listening on this port, where the system tells."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -166,11 +166,11 @@ def _carries(process: psutil.Process, token: str) -> bool:
 
 def _signal(process: psutil.Process, *, kill: bool) -> None:
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        process.kill() if kill else process.terminate()  # psutil refuses a pid that was given to another process
+        process.kill() if kill else process.terminate()  # psutil checks that the pid was not reused
 
 
 def _wait(processes: Sequence[psutil.Process], timeout_seconds: float) -> list[psutil.Process]:
-    """Those that still run then; psutil's own function waits on for zombies that another process should reap."""
+    """Wait, and return those still running; psutil's `wait_procs` would wait for zombies that others must reap."""
     deadline = time.monotonic() + timeout_seconds
     left = list(processes)
     while left and time.monotonic() < deadline:

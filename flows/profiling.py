@@ -18,12 +18,12 @@ def profile(
     cluster: str = "cluster.yaml",
     microbatches: list[int] | None = None,
 ) -> list[MeasureResult]:
-    """Measure layers, transfers and passes that the database does not know; what it knows is kept.
+    """Measure layers, transfers and passes that the database lacks; what it already knows is reused.
 
     Args:
-        workload: whose layers are measured.
-        cluster: the cluster file, relative to the project folder; devices that are not here are left out.
-        microbatches: into how many a step is split, each its own layers' sizes; nothing: the workload's number.
+        workload: whose layers to measure.
+        cluster: the cluster file, relative to the project folder; devices that are not here are skipped.
+        microbatches: numbers of microbatches per step, each with its own layer sizes; empty: the workload's number.
     """
     with session(workload, cluster, measures=True) as here:
         measured = []

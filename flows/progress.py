@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def rows_bar(console: Console, unit: str = "rows", what: str = "") -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar that goes away at the end; call it with what is done now, how many are done, and of how many, or None."""
+    """Show a bar until the end; call it with the current item, how many are done, and the total, or None."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal

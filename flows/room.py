@@ -1,4 +1,4 @@
-"""Whether a project's folder has room for what a run writes."""
+"""Check that a project's folder has room for what a run writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: 
 
 
 def check_room(project: Path) -> None:
-    """Refuse a folder that a run could not keep anything in, before it starts servers there.
+    """Check that a run can write into the folder, before it starts servers there.
 
     Raises:
-        InputError: it cannot be written, or has less free than any run takes.
+        InputError: it cannot be written, or has less free space than any run needs.
     """
     state = project.resolve() / ".dejavu"
     try:

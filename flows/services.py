@@ -1,4 +1,4 @@
-"""What `dejavu up` promises: the Prefect server with a worker, and MLflow's pages; all on this machine only."""
+"""`dejavu up` and `dejavu down`: the Prefect server with a worker, and MLflow's pages; on this machine only."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Services:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        """The names of those that should run and do not."""
+        """Names of services that should run and do not."""
         alive = {process.name for process in self.processes if process.find()}
         return tuple(name for name in ("mlflow", "prefect", "worker") if name not in alive)
 
@@ -81,14 +81,14 @@ class Services:
 
 
 def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None, say: Say = print) -> Services:
-    """Start what does not run yet, deploy `prefect.yaml`, and wait until all of it answers.
+    """Start what is not running yet, deploy `prefect.yaml`, and wait until everything responds.
 
     Args:
         prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
 
     Raises:
         InputError: there is no prefect.yaml, no room, or a port that was asked for is taken.
-        DejavuError: a service did not start; the message has the end of its log, and nothing is left running.
+        DejavuError: a service did not start; the message includes the end of its log, and nothing is left running.
     """
     project = project.resolve()
     if not (project / "prefect.yaml").is_file():
@@ -100,7 +100,7 @@ def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | Non
             say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
             return found
         if found:
-            say(f"clearing away an earlier start; not running any more: {', '.join(found.dead) or 'none, but silent'}")
+            say(f"stopping an earlier start; no longer running: {', '.join(found.dead) or 'none, but not responding'}")
             _stop(found, say)
         services = Services(
             str(project),
@@ -116,7 +116,7 @@ def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | Non
 
 
 def down(project: Path, *, say: Say = print) -> None:
-    """End exactly what `up` started and everything that came of it, flow runs included."""
+    """End exactly what `up` started and all its descendants, flow runs included."""
     project = project.resolve()
     with _locked(project):
         found = recorded(project)
@@ -127,7 +127,7 @@ def down(project: Path, *, say: Say = print) -> None:
 
 
 def recorded(project: Path) -> Services | None:
-    """What `up` wrote down, whether or not it still runs."""
+    """Return what `up` recorded, whether or not it still runs."""
     try:
         content = json.loads(_record_path(project).read_text())
         return Services(**content | {"processes": tuple(RecordedProcess(**one) for one in content["processes"])})
@@ -140,7 +140,7 @@ def recorded(project: Path) -> Services | None:
 
 
 def status(project: Path) -> Services | None:
-    """The services, if all their processes run."""
+    """Return the services, if all their processes run."""
     found = recorded(project)
     return found if found and not found.dead else None
 
@@ -150,7 +150,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     environment = child_environment(project, _settings(services))
     prefect_health, mlflow_health = services.health_urls
     say("starting Prefect and MLflow")
-    with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes break a fresh one
+    with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes would corrupt a new one
         services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
         services = _launch(services, environment, "prefect", _prefect_command(services.prefect_port))
         _wait_for(services, "mlflow", lambda: _answers(mlflow_health))
@@ -170,17 +170,17 @@ def _start(project: Path, services: Services, say: Say) -> Services:
 
 
 def _stop(services: Services, say: Say) -> None:
-    """Flow runs and their worker first, while the server still hears how they end; then the servers."""
+    """Stop flow runs and their worker first, while the server can still record how they end; then the servers."""
     servers = [process for process in services.processes if process.name != "worker"]
     keep = {process.pid for process in family(servers)}
     ended = {process.name for process in services.processes if process.find()}
-    for _ in range(3):  # a run may start another process while it is ended
+    for _ in range(3):  # a run may start another process while it is being stopped
         runs = [process for process in family(services.processes, services.token) if process.pid not in keep]
         if not runs:
             break
         end(runs)
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
-    if prefect_runs and _answers(services.health_urls[0]):  # on the same port may be another project's server
+    if prefect_runs and _answers(services.health_urls[0]):  # the port may be another project's by now
         with connect(services.prefect_api_url) as api:
             crash_lost_runs(api, "ended by `dejavu down`")
     end(family(services.processes, services.token))
@@ -200,7 +200,7 @@ def _settings(services: Services) -> dict[str, str]:
         TOKEN: services.token,
         "PREFECT_API_URL": services.prefect_api_url,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        "PREFECT_WORKER_QUERY_SECONDS": "2",  # between a command and the start of its run
+        "PREFECT_WORKER_QUERY_SECONDS": "2",  # at most, from a command to the start of its run
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "15",  # until a new schedule has its runs
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -257,7 +257,7 @@ def _choose_port(name: str, wanted: int | None, default: int, say: Say) -> int:
     holder = listener(port)
     by = f" by {holder.name()} (pid {holder.pid})" if holder else ""
     if wanted:
-        raise InputError(f"port {wanted} for {name} is taken{by}; name a free one, or none")
+        raise InputError(f"port {wanted} for {name} is taken{by}; give a free one, or none")
     free = next((one for one in range(port + 1, port + 100) if is_free(one)), None)
     if free is None:
         raise DejavuError(f"no port from {port} to {port + 99} is free for {name}")
@@ -285,7 +285,7 @@ def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> No
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=10, trust_env=False).is_success  # no proxy stands between us and loopback
+        return httpx.get(url, timeout=10, trust_env=False).is_success  # no proxy for loopback
     except httpx.HTTPError:
         return False
 
@@ -294,11 +294,11 @@ def _answers(url: str) -> bool:
 
 
 def _write_toml(project: Path, services: Services, say: Say) -> None:
-    """So that `prefect …` typed in this folder talks to this server, whatever the user's profile says."""
+    """Write `prefect.toml`, so that `prefect …` in this folder talks to this server, whatever the user's profile."""
     path = project / "prefect.toml"
     home = project / ".dejavu" / "prefect"
     if path.exists() and not _is_ours(path):
-        say(f"{path} is not ours and stays as it is; for `prefect …` set PREFECT_API_URL={services.prefect_api_url}")
+        say(f"{path} is not ours and is left as it is; for `prefect …` set PREFECT_API_URL={services.prefect_api_url}")
         return
     lines = [
         f"{TOML_MARK}: `prefect` typed in this folder talks to the server of this project.",
@@ -332,7 +332,7 @@ def _write_atomically(path: Path, text: str) -> None:
 def _locked(project: Path) -> AbstractContextManager[None]:
     folder = project / ".dejavu"
     folder.mkdir(parents=True, exist_ok=True)
-    return _held(folder / "services.lock", 5, "is at work: another `dejavu up` or `dejavu down`")
+    return _held(folder / "services.lock", 5, "is working: another `dejavu up` or `dejavu down`")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What all flows of one run share: the project, the cluster as it was at the beginning, and MLflow's run."""
+"""What all flows of one run share: the project, the cluster as read at the start, and MLflow's run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tasks.recording import record_question
 
 @dataclass(frozen=True)
 class Session:
-    """One run, from the flow that was started to the flows that it calls.
+    """One run: the flow that was started and the flows that it calls.
 
     Attributes:
-        cluster: as its file was at the beginning; what becomes of the file does not matter to this run.
+        cluster: as read at the start; later edits of its file do not affect this run.
     """
 
     project: Path
@@ -38,7 +38,7 @@ class Session:
 
     @property
     def work(self) -> Path:
-        """Where runs and trials keep their files."""
+        """Folder of the files of runs and trials."""
         return self.project / ".dejavu"
 
 
@@ -55,12 +55,12 @@ def session(
     dask: str = "",
     wait: bool = False,
 ) -> Iterator[Session]:
-    """The session of the flow that called this one, or a new one.
+    """Return the session of the flow that called this one, or open a new one.
 
     Args:
-        measures: nobody else may measure or train in this folder meanwhile.
-        trains: the devices of the cluster have to be here, or workers on them behind `dask`.
-        wait: until nobody else measures or trains here, instead of refusing.
+        measures: take the folder's lock: nobody else may measure or train in it meanwhile.
+        trains: the cluster's devices have to be here, or have workers that are connected to `dask`.
+        wait: until nobody else measures or trains here, instead of raising an error.
     """
     outer = _CURRENT.get()
     if outer is not None:

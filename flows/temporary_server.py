@@ -1,8 +1,8 @@
-"""A Prefect server for one process, so that `dejavu run` needs nothing but itself.
+"""A Prefect server for one process, so that `dejavu run` needs no running services.
 
-Prefect would start one too, but only if no URL is set anywhere (`prefect.toml`, a profile, the environment), while
-everything else waits, and it is left behind when the flow's process is killed. This one starts while the flow is being
-imported, on a copy of an empty database, and ends when its standard input does: with its parent, however that ends.
+Prefect would start one too, but only if no URL is set anywhere (`prefect.toml`, a profile, the environment), it blocks
+meanwhile, and its server outlives a flow whose process is killed. This one starts while the flow is being imported, on
+a copy of an empty database, and ends when its standard input closes: with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
 class TemporaryServer:
-    """The server of this process, as a context: leaving it stops the server.
+    """The server of this process, a context manager that stops it on exit.
 
     Attributes:
-        api_url: where it answers; also in this process's environment as PREFECT_API_URL.
+        api_url: also in this process's environment as PREFECT_API_URL.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], api_url: str, home: Path, log: Path) -> None:
@@ -47,10 +47,10 @@ class TemporaryServer:
         self._log = log
 
     def wait(self) -> None:
-        """Wait until it answers; a flow may be run from then on.
+        """Wait until it responds; flows can run from then on.
 
         Raises:
-            DejavuError: it ended or did not answer; the message has the end of its log.
+            DejavuError: it ended or did not respond; the message includes the end of its log.
         """
         deadline = time.monotonic() + READY_SECONDS
         with httpx.Client(trust_env=False, timeout=READY_SECONDS) as client:
@@ -63,10 +63,10 @@ class TemporaryServer:
         raise DejavuError(f"the temporary Prefect server did not start; the end of {self._log}:\n{end}")
 
     def stop(self) -> None:
-        """End it; nothing of it stays."""
+        """Kill it and remove its files."""
         if "prefect" in sys.modules:
             _send_what_is_queued()
-        self._process.kill()  # its database is thrown away: there is nothing to tidy up
+        self._process.kill()  # its database is discarded, so there is nothing to clean up
         self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
@@ -107,13 +107,13 @@ def use_temporary_server(project: Path) -> TemporaryServer:
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[listening.fileno()],
-            start_new_session=True,  # a Ctrl-C is for the flow, which then still tells the server how it ended
+            start_new_session=True,  # a Ctrl-C is for the flow, which still reports its end to the server
         )
     for name in [name for name in os.environ if name.startswith("PREFECT_") and name not in environment]:
         del os.environ[name]
     ours = {name for name in environment if name.startswith("PREFECT_")} | {"DO_NOT_TRACK", "NO_PROXY", "no_proxy"}
     os.environ.update({name: environment[name] for name in ours})
-    # It has no pages: Prefect's hint where to view the run would mislead.
+    # It serves no pages, so Prefect's "View at" hint would mislead.
     logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at "))
     return TemporaryServer(process, api_url, Path(environment["PREFECT_HOME"]), log)
 
@@ -130,7 +130,7 @@ def _server_settings(project: Path) -> dict[str, str]:
 
 
 def _send_what_is_queued() -> None:
-    """Prefect sends logs and events in the background, and complains at exit about those that it could not."""
+    """Flush Prefect's background logs and events: at exit it complains about those that it could not send."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -146,17 +146,17 @@ def _database_path(home: Path, pid: int) -> Path:
 
 
 def main(listening_fd: int) -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input closes."""
     home = Path(os.environ["PREFECT_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     _sweep(home)
     template = home / f"empty-{version('prefect')}.db"
     database = _database_path(home, os.getpid())
     if template.exists():
-        shutil.copyfile(template, database)  # the tables are there: a start without them takes seconds longer
+        shutil.copyfile(template, database)  # has the tables: creating them takes seconds
     os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
 
-    with gc_frozen():  # not before the environment is complete
+    with gc_frozen():  # only now that the environment is complete
         import prefect.server.api.server  # noqa: F401
         import uvicorn
 

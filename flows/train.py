@@ -1,4 +1,4 @@
-"""Launch a pipeline training that was prepared, and remember what it measured."""
+"""Launch a prepared pipeline training, and remember what it measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.training import compare_with_one_process, read_job, remember_times, t
 
 
 class Trained(NamedTuple):
-    """What a training did, and how far its first losses are from a single process's."""
+    """A training's result, and how far its first losses are from single-process training."""
 
     result: TrainingResult
     reference_difference: float
@@ -29,8 +29,8 @@ def train(
     Args:
         folder: of the run, relative to the project folder, such as .dejavu/runs/…; it holds job.json.
         cluster: the cluster file, relative to the project folder.
-        dask: address of a Dask scheduler with a worker on every host; nothing: all devices are on this machine.
-        needed_bytes: what each rank is predicted to hold; refused where it is more than is free. Nothing: not checked.
+        dask: address of a Dask scheduler with a worker on every host; empty: all devices are on this machine.
+        needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
     """
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:

@@ -1,1 +1,1 @@
-"""One thin Prefect task for each arrow of the design: a name, retries and progress around one call of the engine."""
+"""One thin Prefect task for each step of the pipeline: a name, retries and progress around one call of the engine."""

@@ -1,4 +1,4 @@
-"""From a request to a plan on devices: search side by side, choose, bind, simulate."""
+"""From a request to a plan on devices: search in parallel, choose, bind, simulate."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from dejavu.trials import client_of
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)
 def search(what: str, questions: Sequence[Question], client: Any) -> list[Answer]:
-    """Ask searches, on Dask workers or in this thread; searches of milliseconds come several to a task."""
+    """Run searches, on Dask workers or in this thread; searches of milliseconds share a task run."""
     answers = on_dask(client)(questions) if client is not None else [question.answer() for question in questions]
     log = get_run_logger()
     for question, answer in zip(questions, answers, strict=True):
         level = logging.DEBUG if question.is_quick else logging.INFO
         if isinstance(answer, SearchResult):
-            said = f"{format_seconds(answer.step_seconds)} by formula, {answer.seconds:.2f} s of processor time"
-            log.log(level, "%s: %s", question, said)
+            said = f"estimated step {format_seconds(answer.step_seconds)} (cost model)"
+            log.log(level, "%s: %s, %.2f s of CPU time", question, said, answer.seconds)
         else:
             log.log(level, "%s: %s", question, answer)
     return answers
 
 
 def side_by_side(client: Any) -> Ask:
-    """Each question a task run of its own, at the same time; those of one problem that are quick share one."""
+    """Run each question as a task run of its own, concurrently; the quick ones of one problem share one."""
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
         groups: dict[Any, list[int]] = {}
@@ -54,14 +54,14 @@ def side_by_side(client: Any) -> Ask:
 
 
 def _named(questions: Sequence[Question]) -> str:
-    """What a task run asks."""
+    """Name the task run that answers these questions."""
     return (
         f"{', '.join(question.search for question in questions)}: {plural(questions[0].num_microbatches, 'microbatch')}"
     )
 
 
 def choose_plan(request: PlanRequest, dask: str) -> Choice:
-    """Plan as `dejavu plan` does, each search a task run, and log how far it is and what was chosen."""
+    """Plan as `dejavu plan` does, each search a task run; log the progress and what was chosen."""
     log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
         planner = Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what))
@@ -74,7 +74,7 @@ def choose_plan(request: PlanRequest, dask: str) -> Choice:
 
 @task(name="bind", cache_policy=NO_CACHE)
 def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
-    """Stages to actual devices; the log says why each is where it is."""
+    """Bind stages to actual devices, and log why each is where it is."""
     binding = bind(choice.priced.problem, plan, cluster)
     get_run_logger().info("bound to devices: %s", "; ".join(binding.reasons))
     return binding
@@ -82,17 +82,17 @@ def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
 
 @task(name="bind", task_run_name="bind-baseline", cache_policy=NO_CACHE)
 def bind_baseline(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
-    """A baseline's stages to actual devices, as well as they can be placed."""
+    """Bind a baseline's stages to actual devices, as well as they can be placed."""
     return bind(problem, plan, cluster)
 
 
 @task(name="simulate", cache_policy=NO_CACHE)
 def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
-    """The plan as it is bound; binding may move stages to other kinds of devices than a search named."""
+    """Simulate the plan as bound; binding may move stages to other kinds of devices than a search named."""
     return choice.candidate(plan)
 
 
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
 def without_memory(choice: Choice, plan: Plan) -> float:
-    """The step that would be predicted if no training had ever been remembered, in seconds."""
+    """Return the step that would be predicted if no training had ever been remembered, in seconds."""
     return simulate_plan(choice.prices.fresh.priced(plan.num_microbatches), plan).step_seconds

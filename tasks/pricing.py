@@ -21,10 +21,10 @@ KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 
 @task(name="read-cluster", cache_policy=NO_CACHE)
 def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
-    """The cluster as it is now: the run keeps to this, whatever becomes of the file."""
+    """Read the cluster once; later edits of the file do not affect the run."""
     cluster = load_cluster(path)
     if train and dask:
-        with client_of(dask):  # that nothing answers there is better said before anything is measured
+        with client_of(dask):  # fail before measuring if nothing answers there
             pass
     elif train:
         check_cluster(cluster)
@@ -37,7 +37,7 @@ def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
 
 @task(name="capture", cache_policy=NO_CACHE)
 def capture_model(workload: Workload, cluster: Cluster) -> Graph:
-    """The model as layers, without weights, with the kernels of the cluster's kind of devices."""
+    """Capture the model as layers, without weights, with the kernels of the cluster's kind of devices."""
     graph, log = capture(workload, cluster.kind), get_run_logger()
     log.info(
         "model %s: %d layers, %.2f million parameters", workload.model, len(graph.layers), graph.num_parameters / 1e6
@@ -51,7 +51,7 @@ def capture_model(workload: Workload, cluster: Cluster) -> Graph:
 def measure_what_is_missing(
     graph: Graph, workload: Workload, cluster: Cluster, database: Path, kinds: Collection[str] = KINDS_OF_A_PLAN
 ) -> MeasureResult:
-    """Measure on this machine what the database does not know; what it knows is not measured again."""
+    """Measure on this machine what the database lacks; what it knows is not measured again."""
     log = get_run_logger()
     campaign = Profiler(graph, workload, cluster, ProfileDatabase(database))
     measured = campaign.run(

@@ -1,4 +1,4 @@
-"""What each arrow leaves in MLflow. Only the flow's own process calls these."""
+"""Record each step of a run in MLflow. Only the flow's own process calls these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dejavu.workload import Workload
 
 
 def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: Path) -> None:
-    """The workload and the cluster, as used."""
+    """Record the workload and the cluster, as used."""
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
     run.artifact_file(cluster_file, "cluster.yaml")
@@ -40,7 +40,7 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
 
 
 def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
-    """How much the database knew, and how much was measured now."""
+    """Record how much the database knew, and how much was measured now."""
     run.metrics(
         [
             Metric("figures_known", sum(one.num_known for one in measured)),
@@ -51,7 +51,7 @@ def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
 
 @task(name="record-choice", cache_policy=NO_CACHE)
 def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
-    """What was considered, search by search, the plan, and the cost table that it rests on."""
+    """Record what was considered, search by search, the plan, and the cost table that it rests on."""
     graph = choice.prices.graph_of(choice.plan.num_microbatches)
     table = choice.prices.table_of(choice.plan.num_microbatches)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
@@ -67,7 +67,7 @@ def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
 
 
 def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
-    """One search: the price and proof of its plan for each number of microbatches (MLflow's step), and the best one."""
+    """Record a search: price and proof of its plan for each number of microbatches (MLflow's step), and the best."""
     results = [(row.num_microbatches, row.result) for row in rows if row.result is not None]
     best = min((result for _, result in results), key=lambda result: result.step_seconds)
     with run.child(f"search: {name}", {"search": best.search, "cuts": list(best.plan.cuts)}) as child:
@@ -85,7 +85,7 @@ def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
 
 
 def record_trials(run: Run, trials: Trials) -> None:
-    """Every trial's losses, who went on at each rung, and who won."""
+    """Record every trial's losses, which were promoted at each rung of successive halving, and which won."""
     run.parameters({"winner": str(trials.winner.draw), "num_trials": len(trials.results)})
     run.metrics(
         [
@@ -103,7 +103,7 @@ def record_trials(run: Run, trials: Trials) -> None:
 
 
 def record_training(run: Run, result: TrainingResult) -> None:
-    """The loss of every step and the measured times."""
+    """Record the loss of every step and the measured times."""
     run.metrics(Metric("loss", loss, result.first_step + k) for k, loss in enumerate(result.losses))
     run.metric("restarts", result.restarts)
     if result.step_seconds is not None:
@@ -111,7 +111,7 @@ def record_training(run: Run, result: TrainingResult) -> None:
     for times in result.stages:
         figures = asdict(times)
         stage, replica = figures.pop("stage"), figures.pop("replica")
-        if replica:  # all do the same work; they are in the artifact
+        if replica:  # replicas do the same work; the artifact has all
             continue
         run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
     run.artifact_json("training.json", result.to_dict())
@@ -119,7 +119,7 @@ def record_training(run: Run, result: TrainingResult) -> None:
 
 @task(name="report", cache_policy=NO_CACHE)
 def record_report(run: Run, data: ReportData) -> None:
-    """What was chosen and how it compares; the figures, and the one page that answers what was asked."""
+    """Record what was chosen and how it compares: the figures and the report page."""
     answers = {
         "predicted_step_seconds": data.predicted_step_seconds,
         "simulated_step_seconds": data.simulation.step_seconds,

@@ -70,10 +70,10 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
 def try_initializations(
     workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = ""
 ) -> Trials | None:
-    """N initializations at once, halved until one is left; None: none wanted.
+    """Search N initializations by successive halving, in parallel; None: none wanted.
 
     Args:
-        dask: address of a scheduler, whose workers share the folder; none: one worker here for each device.
+        dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
     """
     log, count = get_run_logger(), workload.trials.count
     if not count:
@@ -87,19 +87,20 @@ def try_initializations(
 
     def on_rung(rung: Rung) -> None:
         number, best = len(rung.survivors), rung.best_score
-        log.info("%d steps: %d tried, %d go on, the best at loss %.4f", rung.steps, len(rung.draws), number, best)
+        said = "successive halving, rung of %d steps: %d of %d trials promoted, best loss %.4f"
+        log.info(said, rung.steps, number, len(rung.draws), best)
 
     gpus = torch.cuda.device_count()
     workers = min(gpus or cluster.num_devices, count)
     with record.child("trials") as run:
-        # No worker is started for what is known.
+        # Results that are known need no workers.
         trials = remembered_search(workload, folder, on_result=on_result, on_rung=on_rung)
         if trials is None:
             with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
                 trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
         record_trials(run, trials)
     log.info(
-        "the best of %d initializations: %s, by %d steps together in %.1f s",
+        "the best of %d initializations: %s (%d training steps in all, %.1f s)",
         len(trials.results),
         trials.winner.draw,
         trials.total_steps,
@@ -114,9 +115,9 @@ def try_initializations(
 def measure_against_baseline(
     workload: Workload, binding: Binding, predicted_seconds: float, baseline: BoundBaseline | None, folder: Path
 ) -> Comparison | None:
-    """Measure the plan and the best baseline in turn; None: not wanted, no baseline, or none but the plan itself.
+    """Measure the plan and the best baseline in turn; None: not wanted, no baseline, or it is the plan itself.
 
-    A comparison that fails is told and leaves the plan as it is.
+    A comparison that fails is logged and leaves the plan as it is.
     """
     log = get_run_logger()
     if baseline is None or baseline.binding.plan == binding.plan or workload.compare is False:
@@ -137,7 +138,7 @@ def measure_against_baseline(
 
 @task(name="prepare", cache_policy=NO_CACHE)
 def prepare_training(workload: Workload, binding: Binding, tried: Trials | None, folder: Path) -> TrainingJob:
-    """Write the one file that every rank reads: it starts where the winning trial stopped."""
+    """Write the one file that every rank reads; the training starts where the winning trial stopped."""
     winner = tried.winner if tried else None
     job = TrainingJob(
         workload=workload,
@@ -154,29 +155,27 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
 
 @task(name="read-job", cache_policy=NO_CACHE)
 def read_job(folder: Path) -> TrainingJob:
-    """What was prepared in a run's folder."""
+    """Read the training job that was prepared in a run's folder."""
     path = folder / "job.json"
     if not path.is_file():
-        raise InputError(
-            f"{folder} has no training that was prepared: {path} is not there; wanted a folder of .dejavu/runs"
-        )
+        raise InputError(f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs")
     return TrainingJob.read(path)
 
 
 def needed_bytes(binding: Binding, price: Price) -> list[float]:
-    """What each rank of the world will hold at most, as predicted; 0 where the costs say only whether it fits."""
+    """Return each rank's predicted peak memory; 0 where the costs say only whether it fits."""
     of_rank = [sum(price.peak_bytes[s] for s in stages) for stages in binding.plan.ranks]
     return [np.nan_to_num(of_rank[placed.pipeline_rank]) for placed in binding.placements]
 
 
 @task(name="prepare", task_run_name="resume", cache_policy=NO_CACHE)
 def resume_training(workload: Workload, binding: Binding, folder: Path) -> TrainingJob:
-    """An earlier training goes on, under today's plan."""
+    """Prepare an earlier training to continue, under today's plan."""
     job = resumed(folder, workload, binding)
     job.write()
     complete = complete_checkpoints(job.checkpoints)
-    where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning, for there is no checkpoint"
-    get_run_logger().info("%s goes on from %s", folder, where)
+    where = f"step {checkpoint_step(complete[-1])}" if complete else "its beginning: there is no checkpoint"
+    get_run_logger().info("%s continues from %s", folder, where)
     return job
 
 
@@ -184,7 +183,7 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
 def train_pipeline(
     job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float] | None, dask: str = ""
 ) -> TrainingResult:
-    """Launch the ranks, on other hosts through a Dask scheduler; a retry goes on from the last complete checkpoint."""
+    """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint."""
     log = get_run_logger()
     before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
@@ -199,19 +198,19 @@ def train_pipeline(
 
     with client_of(dask) if dask else nullcontext() as client:
         line = torchrun_line(job, client)
-        log.info("by hand: %s", line)
+        log.info("to launch it by hand: %s", line)
         with record.child("training", {"torchrun": line}) as run:
             result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
             record_training(run, result)
     if result.restarts:
         why = "; ".join(result.failures)
-        log.warning("ranks were started again %d times, the last time from %s: %s", result.restarts, result.origin, why)
+        log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
     return result
 
 
 @task(name="compare", cache_policy=NO_CACHE)
 def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
-    """The largest difference between the pipeline's first losses and a single process's.
+    """Return the largest difference between the pipeline's first losses and those of single-process training.
 
     Args:
         trials: the folder of the trials, where the single process's losses are kept.
@@ -219,7 +218,7 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     difference = largest_difference(remembered_reference(job, trials), result)
     if not difference <= TOLERATED_DIFFERENCE:
         get_run_logger().warning(
-            "the first losses differ from a single process's by %.1e; up to %.0e is rounding",
+            "the first losses differ from single-process training by %.1e; up to %.0e is rounding",
             difference,
             TOLERATED_DIFFERENCE,
         )
@@ -228,6 +227,6 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
 
 @task(name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
-    """Measured step and stage times become rows of the database."""
+    """Save measured step and stage times as rows of the database."""
     rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
     get_run_logger().info("remembered %d measured step and stage times", rows)

@@ -129,13 +129,13 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
         ("Traceback (most recent call last):\n  File ...\nIndexError: Target 5 is out of bounds.\n", "IndexError: Tar"),
         ("a warning\nRuntimeError: no\ntorch.x.ChildFailedError: rank 1\n=====\n", "RuntimeError: no"),
         ("Killed\n", "Killed"),
-        ("", "it said nothing"),
+        ("", "no output"),
     ],
 )
 def test_what_a_failed_process_said_is_kept_and_its_error_named(said: str, sentence: str) -> None:
     found = what_failed("measuring", said)
     assert found.startswith(f"measuring failed: {sentence}") and "\n" not in found
-    kept = Path(found.rpartition("all it said: ")[2].removesuffix(")"))
+    kept = Path(found.rpartition("full output: ")[2].removesuffix(")"))
     assert kept.read_text() == said
     kept.unlink()
 

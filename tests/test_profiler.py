@@ -77,7 +77,8 @@ def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
     monkeypatch.setattr(campaign, "are_quiet", are_quiet)
     busy = Profiler(graph, tiny, here, database).run(["layers"])
     assert (busy.num_new, busy.num_known, busy.num_disturbed) == (0, 3, 3)
-    assert "3 of all beside other work" in str(busy)
+    assert "3 in all were taken while other work ran" in str(busy)
+    assert str(busy).startswith("déjà vu: 3 measurements reused, 0 measured now; ")
     quiet = True
     again = Profiler(graph, tiny, here, database).run(["layers"])
     assert (again.num_new, again.num_known) == (3, 0)

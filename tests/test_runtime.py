@@ -289,7 +289,7 @@ def test_an_earlier_training_is_looked_at_before_anything_starts(tiny: Workload,
     (run / "progress.jsonl").write_text("".join(f'{{"step": {k}, "loss": {9 - k}.5}}\n' for k in (1, 2, 3, 1, 2)) + "{")
     found = earlier_training(run, tiny)
     assert (found.step, found.loss, found.is_complete) == (3, 7.5, False)
-    assert str(found) == f"{run} goes on from step 3 of 8, the last at loss 7.5000"
+    assert str(found) == f"{run} continues from step 3 of 8, the last at loss 7.5000"
     for num_steps in (3, 2):  # as many as are trained, or fewer
         found = earlier_training(run, tiny.model_copy(update={"num_steps": num_steps}))
         assert found.is_complete
@@ -315,5 +315,5 @@ def test_an_earlier_training_that_cannot_go_on_is_refused_by_a_sentence(tiny: Wo
         assert "\n" not in str(refused.value)
     path.write_text(json.dumps(whole))
     checkpoint_at(run, 4).write_text("{")
-    with pytest.raises(InputError, match=r"step-00000004 cannot be read.* goes on from the checkpoint before it"):
+    with pytest.raises(InputError, match=r"step-00000004 cannot be read.* continues from the checkpoint before it"):
         earlier_training(run, tiny)

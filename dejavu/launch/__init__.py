@@ -1,4 +1,4 @@
-"""Starting ranks and watching over them: hosts, agents, checks before the start, restarts."""
+"""Starting ranks and watching them: preflight checks, hosts, agents, restarts."""
 
 from __future__ import annotations
 

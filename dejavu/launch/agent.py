@@ -1,6 +1,6 @@
-"""Torch's elastic agent as a child that ends when its parent ends; takes the words of torchrun.
+"""Torch's elastic agent as a child that ends when its parent ends; takes torchrun's arguments.
 
-Where the launcher asked for it, the agent writes down which rank ended how, and ends ranks that make no progress.
+If the launcher asks for it, the agent records which rank ended how, and kills ranks that make no progress.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dejavu.runtime.process.heartbeat import read_beats
 
 
 class WatchedAgent(LocalElasticAgent):
-    """An agent that names failures, watches progress, and numbers attempts alike on every host."""
+    """An agent that records failures, watches progress, and numbers attempts alike on every host."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.attempt = -1
-        self.failed_after: int | None = None  # the last step of the attempt before, if that failed by itself
+        self.failed_after: int | None = None  # the last step of the previous attempt, if that failed by itself
         self.watch = Watch.from_environment()
         self.watchdog = Watchdog(self.watch, self._running) if self.watch else None
         if self.watchdog:
@@ -41,12 +41,12 @@ class WatchedAgent(LocalElasticAgent):
         self.attempt += 1
         if worker_group.group_rank == 0:
             worker_group.store.set(ATTEMPT, str(self.attempt))
-        self.attempt = int(worker_group.store.get(ATTEMPT))  # the store is of this rendezvous alone
+        self.attempt = int(worker_group.store.get(ATTEMPT))  # the store belongs to this rendezvous alone
         os.environ[ATTEMPT] = str(self.attempt)  # for the ranks
         return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        # Asked before torch ends the others for those that ended: torch then counts them as failures too.
+        # Look at exit codes before torch terminates the other ranks: it then counts those as failures too.
         ended = {local: code for local, process in self._processes().items() if (code := process.poll())}
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED and self.watch:
@@ -58,7 +58,7 @@ class WatchedAgent(LocalElasticAgent):
         return result
 
     def _would_fail_again(self, ended: dict[int, int]) -> bool:
-        """Whether ranks failed by themselves, no signal, and got no further than on the attempt before."""
+        """Return whether ranks failed by themselves, not by a signal, and got no further than the attempt before."""
         assert self.watch
         if any(exit_code < 0 for exit_code in ended.values()):
             self.failed_after = None
@@ -75,7 +75,7 @@ class WatchedAgent(LocalElasticAgent):
         return {local: code for local, code in codes.items() if code != -signal.SIGTERM}
 
     def _processes(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
-        """This host's ranks by their number on it."""
+        """Return this host's ranks by their local rank."""
         handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
         return {local_rank: handler.proc for local_rank, handler in handlers.items()}
 

@@ -1,7 +1,7 @@
-"""What a plan gains over another, measured: some steps of each in turn, A B A B, in one launch on this machine.
+"""Measure a plan's gain over another: some steps of each in turn, A B A B, in one launch on this machine.
 
-`measure_gain(plan, baseline)` here, `python -m dejavu.launch.comparison FILE` in each of its ranks. Machines drift;
-what is measured in turn drifts alike. Nothing is kept of the training itself.
+`measure_gain(plan, baseline)` here starts `python -m dejavu.launch.comparison FILE` for each rank. A machine's speed
+drifts; measuring in turn makes both drift alike. Nothing of the training itself is kept.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dejavu.runtime.process.failures import LaunchError
 from dejavu.workload import Workload
 
 ROUNDS = 2  # A B A B
-STEPS = 5  # of a turn, that count
-WARMUP_STEPS = 1  # of a turn: connects ranks, fills caches
+STEPS = 5  # measured in each turn
+WARMUP_STEPS = 1  # of each turn, not measured: connects ranks, fills caches
 START_SECONDS = 6.0  # of a launch, about
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.05
 RESAMPLES = 2_000
-MOST_SECONDS = 20.0  # of a comparison that nobody asked for
+MOST_SECONDS = 20.0  # of a comparison that the workload does not ask for
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Comparison:
 
     @classmethod
     def of(cls, plan_seconds: list[float], baseline_seconds: list[float], baseline_name: str) -> Comparison:
-        """With the interval of the ratio of medians (percentile bootstrap, seeded)."""
+        """Compute the interval of the ratio of medians (percentile bootstrap, seeded)."""
         rng = np.random.default_rng(0)
 
         def medians(seconds: list[float]) -> np.ndarray:
@@ -74,7 +74,7 @@ class Comparison:
         return cls(tuple(plan_seconds), tuple(baseline_seconds), float(low), float(high), baseline_name)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the record for JSON."""
         return asdict(self) | {"gain": self.gain, "is_slower": self.is_slower}
 
     @property
@@ -84,11 +84,11 @@ class Comparison:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the plan is slower than the baseline, beyond what chance explains."""
+        """Whether the plan is slower than the baseline, beyond chance: the whole interval is below 1."""
         return self.high_gain < 1.0
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """Describe it in one sentence for people."""
         between = f"90 % interval {self.low_gain:.2f} to {self.high_gain:.2f}"
         steps = f"{len(self.plan_seconds)} steps of each in turn, {between}"
         said = f"{self.gain:.2f} × as fast as the {self.baseline_name}, measured ({steps})"
@@ -96,16 +96,16 @@ class Comparison:
 
 
 def expected_seconds(plan_step_seconds: float, baseline_step_seconds: float) -> float:
-    """How long a comparison will take, from the predicted steps."""
+    """Return how long a comparison will take, from the predicted steps."""
     turns = ROUNDS * (STEPS + WARMUP_STEPS)
     return START_SECONDS + turns * (plan_step_seconds + baseline_step_seconds)
 
 
 def measure_gain(plan: Contestant, baseline: Contestant, baseline_name: str, folder: Path) -> Comparison:
-    """Train some steps of both in turn, from the same weights; what was compared before is read from the folder.
+    """Train some steps of both in turn, from the same weights; earlier comparisons are read from the folder.
 
     Raises:
-        LaunchError: a rank failed; the message has the end of what it said.
+        LaunchError: a rank failed; the message includes the end of its output.
     """
     jobs = [_job(one) for one in (plan, baseline)]
     kept = folder / f"{stable_hash([ROUNDS, STEPS, *(job.to_dict() for job in jobs)])}.json"
@@ -123,7 +123,7 @@ def _job(one: Contestant) -> TrainingJob:
 
 
 def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
-    """Seconds of the steps that count, job by job."""
+    """Return the seconds of the measured steps, job by job."""
     num_ranks = max(len(job.binding.placements) for job in jobs)
     with tempfile.TemporaryDirectory(prefix="dejavu-compare-") as folder:
         path, log = Path(folder) / "jobs.json", Path(folder) / "ranks.log"
@@ -153,7 +153,7 @@ def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
 
 
 def _rank(path: Path) -> None:
-    """One rank: its part of every turn. Where a plan has fewer ranks than the other, those beyond wait."""
+    """Run one rank's part of every turn. Where a plan has fewer ranks than the other, the extra ranks wait."""
     import torch.distributed as dist
 
     from dejavu.runtime.process import claim_device, die_with_parent
@@ -177,7 +177,7 @@ def _rank(path: Path) -> None:
 
 
 def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
-    """Train this rank's part from the beginning; the slowest rank's seconds of each step that counts."""
+    """Train this rank's part from the first step; return the slowest rank's seconds of each measured step."""
     import torch.distributed as dist
 
     from dejavu.runtime.layout import Layout
@@ -200,7 +200,7 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
 
 
 def _store(name: str) -> Any:
-    """A store of this name: what an earlier group left under another is not seen."""
+    """Open a store of this name, which does not see the keys of earlier groups."""
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     from dejavu.runtime.worker import TIMEOUT
@@ -210,7 +210,7 @@ def _store(name: str) -> Any:
 
 
 def _join(rank: int, size: int, name: str, kind: str) -> None:
-    """Join the other ranks of this turn; one beyond the plan's has nothing to join."""
+    """Join the process group of this turn; ranks beyond the plan's join none."""
     import torch.distributed as dist
 
     from dejavu.runtime.worker import TIMEOUT

@@ -1,4 +1,4 @@
-"""Launching ranks with torch's elastic launcher, watching their progress, and leaving none behind."""
+"""Launch ranks with torch's elastic launcher, watch their progress, and leave no process running."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def launch(
 
     Args:
         client: a `distributed.Client` with a worker on every host of the plan; not needed where all is on this machine.
-        stall_seconds: without progress for so long, a rank is taken for stuck and ended.
-        needed_bytes: what each rank will take, as predicted; refused where it is more than is free.
+        stall_seconds: a rank without progress for so long counts as stuck and is killed.
+        needed_bytes: predicted memory of each rank; more than is free is an error.
         on_step: (step, loss), as ranks report them.
 
     Raises:
-        InputError: a host that cannot be reached, or weights that only the whole model could draw.
+        InputError: a host cannot be reached, or the scheme of the weights needs the whole model.
         LaunchError: the plan cannot run here, or the ranks failed more than `torchrun.MOST_RESTARTS` times.
     """
     check_plan(job)
@@ -89,7 +89,7 @@ def launch(
 
 
 def _hosts(job: TrainingJob) -> list[str]:
-    """The hosts of the plan, in the order of its ranks."""
+    """Return the hosts of the plan, in the order of its ranks."""
     return list(dict.fromkeys(placement.device.host for placement in job.binding.placements))
 
 
@@ -107,7 +107,7 @@ class _LocalAgent:
             )
 
     def poll(self) -> int | None:
-        """The agent's exit code; None: it runs."""
+        """Return the agent's exit code; None: it still runs."""
         return self.process.poll()
 
     def end(self) -> None:
@@ -117,7 +117,7 @@ class _LocalAgent:
 def _start(
     job: TrainingJob, path: Path, hosts: Sequence[Host], agents: HostAgents | None, stall_seconds: float
 ) -> _LocalAgent | HostAgents:
-    """Start the agents: one for this machine, or one on each host."""
+    """Start one agent on this machine, or one on each host."""
     size = len(job.binding.placements)
     if agents is None:
         words = torchrun_words(size, path)
@@ -136,25 +136,25 @@ def _watch(job: TrainingJob, ranks: Sequence[int], stall_seconds: float) -> Watc
 
 
 def log_path(job: TrainingJob, host: str | None = None) -> Path:
-    """All that ranks and agents say: of this machine, or of one of several hosts."""
+    """Return the log of all output of ranks and agents, on this machine or on one of several hosts."""
     return Path(job.folder) / ("ranks.log" if host is None else f"ranks-{host}.log")
 
 
 def _failed(job: TrainingJob, code: int) -> LaunchError:
-    """What to tell of a training that did not finish."""
+    """Return the error for a training that did not finish."""
     logs = [path for host in (None, *_hosts(job)) if (path := log_path(job, host)).exists()]
-    what = f"the training did not finish (exit code {code}; all that the ranks said is in {', '.join(map(str, logs))})"
+    what = f"the training did not finish (exit code {code}; the ranks' output is in {', '.join(map(str, logs))})"
     failures = read_failures(job.folder)
     told = "".join(f"\n{failure}" for failure in failures)
     by_itself = not failures or not failures[-1].by_signal
-    if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank says nothing against the others
+    if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
         return RankError(f"{what}; {errors[0].read_text()}{told}")
     told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
     return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
 
 
 def torchrun_line(job: TrainingJob, client: Any = None) -> str:
-    """The line that repeats this training by hand, in a folder of its own beside the job's; of several hosts, one each.
+    """Return the command that repeats this training in a new folder next to the job's; one for each of several hosts.
 
     Args:
         client: reaches the hosts; see `launch`.
@@ -180,7 +180,7 @@ def torchrun_line(job: TrainingJob, client: Any = None) -> str:
 
 
 def _report(progress: Path, read_bytes: int, on_step: Callable[[int, float], None]) -> int:
-    """Tell the steps that ranks have written since; how far the file is read now."""
+    """Report the steps that ranks have written since; return how many bytes of the file are read now."""
     if not progress.exists():
         return read_bytes
     with progress.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What cannot run is said before any rank starts, with what would do."""
+"""Checks before any rank starts: what cannot run is an error that says what would work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dejavu.workload.models import LayerBuilder, layers_of
 
 
 def check_plan(job: TrainingJob) -> None:
-    """That the plan is one for this model and batch.
+    """Check that the plan fits this model and batch.
 
     Raises:
         LaunchError: it is not.
@@ -48,18 +48,18 @@ def check_plan(job: TrainingJob) -> None:
 
 
 def check_spreading(job: TrainingJob) -> None:
-    """That every pipeline rank can be spread over devices as the plan says.
+    """Check that every pipeline rank can be spread over devices as the plan says.
 
     Raises:
         LaunchError: it cannot; the message names the rank or the layer.
-        InputError: there are more replicas than examples in a microbatch, or a layer that mixes examples.
+        InputError: there are more replicas than examples in a microbatch, or a layer mixes examples.
     """
     plan, workload, builders = job.binding.plan, job.workload, layers_of(job.workload)
     if workload.num_microbatches != plan.num_microbatches:
         raise LaunchError(
             f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
         )
-    grids = Layout(job.binding, workload.microbatch_size).grids  # refuses what does not fit the microbatches
+    grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):
         configuration = plan.rank_configuration(rank)
         for s in stages:
@@ -81,11 +81,11 @@ def check_spreading(job: TrainingJob) -> None:
                 "level 0 or 1, or a schedule that does not split the backward pass"
             )
     if any(len(grid) > 1 for grid in grids):
-        boundaries(workload)  # refuses layers whose outputs do not begin with the examples
+        boundaries(workload)  # rejects layers whose outputs do not begin with the examples
 
 
 def check_draw(job: TrainingJob) -> None:
-    """That the weights which the training begins with can be drawn a stage at a time.
+    """Check that the initial weights can be drawn one stage at a time.
 
     Raises:
         InputError: there is no such scheme, or it needs the whole model.
@@ -98,10 +98,10 @@ def check_draw(job: TrainingJob) -> None:
 
 
 def check_split(builders: Sequence[LayerBuilder], configuration: StageConfiguration) -> None:
-    """That the layers can be trained in so many shards.
+    """Check that the layers can be trained in so many shards.
 
     Raises:
-        LaunchError: one cannot; it is named, with what would do.
+        LaunchError: one cannot; the message names it and what would work.
     """
     degree = configuration.tensor_parallel
     for builder in builders if degree > 1 else ():
@@ -128,7 +128,7 @@ def _microbatches_that_would_do(job: TrainingJob) -> str:
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
-    """That all these hosts are this machine.
+    """Check that all these hosts are this machine.
 
     Raises:
         InputError: one is not.
@@ -144,7 +144,7 @@ def check_hosts(hosts: Iterable[str]) -> None:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """That all devices of the cluster are on this machine.
+    """Check that all devices of the cluster are on this machine.
 
     Raises:
         InputError: a host is not this machine, or has other devices or more of them.
@@ -158,12 +158,12 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:
-    """That the hosts see the job's folder, and have the plan's devices and their memory now.
+    """Check that the hosts see the job's folder, and have the plan's devices and their memory now.
 
     Cores are shared where there are fewer than ranks; GPUs are not.
 
     Args:
-        needed_bytes: of each rank, as predicted; None: not known.
+        needed_bytes: predicted for each rank; None: unknown.
 
     Raises:
         LaunchError: they do not.
@@ -190,7 +190,7 @@ def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequenc
             where = f"{name}" if index is None else f"device {index} of {name}"
             raise LaunchError(
                 f"the ranks on {where} need {units.format_bytes(wanted)} by the prediction; "
-                f"{units.format_bytes(free)} are free now: end what else runs there, or plan again with more stages, "
+                f"{units.format_bytes(free)} are free now: stop what else runs there, or plan again with more stages, "
                 "recomputation or smaller microbatches"
             )
 

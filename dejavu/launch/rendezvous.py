@@ -1,7 +1,7 @@
-"""Several hosts: which Dask worker is on which, what each has, and one elastic agent on each.
+"""Several hosts: find the Dask worker on each, inspect the host, and run one elastic agent there.
 
-The Dask client is passed in; it is the engine that reaches the hosts. All files go through the job's folder, which
-every host sees.
+The hosts are reached through the Dask client that is passed in. All files go through the job's folder, which every host
+sees.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dejavu.runtime.process.own_rank import HOST
 
 PULSE_SECONDS = 1.0
 LAUNCHER_LOST_SECONDS = 60.0  # without a pulse of the launcher; a shared file system may show it late
-WORKERS_SECONDS = 2.0  # between two questions to Dask which workers there are
+WORKERS_SECONDS = 2.0  # between two queries of Dask's workers
 _LAUNCHES = ".launch-"
 _PULSE = "pulse"
-_NOT_FROM_DASK = "MALLOC_TRIM_THRESHOLD_"  # Dask's own wish; it makes training 1.5 × slower
+_NOT_FROM_DASK = "MALLOC_TRIM_THRESHOLD_"  # Dask sets it; it makes training 1.5 × slower
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Host:
 
     Attributes:
         name: as in the plan.
-        address: IP address; other hosts reach it there.
+        address: IP address by which other hosts reach it.
         worker: the Dask worker on it; empty for this machine.
         interface: the network interface that has the address.
         num_gpus: as torch sees them.
-        free_bytes: memory that processes can have; `free_gpu_bytes`: of each GPU, where it was asked for.
-        free_port: nobody listened there.
+        free_bytes: available memory; `free_gpu_bytes`: of each GPU, where it was asked for.
+        free_port: a port that nobody listened on.
         sees_folder: the job's folder is the same there.
     """
 
@@ -63,12 +63,12 @@ class Host:
 
 
 def is_here(host: str) -> bool:
-    """Whether the name is this machine's."""
+    """Return whether the name is this machine's."""
     return host in {"localhost", "127.0.0.1", os.uname().nodename}
 
 
 def find_workers(client: Any, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """For each host its Dask worker and address: by the worker's name, its address, or its machine's name.
+    """Find each host's Dask worker and address: by the worker's name, its address, or its machine's name.
 
     Args:
         client: a `distributed.Client`.
@@ -98,7 +98,7 @@ def find_workers(client: Any, names: Sequence[str]) -> dict[str, tuple[str, str]
 
 
 def look_at_hosts(client: Any, names: Sequence[str], launch_folder: Path, *, gpu_memory: bool) -> tuple[Host, ...]:
-    """All hosts as they are now; see `find_workers`."""
+    """Inspect all hosts as they are now; see `find_workers`."""
     found = find_workers(client, names)
     hosts = []
     for name, (worker, address) in found.items():
@@ -108,13 +108,13 @@ def look_at_hosts(client: Any, names: Sequence[str], launch_folder: Path, *, gpu
 
 
 def look_here(names: Sequence[str], launch_folder: Path, *, gpu_memory: bool) -> tuple[Host, ...]:
-    """This machine, under all its names."""
+    """Inspect this machine, under all its names."""
     facts = look("127.0.0.1", str(launch_folder), gpu_memory)
     return tuple(Host(name, "localhost", "", **facts) for name in names)
 
 
 def look(address: str, launch_folder: str, gpu_memory: bool) -> dict[str, Any]:
-    """On a host: what there is."""
+    """Inspect the host that this runs on."""
     import torch  # a Dask worker may never have needed it
 
     with socket.socket() as free:
@@ -140,18 +140,18 @@ def _interface(address: str) -> str:
 
 
 def _free_gpu_bytes() -> tuple[int, ...]:
-    """In a process of its own: asking takes a context on the GPU, and this process wants none."""
+    """Ask in a child process: asking creates a CUDA context, which this process should not have."""
     code = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return tuple(map(int, done.stdout.split()))
 
 
 class Pulse:
-    """A folder of its own for one launch, in the job's; a sign of life in it, without which other hosts' agents end."""
+    """A folder for one launch inside the job's, with the launcher's heartbeat; without it other hosts' agents end."""
 
     def __init__(self, job_folder: Path) -> None:
         job_folder.mkdir(parents=True, exist_ok=True)
-        for stale in job_folder.glob(f"{_LAUNCHES}*"):  # of a launcher that was killed: its agents, if any, end now
+        for stale in job_folder.glob(f"{_LAUNCHES}*"):  # of a killed launcher: its agents, if any, end now
             shutil.rmtree(stale, ignore_errors=True)
         self.id = uuid.uuid4().hex[:12]
         self.folder = job_folder / f"{_LAUNCHES}{self.id}"
@@ -161,7 +161,7 @@ class Pulse:
         threading.Thread(target=self._go_on, name="pulse", daemon=True).start()
 
     def _beat(self, count: int) -> None:
-        with suppress(OSError):  # a full disk ends a training by its ranks, not by this
+        with suppress(OSError):  # on a full disk the ranks fail, not this thread
             (self.folder / _PULSE).write_text(str(count))
 
     def _go_on(self) -> None:
@@ -171,13 +171,13 @@ class Pulse:
             self._beat(count)
 
     def end(self) -> None:
-        """No agent of this launch goes on."""
+        """Stop the heartbeat, upon which all agents of this launch end."""
         self._end.set()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class HostAgents:
-    """One agent on each of several hosts, as a task of its Dask worker."""
+    """One agent on each of several hosts, each a task of the host's Dask worker."""
 
     def __init__(self, client: Any, pulse: Pulse) -> None:
         self.client, self.pulse = client, pulse
@@ -201,10 +201,10 @@ class HostAgents:
         )
 
     def poll(self) -> int | None:
-        """The exit code of the first agent that failed, or 0 when all have ended well; None: they run.
+        """Return the exit code of the first agent that failed, or 0 when all have succeeded; None: they still run.
 
         Raises:
-            LaunchError: a host's Dask worker, and so its agent, has gone.
+            LaunchError: a host's Dask worker, and so its agent, is gone.
         """
         codes: list[int | None] = []
         for host, future in self.futures.items():
@@ -223,14 +223,14 @@ class HostAgents:
         return None
 
     def _has_gone(self, host: Host) -> bool:
-        """Whether the scheduler says that it has lost the host's worker; one that does not answer says nothing."""
+        """Return whether the scheduler has lost the host's worker; if it does not respond, this is unknown: False."""
         try:
             return host.worker not in workers_of(self.client)
         except OSError:
             return False
 
     def end(self) -> None:
-        """End all agents; waits for those that can still be reached."""
+        """End all agents, and wait for those that can still be reached."""
         self.pulse.end()
         deadline = time.monotonic() + 2 * GRACE_SECONDS
         while time.monotonic() < deadline and any(self._ends(*entry) for entry in self.futures.items()):
@@ -238,7 +238,7 @@ class HostAgents:
         self.client.cancel(list(self.futures.values()), force=True)
 
     def _ends(self, host: Host, future: Any) -> bool:
-        """Whether the agent has yet to end, on a worker that lives."""
+        """Return whether the agent is still ending, on a worker that is alive."""
         return future.status == "pending" and not self._has_gone(host)
 
 
@@ -247,11 +247,11 @@ def _why(future: Any) -> str:
 
 
 def run_agent(words: list[str], environment: dict[str, str], interface: str, log: str, launch_host: str) -> int:
-    """On a Dask worker: run torch's elastic agent until it ends, or its launcher does; its exit code.
+    """Run torch's elastic agent on a Dask worker until it or its launcher ends; return its exit code.
 
     Args:
-        environment: on top of the worker's own.
-        launch_host: a path in the launch's folder that is this host's alone.
+        environment: in addition to the worker's own.
+        launch_host: a path in the launch's folder for this host alone.
 
     Raises:
         LaunchError: Dask runs this a second time, because the worker that ran it died.

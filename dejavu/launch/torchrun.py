@@ -1,4 +1,4 @@
-"""The words of torchrun: for this machine, or for each of several hosts."""
+"""Arguments of torchrun: for this machine, or for each of several hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dejavu.runtime.process.own_rank import ranks_on
 
 MOST_RESTARTS = 3
 MONITOR_SECONDS = 0.2
-JOIN_SECONDS = 120.0  # for the agents of all hosts to meet, also when they start their ranks again
+JOIN_SECONDS = 120.0  # for the rendezvous of all hosts' agents, also when they restart their ranks
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Rendezvous:
     """How one of several hosts' agents finds the others.
 
     Attributes:
-        endpoint: address and port on the host where they meet.
-        is_here: it is this host.
+        endpoint: address and port of the rendezvous.
+        is_here: this host serves the rendezvous.
         address: this host's own.
     """
 
@@ -44,11 +44,11 @@ class Rendezvous:
 
 
 def torchrun_words(num_ranks: int, *arguments: Path, meeting: Rendezvous | None = None) -> list[str]:
-    """What comes behind `torchrun` on one host.
+    """Return torchrun's arguments on one host.
 
     Args:
         num_ranks: on that host.
-        meeting: with the agents of other hosts; None: there are none, and it takes a free port on loopback.
+        meeting: the rendezvous with other hosts' agents; None: there are none, and it takes a free port on loopback.
     """
     alone = ["--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={_new_id()}"]
     return [
@@ -64,7 +64,7 @@ def torchrun_words(num_ranks: int, *arguments: Path, meeting: Rendezvous | None 
 
 
 def words_by_host(binding: Binding, hosts: Sequence[Host], *arguments: Path) -> dict[Host, list[str]]:
-    """What comes behind `torchrun` on each of several hosts; they meet on the first."""
+    """Return torchrun's arguments on each of several hosts; the first serves the rendezvous."""
     first, launch_id = hosts[0], _new_id()
     endpoint = f"{first.address}:{first.free_port}"
     return {

@@ -1,7 +1,7 @@
-"""One measuring or training process at a time in a project's folder, and the name of who it is.
+"""A lock: one measuring or training process at a time in a project's folder, and who holds it.
 
-Two of them share cores and links: each would be slower than what it predicted, and both would remember wrong times.
-The kernel holds the lock for its process, so it is free when that ends, however it ends.
+Two would share cores and links: each would be slower than predicted, and both would remember wrong times. It is a lock
+of the kernel, so it is released when its process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dejavu.runtime.job import write_json
 
 LOCK, HOLDER = "training.lock", "training.json"
 POLL_SECONDS = 0.5
-START_SLACK_SECONDS = 2.0  # the boot time, which psutil adds, is whole seconds
+START_SLACK_SECONDS = 2.0  # psutil adds the boot time, which is in whole seconds
 
 
 class BusyError(DejavuError):
@@ -37,8 +37,8 @@ class Holder:
 
     Attributes:
         what: for people, such as `gpt on desk`.
-        start_seconds: when its process was started, since the epoch: a pid alone may be another's by now.
-        since_seconds: when it began to hold the folder, since the epoch.
+        start_seconds: when its process was started, since the epoch: the pid alone may have been reused.
+        since_seconds: when it acquired the lock, since the epoch.
     """
 
     what: str
@@ -49,12 +49,12 @@ class Holder:
 
     @classmethod
     def here(cls, what: str) -> Holder:
-        """This process."""
+        """Return this process as a holder."""
         return cls(what, os.getpid(), psutil.Process().create_time(), socket.gethostname(), time.time())
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there; of another host's it is assumed."""
+        """Return whether its process is alive; on another host this is assumed."""
         if self.host != socket.gethostname():
             return True
         try:
@@ -73,10 +73,10 @@ class Holder:
 
 
 def holder_in(project: Path) -> Holder | None:
-    """Who measures or trains in this folder now; None: nobody, or nobody who has said so yet."""
+    """Return who measures or trains in this folder now; None: nobody, or nobody who has recorded it yet."""
     try:
         found = Holder(**json.loads((project / ".dejavu" / HOLDER).read_text()))
-    except (OSError, ValueError, TypeError):  # none, or one that was killed while it wrote
+    except (OSError, ValueError, TypeError):  # no record, or its writer was killed meanwhile
         return None
     return found if found.runs else None
 
@@ -85,12 +85,12 @@ def holder_in(project: Path) -> Holder | None:
 def alone_in(
     project: Path, what: str, *, wait: bool = False, on_wait: Callable[[str], None] = lambda sentence: None
 ) -> Iterator[None]:
-    """Hold the folder against other processes that measure or train; the same process may hold it several times.
+    """Lock the folder against other processes that measure or train; reentrant within a process.
 
     Args:
         what: is trained, for the others to read.
         wait: until the folder is free.
-        on_wait: told once, in a sentence, whom this waits for.
+        on_wait: called once with a sentence saying whom this waits for.
 
     Raises:
         BusyError: another process holds it and `wait` is not set, or the folder cannot be written.
@@ -98,7 +98,7 @@ def alone_in(
     folder = project.resolve() / ".dejavu"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Any thread may let go of it: Prefect runs tasks in threads of its own.
+        # Any thread may release it: Prefect runs tasks in threads of its own.
         lock = FileLock(folder / LOCK, thread_local=False, is_singleton=True)
         try:
             lock.acquire(timeout=0)
@@ -128,5 +128,5 @@ def alone_in(
 
 
 def _who(project: Path) -> str:
-    """The holder by name; it may just have begun."""
+    """Name the holder; one that has just started may not have recorded itself yet."""
     return str(holder_in(project) or "another process")

@@ -1,7 +1,7 @@
-"""Ranks that make no progress any more: their stacks are shown, the stuck one is named and ended, all start again.
+"""Watch for ranks that make no progress: print their stacks, name and kill the stuck one, upon which all restart.
 
-Every rank leaves a heartbeat in the job's folder after each step. On every host the agent's watchdog reads those of
-all ranks; only the one whose host has the stuck rank ends it.
+Every rank writes a heartbeat into the job's folder after each step. On every host the agent's watchdog reads those of
+all ranks; only the one on the stuck rank's host kills it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import psutil
 
 from dejavu.runtime.process.heartbeat import DONE, NO_STEP, Beat, heartbeats, read_beats
 
-STALL_SECONDS = 300.0  # without a step, in which no rank is taken for stuck; a large checkpoint takes minutes
-SLOWEST_STEPS = 5.0  # and never less than so many of the slowest step seen
+STALL_SECONDS = 300.0  # without a step before a rank counts as stuck; a large checkpoint takes minutes
+SLOWEST_STEPS = 5.0  # and never less than so many times the slowest step seen
 SETUP_SECONDS = 900.0  # the same until every rank has done a step (weights, set-up, compilation) and after the last
 STACK_SECONDS = 2.0  # for a rank to write its stack: it takes milliseconds, unless the rank cannot
 OTHER_HOST_SECONDS = 10.0  # for ranks of other hosts, whose watchdog may wake up later
@@ -32,7 +32,7 @@ _WATCH = "DEJAVU_WATCH"
 
 @dataclass(frozen=True)
 class Watch:
-    """What an agent is to watch.
+    """What an agent's watchdog watches.
 
     Attributes:
         folder: the job's.
@@ -51,7 +51,7 @@ class Watch:
 
     @classmethod
     def from_environment(cls) -> Watch | None:
-        """What the launcher asked for; None: nothing."""
+        """Read what the launcher asked for; None: nothing."""
         if _WATCH not in os.environ:
             return None
         data = json.loads(os.environ[_WATCH])
@@ -60,13 +60,13 @@ class Watch:
 
 
 class Watchdog(threading.Thread):
-    """Watches from an agent's process; ends the stuck rank by SIGKILL, upon which the agent starts all again.
+    """Watches from an agent's process; kills the stuck rank with SIGKILL, upon which the agent restarts all ranks.
 
     Args:
         running: -> (attempt, process ids of the agent's own ranks that run now, by rank).
 
     Attributes:
-        reasons: why a rank was ended, by attempt and rank.
+        reasons: why a rank was killed, by attempt and rank.
     """
 
     def __init__(self, watch: Watch, running: Callable[[], tuple[int, Mapping[int, int]]]) -> None:
@@ -85,7 +85,7 @@ class Watchdog(threading.Thread):
             if attempt != known or not pids:
                 known, self._beats, since, slowest, stalls = attempt, beats, now, 0.0, 0
             elif beats != self._beats:
-                if self._in_steps(self._beats):  # the first step sets up and compiles: it is no measure
+                if self._in_steps(self._beats):  # the first step, which sets up and compiles, does not count
                     slowest = max(slowest, now - since)
                 self._beats, since, stalls = beats, now, 0
             else:
@@ -97,14 +97,14 @@ class Watchdog(threading.Thread):
                     since = time.monotonic()
 
     def _in_steps(self, beats: Mapping[int, Beat]) -> bool:
-        """Whether all ranks have done a step, and none is at its end: a step is then what is waited for."""
+        """Return whether all ranks have done a step and none has finished: the next progress is then a step."""
         return len(beats) == self.watch.num_ranks and all(NO_STEP < beat.step < DONE for beat in beats.values())
 
     def _act(self, attempt: int, pids: Mapping[int, int], seconds: float, *, only_own: bool) -> None:
-        """Show the stacks of the own ranks and end the stuck one, if it is one of them.
+        """Print the stacks of this host's ranks, and kill the stuck one if it is one of them.
 
         Args:
-            only_own: the stuck rank of another host was not ended there: one of the own is.
+            only_own: another host's stuck rank was not killed there, so one of this host's is.
         """
         stacks = self._ask_for_stacks(pids)
         for rank in pids:
@@ -120,10 +120,10 @@ class Watchdog(threading.Thread):
             os.kill(pids[rank], signal.SIGKILL)
 
     def _ask_for_stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """The stacks of all ranks, other hosts' included, without those that do not answer."""
+        """Collect the stacks of all ranks, other hosts' included, without those that do not respond."""
         paths = {rank: heartbeats(self.watch.folder) / f"{rank}.stack" for rank in range(self.watch.num_ranks)}
         for rank, pid in pids.items():
-            if rank in self._beats:  # before its first heartbeat a rank has no handler, and the signal would end it
+            if rank in self._beats:  # before its first heartbeat a rank has no handler, and the signal would kill it
                 os.truncate(paths[rank], 0)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR1)
@@ -139,7 +139,7 @@ class Watchdog(threading.Thread):
         return stacks
 
     def _order(self, rank: int, stacks: Mapping[int, str]) -> tuple[bool, bool, int, int]:
-        """The most suspicious first: cannot answer; does not wait for others; is behind them; was last seen first."""
+        """Sort the most suspicious first: no response; not waiting for others; fewer steps done; older heartbeat."""
         beat = self._beats.get(rank)
         step, written_ns = (beat.step, beat.written_ns) if beat else (NO_STEP, 0)
         return rank in stacks, waits(stacks.get(rank, "")), step, written_ns
@@ -156,7 +156,7 @@ class Watchdog(threading.Thread):
 
 
 def waits(stack: str) -> bool:
-    """Whether the thread that took the signal waits for another rank: by the line of Python that it is at."""
+    """Return whether the thread that took the signal waits for another rank, judged by its current line of Python."""
     line = re.search(r'^Current thread .*\n  File "(.+)", line (\d+)', stack, re.MULTILINE)
     if line is None:
         return False

@@ -1,9 +1,9 @@
 """Ranks as forks of one process that has imported what they run, so that a host pays for it once.
 
 Importing torch's pipelining takes seconds of a core, for every rank and again for every attempt. The agent's zygote
-does it once, beside the rendezvous, and forks a rank when the agent wants one. A rank is the agent's own child, like
-one that was started by a command: the zygote forks twice, and the agent takes orphans in. Wherever a rank cannot be
-forked, it is started by its command.
+does it once, during the rendezvous, and forks a rank when the agent wants one. A rank is the agent's own child, like
+one that was started by a command: the zygote forks twice, and the agent is the subreaper of orphans. Wherever a rank
+cannot be forked, it is started by its command.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Zygote:
         if self._channel is None or arguments is None:
             return None
         try:
-            if not self._is_ready:  # its imports take as long as they take
+            if not self._is_ready:  # no time limit on its imports
                 self._is_ready = bool(self._replies.readline())
             self._channel.settimeout(REPLY_SECONDS)
             request = {"arguments": arguments, "environment": dict(environment)}
@@ -79,7 +79,7 @@ class Zygote:
         return Forked(pid, words)
 
     def end(self) -> None:
-        """End the zygote; the ranks that it forked go on."""
+        """End the zygote; the ranks that it forked keep running."""
         if self._channel is not None:
             self._channel.close()
             self._replies.close()
@@ -90,12 +90,12 @@ class Zygote:
 
 
 def module_of(words: Sequence[str]) -> str | None:
-    """The module that torchrun's words run in every rank; None: they run something else."""
+    """Return the module that torchrun's arguments run in every rank; None: they run something else."""
     return words[words.index("-m") + 1] if "-m" in words[:-1] else None
 
 
 def _arguments(words: Sequence[str], module: str) -> list[str] | None:
-    """What the command gives to the module; None: it runs something else."""
+    """Return the command's arguments of the module; None: it runs something else."""
     start = [sys.executable, "-u", "-m", module]
     return [*words[len(start) :]] if [*words[: len(start)]] == start else None
 
@@ -117,7 +117,7 @@ class _Nest:
         self.requests = channel.makefile()
 
     def serve(self) -> None:
-        """Fork ranks until the agent ends; comes back in none but a rank, when that has done its work."""
+        """Fork ranks until the agent ends; returns only in a rank, when that has finished."""
         die_with_parent(signal.SIGKILL)
         interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)
         importlib.import_module(self.module)
@@ -125,7 +125,7 @@ class _Nest:
         gc.freeze()
         self.channel.sendall(b"ready\n")
         for line in self.requests:
-            if _num_threads() > 1:  # a lock that another thread holds would stay shut in a fork
+            if _num_threads() > 1:  # a lock held by another thread would stay locked in a fork
                 self.channel.sendall(b"0\n")
             elif not (child := os.fork()):
                 signal.signal(signal.SIGINT, interrupts)
@@ -142,7 +142,7 @@ class _Nest:
         os.setsid()
         while os.getppid() == between:
             time.sleep(POLL_SECONDS / 10)
-        if os.getppid() != self.agent:  # which has ended, or may take in no orphans
+        if os.getppid() != self.agent:  # which has ended, or is no subreaper
             self.channel.sendall(b"0\n")
             os._exit(1)
         os.environ.clear()
@@ -164,7 +164,7 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, below zero where a signal ended it; None: it runs."""
+        """Return the exit code, negative where a signal ended it; None: it still runs."""
         if self.returncode is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:

@@ -1,12 +1,12 @@
-"""The one way from a question to a plan, for what-if questions, runs and re-planning.
+"""The one way from a request to a plan, for what-if questions, runs and re-planning.
 
 request.py     everything a plan depends on
 prices.py      the problems: every layer priced in every way that it may be spread
-questions.py   searches asked about problems, in threads or on Dask
+questions.py   searches run on problems, in threads or on Dask
 candidates.py  plans as they would run: under a schedule, simulated, corrected by earlier trainings
-bounds.py      what no plan is simulated below
-planner.py     asks, simulates, takes the fastest that fits
-choice.py      what was chosen, and everything it was chosen from
+bounds.py      lower bounds on any plan's simulated step
+planner.py     runs searches, simulates, takes the fastest plan that fits
+choice.py      the chosen plan, and everything it was chosen from
 sentences.py, table.py, record.py   the same for people, terminals and programs
 """
 

@@ -1,4 +1,4 @@
-"""What no plan of a request is simulated below, for each number of microbatches."""
+"""Lower bounds on the simulated step of any plan of a request, for each number of microbatches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
 BOUND_SHARE = 0.5  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn
 
-Tell = Callable[[str, int, int], None]  # what is done now, how many are done, of how many
+Tell = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
 
 def quietly(what: str, done: int, total: int) -> None:
-    """Nobody hears."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class RequestBounds:
     tell: Tell = quietly
 
     def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
-        """By number of microbatches, what no plan is below, as near to the best step as the budget allows.
+        """Return lower bounds by number of microbatches, as close to the best step as the budget allows.
 
-        The bound of all is the least of them, so each gets a little of the budget first, and then always the least
-        ones, side by side, as much again as they had, until all are close, the least cannot rise or the budget ends.
+        The bound over all numbers is the least of them. So each gets a little of the budget first; then, in parallel,
+        the least ones get as much again as they had, until all are close, the least cannot rise or the budget ends.
 
         Args:
-            best_seconds: of the best plan known.
+            best_seconds: step of the best plan known.
         """
         counts, workers = self.request.counts, min(self.num_workers, len(self.request.counts))
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
@@ -60,7 +60,7 @@ class RequestBounds:
                 more = {count: min(found[count].spent_seconds, left / workers) for count in least}
 
     def looked(self) -> dict[int, SimulatedBound]:
-        """The same where no plan is known: each has its part of the whole budget, and hands out what it meets."""
+        """Bound where no plan is known: each number gets its part of the budget, and returns the plan it found."""
         counts = self.request.counts
         self.tell("looking at every schedule", 0, len(counts))
         seconds = self.request.budget_seconds * min(self.num_workers, len(counts)) / len(counts)
@@ -78,18 +78,18 @@ class RequestBounds:
 def _side_by_side(
     pool: ThreadPoolExecutor, on_their_way: Mapping[int, Bounding], seconds: Mapping[int, float]
 ) -> dict[int, SimulatedBound]:
-    """Each after so much more time."""
+    """Continue each in parallel for so much more time."""
     bounds = pool.map(lambda count: on_their_way[count].go_on(seconds[count]), seconds)
     return dict(zip(seconds, bounds, strict=True))
 
 
 def has_no_plan(priced: PricedProblem, bound: SimulatedBound) -> bool:
-    """Whether the bound proves that no plan fits: it is above what a plan takes that does everything in turn."""
+    """Return whether the bound proves that no plan fits: it exceeds what a fully serial plan would take."""
     return bound.seconds > serial_seconds(priced)
 
 
 def serial_seconds(priced: PricedProblem) -> float:
-    """More than any plan's simulated step: each layer a stage on its slowest device, one action after the other."""
+    """Return more than any plan's simulated step: each layer a stage on its slowest device, every action in series."""
     problem, costs = priced.problem, priced.problem.costs
     C, L, B = len(problem.configurations), problem.num_layers, problem.num_microbatches
     layers = [[costs.stage_seconds(k, k + 1, c) for c in range(C)] for k in range(L)]
@@ -104,5 +104,5 @@ def serial_seconds(priced: PricedProblem) -> float:
 
 
 def _finite_max(seconds: Sequence[float]) -> float:
-    """The slowest of the devices on which it is possible at all."""
+    """Return the time on the slowest device that can run it at all."""
     return max((one for one in seconds if one < float("inf")), default=0.0)

@@ -1,4 +1,4 @@
-"""Plans as they would run: under a schedule, simulated, corrected by what earlier trainings taught."""
+"""Plans as they would run: under a schedule, simulated, corrected by measurements of earlier trainings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Candidate:
     """A plan as it would run.
 
     Attributes:
-        factor: what steps that were measured in trainings say of this plan's simulated step.
+        factor: correction of the simulated step, from steps measured in trainings.
     """
 
     priced: PricedProblem
@@ -45,28 +45,28 @@ class Candidate:
 
     @property
     def was_trained(self) -> bool:
-        """Whether this very plan was trained before."""
+        """Whether exactly this plan was trained before."""
         return self.factor.basis is Basis.OWN
 
     @cached_property
     def fits(self) -> bool:
-        """Every pipeline rank has the memory for what its stages hold in this order of actions."""
+        """Whether every pipeline rank has the memory for what its stages hold in this order of actions."""
         return fits(self.priced, self.plan, self.simulation)
 
     @cached_property
     def price(self) -> Price:
-        """What the plan costs, part by part."""
+        """The plan's cost, part by part."""
         return price_of_simulated(self.priced, self.plan, self.simulation)
 
     @property
     def num_devices(self) -> int:
-        """Devices that the plan uses."""
+        """The number of devices that the plan uses."""
         plan = self.plan
         return sum(plan.rank_configuration(rank).num_devices for rank in range(len(plan.ranks)))
 
 
 class Simulator:
-    """Makes candidates of plans, each pair of plan and schedule once.
+    """Turn plans into candidates; each pair of plan and schedule is simulated once.
 
     Args:
         prices: of the request.
@@ -78,10 +78,10 @@ class Simulator:
         self.best: Candidate | None = None
 
     def under_schedules(self, priced: PricedProblem, plan: Plan, schedules: Iterable[str]) -> list[Candidate]:
-        """The plan's devices under each of these schedules that can run them, the searched one first.
+        """Return the plan's devices under each of these schedules that can run them, the searched one first.
 
-        A schedule is left out where the busiest rank alone works longer than the best candidate's whole step: however
-        it is played, it cannot be chosen. The first that can run is always simulated, so that every plan has a figure.
+        Skip a schedule where the busiest rank's work alone exceeds the best candidate's whole step: no order of actions
+        could make it the best. The first that can run is always simulated, so that every plan has a simulated step.
         """
         found: list[Candidate] = []
         for name in sorted(schedules, key=lambda name: name != plan.schedule):
@@ -95,7 +95,7 @@ class Simulator:
         return found
 
     def candidate(self, priced: PricedProblem, plan: Plan) -> Candidate:
-        """One plan under its own schedule.
+        """Simulate one plan under its own schedule.
 
         Raises:
             InputError: the schedule does not run so many stages or microbatches.
@@ -110,16 +110,16 @@ class Simulator:
         return self._known[plan]
 
     def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
-        """Seconds of a plan that was trained, by today's prices."""
+        """Return the simulated step of a plan that was trained, at today's prices."""
         if plan not in self._trained:
             self._trained[plan] = simulate_plan(priced, plan).step_seconds
         return self._trained[plan]
 
     def polished(self, candidate: Candidate) -> Candidate:
-        """The candidate with its cuts moved, one layer at a time, while the simulated step gets shorter and fits.
+        """Move the candidate's cuts, one layer at a time, while the simulated step gets shorter and still fits.
 
-        Searches price by a formula; this is the last step towards what will run. Deterministic: it ends after a number
-        of simulations, not after seconds.
+        Searches price by a formula; this hill climbing works on the simulated step. Deterministic: it ends after a
+        number of simulations, not after some time.
         """
         actions = max(1, len(candidate.simulation.action_table.stage_A))
         left = min(MOST_SIMULATIONS, MOST_ACTIONS // actions)
@@ -140,7 +140,7 @@ class Simulator:
 
 
 def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
-    """The plan with one of its cuts moved by so many layers; None where a stage would be left without any."""
+    """Return the plan with one cut moved by so many layers; None where a stage would have no layer left."""
     before, after = plan.stages[cut], plan.stages[cut + 1]
     at = after.start + move
     if not before.start < at < after.stop:
@@ -151,7 +151,7 @@ def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
 
 
 def least_seconds(priced: PricedProblem, plan: Plan) -> float:
-    """What the busiest pipeline rank works in a step; no order of its actions takes less."""
+    """Return the busiest pipeline rank's work in a step; no order of its actions takes less."""
     rows, B = stages_of(priced, plan), plan.num_microbatches
 
     def work(s: int) -> float:

@@ -21,10 +21,10 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Considered:
-    """What one search answered for one number of microbatches, and how its plan would run.
+    """One search's answer for one number of microbatches, and how its plan would run.
 
     Attributes:
-        search: its name; `remembered` for a plan that was trained before, `bound` for one met while bounding.
+        search: its name; `remembered` for a plan that was trained before, `bound` for one found while bounding.
         answer: None for those two.
         candidates: its plan under the schedules that can run it; those that fit first, then by predicted step.
     """
@@ -50,7 +50,7 @@ class Considered:
 
     @property
     def shown(self) -> Candidate | None:
-        """The best, or what comes next to it."""
+        """The candidate to show: the best, or the first of all where none fits."""
         return self.candidates[0] if self.candidates else None
 
     @property
@@ -58,12 +58,12 @@ class Considered:
         return isinstance(self.answer, Infeasible)
 
     def proves_infeasible(self, priced: PricedProblem) -> bool:
-        """Whether this proves that this very problem has no plan; of one with less room it proves nothing."""
+        """Return whether this proves that the given problem has no plan; a problem with less memory proves nothing."""
         return self.is_proved_infeasible and self.priced is priced
 
     @property
     def failure(self) -> str:
-        """Why nothing of this can be chosen; empty where something can."""
+        """Why no candidate can be chosen; empty where one can."""
         if isinstance(self.answer, Infeasible | NotFound):
             return str(self.answer)
         if self.best is None:
@@ -72,7 +72,7 @@ class Considered:
 
     @property
     def lower_bound_seconds(self) -> float:
-        """No plan of this problem, of one stage a rank, is cheaper by the searches' formula; inf: there is none."""
+        """Lower bound on the cost model's step over plans with one stage per rank; inf: there is no plan."""
         if isinstance(self.answer, Infeasible):
             return float("inf")
         return self.answer.lower_bound_seconds if self.answer is not None else 0.0
@@ -83,9 +83,9 @@ class Choice:
     """The plan that was chosen, and everything it was chosen from.
 
     Attributes:
-        considered: in the order in which they were asked.
-        chosen: the least predicted step of all that fits.
-        origin: whose plan it is; its cuts may have been moved since.
+        considered: in the order in which the searches ran.
+        chosen: the candidate with the least predicted step of all that fit.
+        origin: the row that the plan came from; its cuts may have been moved since.
         simulator: of the request, for other plans of it.
         simulated_bounds: by number of microbatches: no plan under any allowed schedule is simulated below.
     """
@@ -107,9 +107,9 @@ class Choice:
         return self.chosen.priced
 
     def unmeasured(self, here: Cluster) -> Workload | None:
-        """The workload at the plan's microbatches, if its layers were not measured at that size on devices here.
+        """Return the workload at the plan's microbatches, if its layers were not measured at that size on devices here.
 
-        What lies between two measured sizes was not either.
+        A size that is interpolated between two measured ones counts as not measured.
         """
         count, types = self.plan.num_microbatches, {stage.configuration.device_type for stage in self.plan.stages}
         table = self.prices.table_of(count)
@@ -118,7 +118,7 @@ class Choice:
         return None if sources <= {MEASURED, TRAINED} else split_into(self.request.workload, count)
 
     def candidate(self, plan: Plan) -> Candidate:
-        """Another plan of the request, as it would run.
+        """Simulate another plan of the request.
 
         Raises:
             InputError: its schedule does not run so many stages or microbatches.
@@ -132,18 +132,18 @@ class Choice:
 
     @property
     def simulated_seconds(self) -> float:
-        """The simulated step, before earlier trainings correct it; what the bound is about."""
+        """The simulated step, before earlier trainings correct it; the bound applies to this."""
         return self.chosen.simulated_seconds
 
     @property
     def simulated_lower_bound_seconds(self) -> float:
-        """No plan of any number of microbatches that was considered, under any allowed schedule, is simulated below."""
+        """No plan under any allowed schedule, with any considered number of microbatches, is simulated below this."""
         return min(self.simulated_seconds, *map(self.simulated_bound_seconds, self.counts))
 
     def simulated_bound_seconds(self, num_microbatches: int) -> float:
-        """No plan of so many microbatches is simulated below; inf where it is proved that there is none.
+        """Return a lower bound on the simulated step with so many microbatches; inf: it is proved that no plan fits.
 
-        What a search proves is of plans with one stage on each pipeline rank. Under a schedule that gives a rank two,
+        A search's proof covers plans with one stage on each pipeline rank. Under a schedule that gives a rank two,
         layers that are not neighbours share its memory, and a plan may fit where no such plan does.
         """
         if self.request.one_stage_a_rank and any(
@@ -167,23 +167,23 @@ class Choice:
 
     @cached_property
     def cheapest(self) -> SearchResult | None:
-        """The least step by the searches' formula; None where only a remembered plan is known."""
+        """The result with the least step by the cost model; None where only a remembered plan is known."""
         found = [row.result for row in self.considered if row.result is not None]
         return min(found, key=lambda result: result.step_seconds, default=None)
 
     def bound_seconds(self, num_microbatches: int) -> float:
-        """No plan of so many microbatches is cheaper by the searches' formula; inf where there is none."""
+        """Return the cost model's lower bound with so many microbatches; inf where there is no plan."""
         return max(row.lower_bound_seconds for row in self.considered if row.num_microbatches == num_microbatches)
 
     @property
     def lower_bound_seconds(self) -> float:
-        """No plan is cheaper by the searches' formula, over all numbers of microbatches that were considered."""
+        """The cost model's lower bound over all considered numbers of microbatches."""
         least = min(map(self.bound_seconds, self.counts))
         return min(least, self.cheapest.step_seconds) if self.cheapest else least
 
     @cached_property
     def baselines(self) -> dict[str, Considered]:
-        """Of each way to plan by hand, its fastest answer over all numbers of microbatches and allowed schedules."""
+        """Each baseline's fastest answer over all numbers of microbatches and allowed schedules."""
         found = {}
         for name in BASELINES:
             rows = [row for row in self.considered if row.search == name]
@@ -193,7 +193,7 @@ class Choice:
 
     @property
     def best_baseline(self) -> Considered | None:
-        """The fastest of them; None where none fits."""
+        """The fastest baseline; None where none fits."""
         fitting = [row for row in self.baselines.values() if row.best is not None]
         return min(fitting, key=_speed, default=None)
 
@@ -216,7 +216,7 @@ class Choice:
 
     @property
     def uniform_step_seconds(self) -> float | None:
-        """Of the best even split by the searches' formula; None where none fits."""
+        """The cost model's step of the best even split; None where none fits."""
         found = [row.result.step_seconds for row in self.considered if row.search == "uniform" and row.result]
         return min(found, default=None)
 
@@ -226,7 +226,7 @@ def _speed(row: Considered) -> float:
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:
-    """Whether both have the same microbatches and give each pipeline rank the same devices."""
+    """Return whether both have the same microbatches and give each pipeline rank the same devices."""
     if one.plan.num_microbatches != other.plan.num_microbatches:
         return False
     ranks = [[c.plan.rank_configuration(rank) for rank in range(len(c.plan.ranks))] for c in (one, other)]

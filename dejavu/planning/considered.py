@@ -1,4 +1,4 @@
-"""The answer to a request, for a terminal."""
+"""Print a choice to the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH_COLUMNS = 100
 
 
 def print_choice(choice: Choice) -> None:
-    """What was considered, the baselines, the chosen plan's stages, and what can be said of it."""
+    """Print what was considered, the baselines, the chosen plan's stages, and the sentences about it."""
     console = Console(width=WIDTH_COLUMNS)
     console.print(considered_table(choice))
     console.print(stages_table(choice))
@@ -32,7 +32,7 @@ def print_choice(choice: Choice) -> None:
 
 
 def considered_table(choice: Choice) -> Table:
-    """The fastest answer for each number of microbatches, the fastest of each other search, and every baseline."""
+    """Tabulate the fastest answer for each number of microbatches and each other search, and every baseline."""
     title = f"{choice.request.workload.model} on {choice.request.cluster.name}: plans considered, steps simulated"
     table = Table(title=title, title_justify="left")
     table.add_column("found by", no_wrap=True)
@@ -61,7 +61,7 @@ def considered_table(choice: Choice) -> Table:
 
 
 def headroom_bytes(choice: Choice, row: Considered) -> list[float]:
-    """Memory that stays free on a device of each pipeline rank."""
+    """Return the memory that stays free on a device of each pipeline rank."""
     shown = choice.chosen if row is choice.origin else row.shown
     assert shown is not None
     types, plan, peak = choice.request.cluster.device_types, shown.plan, shown.price.peak_bytes
@@ -72,7 +72,7 @@ def headroom_bytes(choice: Choice, row: Considered) -> list[float]:
 
 
 def stages_table(choice: Choice) -> Table:
-    """The chosen plan, stage by stage."""
+    """Tabulate the chosen plan, stage by stage."""
     plan, found = choice.plan, choice.chosen.price
     table = Table(title=f"chosen: {plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}", title_justify="left")
     table.add_column("layers", no_wrap=True)
@@ -96,7 +96,7 @@ def stages_table(choice: Choice) -> Table:
 
 
 def _shown(choice: Choice) -> list[Considered]:
-    """One answer for each number of microbatches, one for each other search, and the baselines."""
+    """Return one answer for each number of microbatches, one for each other search, and the baselines."""
 
     def speed(row: Considered) -> float:
         return row.best.step_seconds if row.best is not None else float("inf")

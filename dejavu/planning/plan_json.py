@@ -14,7 +14,7 @@ from dejavu.planning.sentences import reason
 
 
 def write_choice(choice: Choice, path: Path | None) -> None:
-    """As JSON into a file; None: to standard output.
+    """Write the choice as JSON into a file; None: to standard output.
 
     Raises:
         InputError: the file cannot be written.
@@ -30,10 +30,10 @@ def write_choice(choice: Choice, path: Path | None) -> None:
 
 
 def choice_to_dict(choice: Choice) -> dict[str, Any]:
-    """Seconds, bytes and counts by name.
+    """Return the choice as seconds, bytes and counts by name.
 
-    `simulated_…` is about what will run, `step_seconds` and `lower_bound_seconds` about the searches' formula;
-    `predicted_step_seconds` is the simulated step as earlier trainings correct it. `gap_percent` is the formula's,
+    `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
+    `predicted_step_seconds` is the simulated step corrected by earlier trainings. `gap_percent` is the cost model's,
     `simulated_gap_percent` what the best plan could save of the simulated step at most.
     """
     plan, chosen = choice.plan, choice.chosen
@@ -76,7 +76,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
 
 
 def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
-    """The stages in the model's order; the stages of a pipeline rank share its devices."""
+    """Return the stages in the model's order; the stages of a pipeline rank share its devices."""
     problem, plan, found = chosen.priced.problem, chosen.plan, chosen.price
     types = choice.request.cluster.device_types
     ranks = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
@@ -122,7 +122,7 @@ def _row(choice: Choice, row: Considered) -> dict[str, Any]:
 
 
 def _baseline(row: Considered) -> dict[str, Any] | None:
-    """Its fastest answer; None where none fits."""
+    """Return the baseline's fastest answer; None where none fits."""
     best = row.best
     if best is None:
         return None

@@ -1,4 +1,4 @@
-"""From a request to a plan: asks searches side by side, simulates what they find, takes the fastest that fits."""
+"""From a request to a plan: run searches in parallel, simulate what they find, take the fastest that fits."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
 
 PROVER = "auto"
-FURTHER = ("differentiable", "mcmc")  # asked where the proof leaves something open
+FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 REMEMBERED = "remembered"
-MET = "bound"  # met while the simulated step was bounded
+MET = "bound"  # found while bounding the simulated step
 QUICK_SHARE = 0.15  # of the budget, at most
-EXPLAIN_SECONDS = 10.0  # to find the least memory that would do where nothing fits
+EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
 
 
 @dataclass(frozen=True)
 class Planner:
-    """The one way from a question to a plan, for the commands and the flows.
+    """The one way from a request to a plan, for the commands and the flows.
 
     Attributes:
-        ask: how questions to searches are answered: in threads, on Dask, as task runs of a flow.
-        num_workers: how many of them at the same time.
-        tell: hears how far it is.
+        ask: runs searches: in threads, on Dask, as task runs of a flow.
+        num_workers: how many searches run at the same time.
+        tell: called with the progress.
     """
 
     ask: Ask = in_this_process
@@ -48,13 +48,13 @@ class Planner:
     tell: Tell = quietly
 
     def plan(self, request: PlanRequest, prices: Prices | None = None) -> Choice:
-        """The plan with the least predicted step of all that were found and fit, with what was proved.
+        """Return the plan with the least predicted step of all that were found and fit, with what was proved.
 
-        Quick searches come first, and the baselines with them; a search that proves starts from their best plans; where
-        that leaves a gap, others look for better ones. Every plan is simulated under every allowed schedule.
+        Quick searches and the baselines run first; a search that proves starts from their best plans; where that leaves
+        a gap, others look for better ones. Every plan is simulated under every allowed schedule.
 
         Args:
-            prices: of the request, where they are made already.
+            prices: of the request, where they exist already.
 
         Raises:
             NoPlanError: no plan was found; its answer says whether it is proved that there is none.
@@ -111,7 +111,7 @@ class _Planning:
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
         self.bounds = RequestBounds(request, prices, planner.num_workers, planner.tell)
-        self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be looked at
+        self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be searched
 
     def choice(self) -> Choice:
         counts, tell = self.request.counts, self.planner.tell
@@ -135,7 +135,7 @@ class _Planning:
         origin, best = self._fastest()
         chosen = self.simulator.polished(best)
         bounds = self._raised(chosen)
-        other, best = self._fastest()  # maybe one that was met while bounding
+        other, best = self._fastest()  # maybe one that was found while bounding
         if best.step_seconds < chosen.step_seconds:
             origin, chosen = other, self.simulator.polished(best)
         origin, chosen = self._unless_kept(origin, chosen)
@@ -146,14 +146,14 @@ class _Planning:
         return any(row.best for row in self.rows)
 
     def _ask(self, searches: Iterable[str], priced: Sequence[PricedProblem], share: float) -> None:
-        """Ask each search about each problem, side by side, within a share of what is left of the budget."""
+        """Run each search on each problem, in parallel, within a share of what is left of the budget."""
         pairs = [(name, one) for one in priced for name in searches]
         if not pairs:
             return
         workers = min(self.planner.num_workers, len(pairs))
         seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
         questions = [Question(name, one, seconds, self.request.seed, self._start(one)) for name, one in pairs]
-        self.planner.tell(f"asking {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
+        self.planner.tell(f"searching: {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
         answers = self.planner.ask(questions)
         self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
@@ -168,7 +168,7 @@ class _Planning:
         self.rows.append(Considered(search, priced, answer, tuple(found)))
 
     def _consider_remembered(self) -> None:
-        """Plans that were trained before and answer today's question are candidates, too."""
+        """Add plans that were trained before and answer today's request."""
         rows = ProfileDatabase(self.request.database)
         for count in self.request.counts:
             priced = self.prices.priced(count)
@@ -183,18 +183,18 @@ class _Planning:
                     continue
 
     def _start(self, priced: PricedProblem) -> Plan | None:
-        """The cheapest plan of this very problem so far."""
+        """Return the cheapest plan of this problem so far."""
         found = [row.result for row in self.rows if row.priced is priced and row.result is not None]
         return min(found, key=lambda result: result.step_seconds).plan if found else None
 
     def _is_open(self, priced: PricedProblem) -> bool:
-        """Whether a better plan of this problem than the cheapest of all is possible, by the searches' formula."""
+        """Return whether this problem may still have a plan cheaper than the cheapest of all, by the cost model."""
         found = [row.result.step_seconds for row in self.rows if row.result is not None]
         bound = max(row.lower_bound_seconds for row in self.rows if row.priced is priced)
         return bound < (1 - CLOSE) * min(found, default=float("inf"))
 
     def _fastest(self) -> tuple[Considered, Candidate]:
-        """The row whose best candidate is predicted to be the fastest, and that candidate.
+        """Return the row whose best candidate is predicted to be the fastest, and that candidate.
 
         Raises:
             NoPlanError: nothing that was found fits.
@@ -205,7 +205,7 @@ class _Planning:
         return min(fitting, key=lambda pair: pair[1].step_seconds)
 
     def _unless_kept(self, origin: Considered, chosen: Candidate) -> tuple[Considered, Candidate]:
-        """The best plan that was trained before, unless the chosen one gains more than is uncertain of the two."""
+        """Keep the best plan that was trained before, unless the new one's gain exceeds the uncertainty of the two."""
         trained = [(row, row.best) for row in self.rows if row.best is not None and row.best.was_trained]
         if not trained or chosen.was_trained:
             return origin, chosen
@@ -215,10 +215,10 @@ class _Planning:
         return row, kept
 
     def _why_none(self) -> tuple[Infeasible | NotFound, str]:
-        """The answer of the most microbatches, and a sentence about all.
+        """Return the answer for the most microbatches, and a sentence about all.
 
-        Infeasible only where it is proved of every problem, under every schedule: the searches' proofs are of one stage
-        on each rank; for the other schedules the bound's own places have to be empty.
+        Infeasible only where it is proved for every problem and every schedule: the searches' proofs cover one stage on
+        each rank; for the other schedules the bound's own search space has to be empty.
         """
         request = self.request
         counts, names = request.counts, ", ".join(request.allowed_schedules)
@@ -241,16 +241,16 @@ class _Planning:
         )
 
     def _is_proved_empty(self, priced: PricedProblem) -> bool:
-        """Whether a search proved that no plan of one stage on each rank fits."""
+        """Return whether a search proved that no plan with one stage on each rank fits."""
         return any(row.proves_infeasible(priced) for row in self.rows)
 
     def _is_empty(self, priced: PricedProblem) -> bool:
-        """Whether it is proved that no plan fits under any allowed schedule."""
+        """Return whether it is proved that no plan fits under any allowed schedule."""
         looked = self.looked.get(priced.problem.num_microbatches)
         return looked is not None and has_no_plan(priced, looked)
 
     def _meet(self) -> None:
-        """Where no search found a plan that fits: look for one under every allowed schedule, as the bound does.
+        """Look for a plan under every allowed schedule with the bound's search, where no other search found one.
 
         The searches' plans have one stage on each rank; with two, layers that are not neighbours share a rank's memory.
         """
@@ -259,14 +259,14 @@ class _Planning:
             self._consider_met(count, bound)
 
     def _raised(self, chosen: Candidate) -> dict[int, SimulatedBound]:
-        """By number of microbatches, what no plan's simulated step is below; plans that are met are candidates."""
+        """Return lower bounds on the simulated step by number of microbatches; plans found meanwhile are candidates."""
         found = self.bounds.raised(chosen.simulated_seconds)
         for count, bound in found.items():
             self._consider_met(count, bound)
         return found
 
     def _consider_met(self, count: int, bound: SimulatedBound) -> None:
-        """The plan that was met while this was proved is a candidate."""
+        """Add the plan that was found while this was proved."""
         if bound.plan is not None:
             met = self.simulator.candidate(self.prices.priced(count), bound.plan)
             if met.fits:
@@ -274,7 +274,7 @@ class _Planning:
 
 
 def _devices(plan: Plan) -> Counter[str]:
-    """How many of each type the plan uses."""
+    """Count the devices of each type that the plan uses."""
     used: Counter[str] = Counter()
     for configuration in map(plan.rank_configuration, range(len(plan.ranks))):
         used[configuration.device_type] += configuration.num_devices

@@ -1,4 +1,4 @@
-"""From a request to the questions for the searches: every layer priced in every way it may be spread."""
+"""From a request to the searches' problems: every layer priced in every way it may be spread."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from dejavu.workload import Workload
 
 
 class Prices:
-    """The problems of a request, one for each number of microbatches; every number is made once.
+    """The problems of a request, one for each number of microbatches; each is computed once.
 
     Args:
-        remembers: prices are corrected by what earlier trainings measured.
+        remembers: correct prices by what earlier trainings measured.
         graph_at: a microbatch size -> the captured model; None: captured here.
     """
 
@@ -54,11 +54,11 @@ class Prices:
 
     @property
     def fresh(self) -> Prices:
-        """The same, as if no training had ever been remembered."""
+        """Return the same prices, as if no training had ever been remembered."""
         return Prices(self.request, remembers=False, graph_at=self.graph)
 
     def graph(self, microbatch_size: int) -> Graph:
-        """The model as layers, without weights.
+        """Return the model as layers, without weights.
 
         Raises:
             InputError: it cannot be captured.
@@ -68,15 +68,15 @@ class Prices:
         return self._graphs[microbatch_size]
 
     def graph_of(self, num_microbatches: int) -> Graph:
-        """The model at the microbatch size that follows from their number."""
+        """Return the model at the microbatch size that follows from their number."""
         return self.graph(self.request.workload.batch_size // num_microbatches)
 
     def table_of(self, num_microbatches: int) -> CostTable:
-        """What each whole layer costs on each type of device at that microbatch size."""
+        """Return what each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.batch_size // num_microbatches).table
 
     def priced(self, num_microbatches: int) -> PricedProblem:
-        """The problem of so many microbatches, and what simulating its plans needs besides.
+        """Return the problem with so many microbatches, and what simulating its plans needs besides.
 
         Raises:
             CostError: a number is missing; it names layer and device.
@@ -117,12 +117,12 @@ class Prices:
 
 
 def under_gpipe_memory(priced: PricedProblem) -> PricedProblem:
-    """The problem with room for all microbatches of a step on every stage: what fits it fits under every schedule."""
+    """Return the problem with all of a step's microbatches in flight: what fits it fits under every schedule."""
     return replace(priced, problem=replace(priced.problem, schedule="gpipe"))
 
 
 def price_workload(workload: Workload, cluster: Cluster, database: Path, parallelism: Parallelism) -> PricedProblem:
-    """The problem of one workload at its own number of microbatches.
+    """Price one workload at its own number of microbatches.
 
     Raises:
         CostError: a number is missing; it names layer and device.

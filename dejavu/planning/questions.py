@@ -1,4 +1,4 @@
-"""Searches asked about problems, and the ways to answer many questions at once."""
+"""Searches to run on problems, and the ways to run many at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.search import Search, search_named
 from dejavu.search.fan_out import Client, answers
 
-BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always asked, always shown
-QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; their plans are the others' starts
+BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
+QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; the others start from their plans
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One search, asked about one problem.
+    """One search to run on one problem.
 
     Attributes:
         start: a plan of the problem for the search to start from, where it takes one.
@@ -59,7 +59,7 @@ Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each questi
 
 
 def in_this_process(questions: Sequence[Question]) -> list[Answer]:
-    """In threads, one for each core: the searches' compiled loops run beside each other."""
+    """Run the searches in threads, one for each core: their compiled loops release the GIL."""
     if len(questions) < 2:
         return [question.answer() for question in questions]
     with ThreadPoolExecutor(num_cores(), thread_name_prefix="search") as pool:
@@ -67,15 +67,15 @@ def in_this_process(questions: Sequence[Question]) -> list[Answer]:
 
 
 def on_dask(client: Client) -> Ask:
-    """As tasks of a Dask client, on whatever workers it has."""
+    """Run the searches as tasks of a Dask client, on whatever workers it has."""
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
-        budgets = {q.budget_seconds for q in questions}  # one for all that are asked together
+        budgets = {q.budget_seconds for q in questions}  # one budget for all that run together
         return answers([(q.asked, q.priced.problem, q.seed) for q in questions], max(budgets), client)
 
     return ask
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))

@@ -17,14 +17,15 @@ BUDGET_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A question to the planner. Equal requests on the same database get the same answer, whoever asks.
+    """A question to the planner. Equal requests on the same database get the same answer, from every command.
 
     Attributes:
         database: folder of measured costs.
         parallelism: how stages may be spread; None: `Parallelism.usual` of the cluster.
-        searches: which to ask; empty: those that prove or are quick, and further ones where they leave a gap.
-        schedules: which the plan may run under; empty: the workload's own, which may be `auto`, all of them.
-        microbatches: into how many a step may be split; empty: `microbatch_choices` of the workload.
+        searches: which to run; empty: those that prove or are quick, and further ones where they leave a gap.
+        schedules: which the plan may use; empty: the workload's own, which may be `auto`, all of them.
+        microbatches: numbers of microbatches (gradient accumulation steps) to try; empty: `microbatch_choices` of the
+            workload.
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
 
     Raises:
@@ -56,16 +57,16 @@ class PlanRequest:
 
     @property
     def allowed_schedules(self) -> tuple[str, ...]:
-        """By name, each once."""
+        """Names of the schedules that the plan may use, each once."""
         if self.schedules:
             return tuple(dict.fromkeys(self.schedules))
         return tuple(SCHEDULES) if self.workload.schedule == AUTO else (self.workload.schedule,)
 
     @property
     def searched_schedule(self) -> str:
-        """The schedule of one stage a rank whose price and memory rule the searches use.
+        """The schedule, with one stage per rank, whose price and memory rule the searches use.
 
-        1F1B holds least of all; GPipe's rule, where nothing else is allowed.
+        1F1B holds the least memory of all; GPipe's rule, where nothing else is allowed.
         """
         rules = {schedule_named(name).searched_as for name in self.allowed_schedules}
         return "1f1b" if "1f1b" in rules else rules.pop()
@@ -81,5 +82,5 @@ class PlanRequest:
         return tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
 
     def split(self, num_microbatches: int) -> Workload:
-        """The workload with so many microbatches, under the schedule that searches price."""
+        """Return the workload with so many microbatches, under the schedule that searches price."""
         return split_into(self.workload, num_microbatches).model_copy(update={"schedule": self.searched_schedule})

@@ -1,4 +1,4 @@
-"""The same devices under other schedules: the layers of each pipeline rank cut finer, in the order that they take."""
+"""The same devices under other schedules: each pipeline rank's layers are cut into the stages of the new schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dejavu.simulation import Simulation
 
 
 def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
-    """The plan's devices and microbatches under this schedule.
+    """Return the plan's devices and microbatches under this schedule.
 
     Raises:
         InputError: too few layers for so many stages, or the schedule does not run so many microbatches.
@@ -37,7 +37,7 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
 
 
 def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
-    """Cuts between S stages in order, each of one layer at least, whose slowest stage is fastest; a dynamic program."""
+    """Return the cuts into S stages, in order, that minimize the slowest stage, by dynamic programming."""
     S, L = seconds_SL.shape
     sums_SL1 = np.concatenate([np.zeros((S, 1)), np.cumsum(seconds_SL, axis=1)], axis=1)
     best_L1 = np.where(np.arange(L + 1) == 0, 0.0, np.inf)
@@ -55,7 +55,7 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
 
 
 def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
-    """Whether every pipeline rank has the memory for what its stages hold when the plan is played."""
+    """Return whether every pipeline rank has the memory for what its stages hold in the simulation."""
     problem = priced.problem
     for stages in plan.ranks:
         index = [problem.index(plan.stages[s].configuration) for s in stages]

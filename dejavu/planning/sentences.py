@@ -1,4 +1,4 @@
-"""What a choice says of itself: each sentence proved, or marked as predicted."""
+"""Sentences about a choice: each is proved, or marked as predicted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dejavu.foundation.units import format_seconds, plural
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
 
-SMALL_GAIN = 1.05  # below, a gain is said in percent
+SMALL_GAIN = 1.05  # below, a gain is written in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
 def what_was_chosen(choice: Choice) -> str:
-    """The plan in a line."""
+    """Describe the plan in a line."""
     plan = choice.plan
     devices = f"{choice.chosen.num_devices} of {plural(choice.request.cluster.num_devices, 'device')}"
     return (
@@ -21,19 +21,19 @@ def what_was_chosen(choice: Choice) -> str:
 
 
 def faster(speedup: float) -> str:
-    """`1.14 × as fast as`, or of little `0.5% faster than`."""
+    """Write `1.14 × as fast as`, or for a small gain `0.5% faster than`."""
     return f"{speedup:.2f} × as fast as" if speedup >= SMALL_GAIN else f"{speedup - 1.0:.1%} faster than"
 
 
 def corrected(choice: Choice) -> str:
-    """Where earlier trainings changed the prediction, what was simulated."""
+    """Say whether the prediction is the simulated step, or that corrected by earlier trainings."""
     if abs(choice.chosen.factor.factor - 1.0) < CLOSE:
         return " (simulated)"
     return f" (simulated {format_seconds(choice.simulated_seconds)}, corrected by earlier trainings)"
 
 
 def what_is_proved(choice: Choice) -> str:
-    """About every plan, by simulation."""
+    """State the lower bound on every plan's simulated step."""
     counts, names = choice.counts, choice.request.allowed_schedules
     among = f"under {plural(len(names), 'schedule')}" if len(names) > 1 else f"under {names[0]}"
     among += f" and with {plural(len(counts), 'number')} of microbatches" if len(counts) > 1 else ""
@@ -47,7 +47,7 @@ def what_is_proved(choice: Choice) -> str:
 
 
 def within(choice: Choice) -> str:
-    """Which ways to spread a stage the proof is about, where not all of them were allowed."""
+    """Say which ways of spreading a stage the proof covers, where not all of them were allowed."""
     spread = choice.request.spread
     if spread.max_data_parallel == 1 and spread.max_tensor_parallel == 1:
         return ", of one device for each stage,"
@@ -57,29 +57,29 @@ def within(choice: Choice) -> str:
 
 
 def what_was_gained(choice: Choice) -> str:
-    """Over the best that people do without a planner."""
+    """State the predicted gain over the best baseline."""
     row = choice.best_baseline
     if row is None or row.best is None or choice.speedup is None:
-        return "Baselines: none fits its memory."
+        return "Baselines: none fits in memory."
     name, seconds = NAMES[row.search], format_seconds(row.best.step_seconds)
     best = (
         f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
     )
     if choice.speedup < 1.0 - CLOSE:
         slower = f"{1.0 / choice.speedup - 1.0:.1%} slower than {best}"
-        return f"Predicted to be {slower}; it was trained before, and stays while no other's gain is sure."
+        return f"Predicted to be {slower}; kept because it was trained before and no other plan's gain is certain."
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
     return f"Predicted to be {faster(choice.speedup)} {best}."
 
 
 def what_the_formula_says(choice: Choice) -> str:
-    """The searches' own optimum, in small letters."""
+    """State the optimum of the cost model that the searches use."""
     if choice.cheapest is None:
         return ""
     bound = choice.lower_bound_seconds
     low = f"lower bound {format_seconds(bound)}" if bound > 0 else "no lower bound"
-    return f"Cost-model optimum (the searches' formula): {format_seconds(choice.cheapest.step_seconds)}, {low}."
+    return f"Estimated cost (cost model): best {format_seconds(choice.cheapest.step_seconds)}, {low}."
 
 
 def reason(choice: Choice) -> str:

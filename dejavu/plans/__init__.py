@@ -6,7 +6,7 @@ plan.py         stage configurations, stages, plans
 problem.py      what a search is asked
 answers.py      what it answers: a plan, a proof that there is none, or nothing
 pricing.py      the price, and the checks of a plan
-priced.py       a problem with what the simulator needs besides
+priced_problem.py  a problem with what the simulator needs besides
 """
 
 from __future__ import annotations

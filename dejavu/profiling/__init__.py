@@ -1,4 +1,4 @@
-"""Measuring: layers, kernels, links, collectives and what the pipeline runtime takes, as rows of the database."""
+"""Measuring layers, kernels, links, collectives and the pipeline runtime's own overhead, as rows of the database."""
 
 from __future__ import annotations
 

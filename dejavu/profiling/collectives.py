@@ -1,6 +1,6 @@
-"""Measuring collectives among ranks: of this machine, or of any machines that a torchrun line brings together.
+"""Measure collectives among ranks on this machine, or on any hosts that torchrun connects.
 
-Run as `python -m dejavu.profiling.collectives` it is one of the ranks. On several hosts, with the database on rank 0's:
+`python -m dejavu.profiling.collectives` runs one rank. On several hosts, with the database on rank 0's:
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT \\
         -m dejavu.profiling.collectives --device-type A100-SXM4-80GB --database profiles_db
@@ -40,7 +40,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 def collective_of(name: str, num_ranks: int, devices_per_node: int) -> Collective:
-    """One group of all ranks, as it is measured here."""
+    """Return the collective over one group of all ranks, as it is measured here."""
     ranks = (0, 1) if name == "send_recv" else tuple(range(num_ranks))
     return Collective(
         name=name,
@@ -58,7 +58,7 @@ def measure_collectives(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """Each collective at each size among `num_ranks` devices of this machine, as rows of the database.
+    """Measure each collective at each size among `num_ranks` devices of this machine; yield rows of the database.
 
     Raises:
         LaunchError: the ranks failed.
@@ -104,7 +104,7 @@ def _row(figures: dict[str, Any], device_type: str) -> Measurement:
 
 
 def _main(settings: argparse.Namespace) -> None:
-    """One rank; rank 0 prints a line of JSON for each figure, or appends them to the database."""
+    """Run one rank; rank 0 prints a line of JSON for each measurement, or appends them to the database."""
     if os.environ.get(PARENT):
         die_with_parent(signal.SIGKILL)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -117,7 +117,7 @@ def _main(settings: argparse.Namespace) -> None:
     for name in settings.names.split(","):
         collective = collective_of(name, world, per_node)
         for size_bytes in map(int, settings.sizes.split(",")):
-            elements = max(size_bytes // 4 // world, 1) * world  # divides among the ranks
+            elements = max(size_bytes // 4 // world, 1) * world  # divisible by the number of ranks
             seconds, share = _time(_work(name, elements, rank, world, device), device)
             figures = {
                 "name": name,
@@ -140,7 +140,7 @@ def _main(settings: argparse.Namespace) -> None:
 
 
 def _work(name: str, elements: int, rank: int, world: int, device: torch.device) -> Callable[[], object]:
-    """One run of a collective; sizes are of the whole tensor, as in `dejavu.profiles.collective`."""
+    """Return a function that runs a collective once; sizes are of the whole tensor (`dejavu.profiles.collective`)."""
     whole, part = torch.zeros(elements, device=device), torch.zeros(elements // world, device=device)
     other = torch.zeros_like(whole)
     if name == "all_reduce":
@@ -157,7 +157,7 @@ def _work(name: str, elements: int, rank: int, world: int, device: torch.device)
 
 
 def _time(work: Callable[[], object], device: torch.device) -> tuple[list[float], float | None]:
-    """Seconds of the repeats that count, of their slowest rank: a collective is over when all have it."""
+    """Return the measured repeats' seconds on the slowest rank: a collective is over when all ranks have it."""
     for _ in range(WARMUP_REPEATS):
         work()
     dist.barrier()
@@ -166,7 +166,7 @@ def _time(work: Callable[[], object], device: torch.device) -> tuple[list[float]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     once = torch.tensor([time.perf_counter() - before], device=device)
-    dist.all_reduce(once, dist.ReduceOp.MAX)  # all ranks repeat alike
+    dist.all_reduce(once, dist.ReduceOp.MAX)  # so that all ranks repeat equally often
     repeats = max(LEAST_REPEATS, min(MOST_REPEATS, int(SECONDS_PER_SIZE / float(once))))
     return repeat_together(work, device, repeats=repeats, before_each=dist.barrier)
 

@@ -1,7 +1,7 @@
-"""Measuring single kernels on a device that is present, in a process of its own, as `measure` does with layers.
+"""Measure single kernels on a device that is present, in a process of its own, as `profiling.layers` does with layers.
 
-A kernel is rebuilt from its record, with tensors of its sizes in order. Where the record does not say enough (the shape
-of a filter, the table of an embedding), the kernel is left to predictors: `can_measure` says which.
+A kernel is rebuilt from its record, with contiguous tensors of its sizes. Where the record is not enough (the shape of
+a filter, the table of an embedding), the kernel is left to predictors: `can_measure` says which.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class OperatorError(DejavuError):
 
 
 def can_measure(kernel: Kernel) -> bool:
-    """Whether the kernel's record says enough to run it."""
+    """Return whether the kernel's record is enough to run it."""
     return kernel.family in _BUILDERS and _work(kernel, torch.device("meta")) is not None
 
 
 def measure_kernels(
     kernels: Sequence[Kernel], device_type: str, *, core: int = 0, progress: Callable[[str], None] = lambda name: None
 ) -> Iterator[Measurement]:
-    """Seconds of each kernel that can be measured, in order, as rows of the database; called `progress` before each.
+    """Measure each kernel that can be, in order; yield rows of the database, and call `progress` before each.
 
     Args:
-        core: which core, or which GPU, of this machine.
+        core: the index of the core or GPU of this machine.
 
     Raises:
         OperatorError: the measuring process failed.
@@ -124,7 +124,7 @@ def _row(kernel: Kernel, device_type: str, figures: dict[str, Any]) -> Measureme
 
 
 def _main() -> None:
-    """The measuring process: one line of JSON for each kernel."""
+    """Run the measuring process: print one line of JSON for each kernel."""
     die_with_parent(signal.SIGKILL)
     job = json.load(sys.stdin)
     device = claim_device(job["core"])
@@ -139,7 +139,7 @@ def _main() -> None:
 
 
 def time_work(work: Work, device: torch.device) -> list[float]:
-    """Seconds of every repeat: processor time on a CPU, events on a GPU."""
+    """Return the seconds of every repeat: CPU time on a CPU, CUDA events on a GPU."""
     for _ in range(WARMUP_REPEATS):
         work()
     if device.type == "cuda":
@@ -149,7 +149,7 @@ def time_work(work: Work, device: torch.device) -> list[float]:
     while len(seconds) < LEAST_REPEATS or (
         len(seconds) < MOST_REPEATS and time.perf_counter() - started < SECONDS_PER_KERNEL
     ):
-        before = time.process_time()  # of this pinned process: what others take of the core is not in it
+        before = time.process_time()  # of this pinned process only: without other programs' share of the core
         work()
         seconds.append(max(time.process_time() - before, LEAST_SECONDS))
     return seconds
@@ -172,7 +172,7 @@ def _time_on_gpu(work: Work) -> list[float]:
 
 
 def _work(kernel: Kernel, device: torch.device) -> Work | None:
-    """What runs the kernel once; None where its record does not say enough. On `meta` nothing is allocated."""
+    """Return a function that runs the kernel once; None where its record is not enough. `meta` allocates nothing."""
     dtype = getattr(torch, "float32" if kernel.dtype == "tfloat32" else kernel.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return None

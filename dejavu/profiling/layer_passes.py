@@ -1,10 +1,10 @@
-"""The process that measures layers: each runs forward, backward and through the optimizer as in one rank of a training.
+"""The process that measures layers: forward, backward and optimizer step of each, as in one rank of a training.
 
-It is pinned to one core (or one GPU), has one compute thread, and prints one JSON line for each figure;
-`runtime.measure` starts it. On a CPU processor time counts, so what other programs take of the core does not; passes
-that had to wait for them, or beside which the core itself was slow, count only where there are too few others
-(`quiet`), and each row says how many of these are in it. A layer beside which the core was slow nearly all the while is
-measured again after all others. It imports nothing that prices or stores: that would take it seconds.
+It is pinned to one core (or one GPU), has one compute thread, and prints one JSON line for each measurement;
+`profiling.layers` starts it. On a CPU it measures CPU time, so other programs' share of the core does not count; passes
+that had to wait for other programs, or during which the core itself was slow, count only where there are too few others
+(`quiet`), and each row says how many of them are in it. A layer during which the core was slow nearly all the time is
+measured again after all others. It imports nothing that prices or stores: that would take seconds.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WARMUP_REPEATS = 2
 LEAST_REPEATS = 5
 MOST_REPEATS = 50
 IN_FLIGHT = 4  # microbatches
-WAIT_SECONDS = 20e-6  # less is what reading two clocks takes, or an interrupt
-LEAST_SECONDS = 1e-9  # the clock's own resolution: what does nothing still takes more than zero
-SECONDS_PER_LAYER = 1.2  # of this process's own processor time
+WAIT_SECONDS = 20e-6  # anything shorter is reading two clocks, or an interrupt
+LEAST_SECONDS = 1e-9  # the clock's resolution: a layer that does nothing still takes more than zero
+SECONDS_PER_LAYER = 1.2  # of this process's own CPU time
 MOST_SECONDS_PER_LAYER = 4.0  # on the clock, while there is less than that or fewer repeats than the least are steady
 
 
 def _main(job: dict[str, Any]) -> None:
-    """The measuring process: one line of JSON for each figure; a companion goes on until it is ended."""
+    """Run the measuring process: print one line of JSON for each measurement; a companion runs until it is killed."""
     die_with_parent(signal.SIGKILL)
     device = claim_device(job["core"])
     if device.type == "cpu":
@@ -53,9 +53,9 @@ def _main(job: dict[str, Any]) -> None:
 
 
 def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Of each layer and pass, as it is known; again at the end where the core was slow beside the layer all the while.
+    """Yield a row for each layer and pass as it is measured; layers with a slow core all the time again at the end.
 
-    The last row is the fastest look.
+    The last row is the fastest sample of the core.
     """
     workload = Workload.model_validate(job["workload"])
     layers = _Layers(workload, capture(workload, job["kind"]), device)
@@ -74,7 +74,7 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
                 share = chosen.disturbed_share if probe else None
                 yield {"signature": signature, "direction": direction, "disturbed_share": share, **figures}
         if not job["until_ended"]:
-            # By now faster looks may be known than when the layer was measured.
+            # By now faster samples may be known than when the layer was measured.
             wanted = [name for name in wanted if probe and probe.slowdown(looks[name]) > DISTURBED and not is_again]
             is_again = True
     if probe:
@@ -82,10 +82,10 @@ def _figures(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, An
 
 
 class _Work(NamedTuple):
-    """A layer with what comes to it in a training.
+    """A layer with its inputs in a training.
 
     Attributes:
-        loss: behind the last layer.
+        loss: applied to the last layer's output.
         splits: every second repeat runs the backward pass in its two parts, as torch's runtime does.
     """
 
@@ -107,7 +107,7 @@ class _Layers:
         self.builders, self.loss = layers_of(workload), model_of(workload).loss
 
     def of(self, signatures: Sequence[str]) -> Iterator[tuple[str, _Work]]:
-        """Those with these signatures, each once."""
+        """Yield the layers with these signatures, each once."""
         wanted, dtype = set(signatures), DTYPES[self.workload.dtype]
         inputs, targets = dataset_of(self.workload).batch(0, self.workload.microbatch_size, seed=self.workload.seed)
         x = inputs.to(self.device, dtype) if inputs.is_floating_point() else inputs.to(self.device)
@@ -123,12 +123,12 @@ class _Layers:
 def _time_layer(
     work: _Work, workload: Workload, probe: InterferenceProbe | None, *, is_alone: bool = True
 ) -> tuple[dict[str, list[TimedWork]], float]:
-    """Every pass of every repeat after the first ones, and the median look beside the steady ones.
+    """Time every pass of every repeat after the warm-up; also return the median sample of the steady repeats.
 
     Gradients accumulate, as they do over the microbatches of a step.
 
     Args:
-        quiet: None: waiting is part of what is measured, or nobody can tell.
+        quiet: None: waiting is part of what is measured, or cannot be detected.
         is_alone: no companion shares the core; waiting for one is no disturbance.
     """
     parameters = list(work.module.parameters())
@@ -160,7 +160,7 @@ def _time_layer(
 
 
 def _timed(took: _Clocks, stretch: float, slowdown: float, probe: InterferenceProbe | None) -> TimedWork:
-    """One pass. A wait anywhere in its repeat counts as well as one in itself: behind it caches are cold."""
+    """Record one pass. A wait anywhere in its repeat counts like one in the pass: after it the caches are cold."""
     if probe is None:
         return TimedWork(max(took.seconds, LEAST_SECONDS))
     return TimedWork(max(took.processor_seconds, LEAST_SECONDS), stretch, slowdown)
@@ -181,7 +181,7 @@ def _slowdowns(looks: Sequence[float], probe: InterferenceProbe | None) -> list[
 
 
 class _Clocks(NamedTuple):
-    """The clock's seconds and this process's processor seconds, which on its one core are all of its threads'."""
+    """Wall-clock seconds and this process's CPU seconds, which on its one core are those of all its threads."""
 
     seconds: float
     processor_seconds: float
@@ -204,10 +204,10 @@ class _Clocks(NamedTuple):
 def _repeat(
     work: _Work, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, *, in_parts: bool
 ) -> dict[str, list[_Clocks]]:
-    """What each pass takes.
+    """Time each pass of one repeat.
 
     Several microbatches go forward before the first goes backward, as under every schedule: one at a time would find
-    its activations still in the cache and be some per cent too fast. So it is with the two parts of a backward pass.
+    its activations still in the cache and be some per cent too fast. The same holds for a backward pass in two parts.
     """
     seconds: dict[str, list[_Clocks]] = {direction: [] for direction in (*DIRECTIONS, *PARTS)}
     ends = []

@@ -1,7 +1,7 @@
-"""Measuring layers on a device that is present, in a process of its own, as one training rank would run them.
+"""Measure layers on a device that is present, in a process of its own, as one training rank would run them.
 
-Companions do the same on the other cores meanwhile, because in a pipeline they are busy too and share caches and
-memory. What a process does is `runtime.layer_passes`; here its figures become rows of the database.
+Companions do the same on the other cores meanwhile, because in a pipeline those are busy too and share caches and
+memory bandwidth. The process runs `profiling.layer_passes`; here its output becomes rows of the database.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Conditions:
     """Under which layers are measured.
 
     Attributes:
-        num_busy: how many devices work at once, the measured one among them; where they are more than the cores of a
+        num_busy: how many devices work at once, including the measured one; where they are more than the cores of a
             machine without GPUs, they share these.
-        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause holds one or none,
-            so only the mean of many on the clock tells what they take.
-        least_sample_seconds: the fastest sample of a core of this host that is known.
+        in_slices: the device computes and pauses in turn (a CPU quota): a pass as short as a pause contains one or
+            none, so only the mean wall-clock time of many is right.
+        least_sample_seconds: the fastest known sample of a core of this host.
     """
 
     num_busy: int = 1
@@ -63,12 +63,12 @@ def measure_layers(
     progress: Callable[[str], None] = lambda name: None,
     on_start: Callable[[int, int], None] = lambda number, process: None,
 ) -> Iterator[Measurement]:
-    """Forward, backward and optimizer seconds of the layers with these signatures, as rows of the database.
+    """Measure forward, backward and optimizer seconds of the layers with these signatures; yield database rows.
 
     On a CPU the last row is of kind `probe`: the fastest sample of the core.
 
     Args:
-        on_start: called with the number and process id of each that works; 0 is the measured one.
+        on_start: called with the number and process id of each process; 0 is the measured one.
 
     Raises:
         MeasureError: the measuring process failed.
@@ -87,7 +87,7 @@ def measure_layers(
     if graph.kind == "cpu" and not in_slices:
         how += " of processor seconds"
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
-    # A pipe that nobody reads would stop a process that warns much.
+    # A file, not a pipe: a pipe that nobody reads blocks a process that prints many warnings.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)
     child = _start({**job, "core": 0, "until_ended": False}, errors)
     layers = {layer.signature: layer for layer in graph.layers}
@@ -117,7 +117,7 @@ def measure_layers(
 
 
 def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict[str, Any], how: str) -> Measurement:
-    """The row of one pass."""
+    """Make the row of one pass."""
     direction = figures["direction"]
     work = Work.of([layer], direction, workload.dtype, workload.optimizer)
     return measured_here(
@@ -127,7 +127,7 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
         device_type=device_type,
         dtype=workload.dtype,
         microbatch_size=workload.microbatch_size,
-        flops=None if direction in PARTS else work.flops or None,  # of a part nobody knows how much
+        flops=None if direction in PARTS else work.flops or None,  # unknown for a part
         extra=json.dumps({"family": layer.family, **work.to_dict()}),
         how=how,
         **figures,
@@ -135,7 +135,7 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
 
 
 def probe_row(device_type: str, sample_seconds: float) -> Measurement:
-    """The fastest look at a core (`dejavu.timing.interference`) as a row: by it later ones see what disturbs them."""
+    """Make a row of the fastest sample of a core (`timing.interference`): later runs detect interference by it."""
     return measured_here(
         kind="probe",
         subject=LOOP,

@@ -1,6 +1,6 @@
-"""Measuring what a transfer between two ranks of this machine costs, for a few sizes, in both directions at once.
+"""Measure transfers between two ranks of this machine, for a few sizes, in both directions at once.
 
-Run as `python -m dejavu.profiling.links` it is one of the two ranks.
+`python -m dejavu.profiling.links` runs one of the two ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEATS = 30
 
 
 def measure_link(device_type: str) -> Iterator[Measurement]:
-    """Seconds of one transfer between two devices of this machine, for each of `SIZES_BYTES`, as rows of the database.
+    """Measure one transfer between two devices of this machine for each of `SIZES_BYTES`; yield database rows.
 
     Raises:
         LaunchError: the two ranks failed.

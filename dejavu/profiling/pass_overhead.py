@@ -1,8 +1,8 @@
-"""Measuring what torch's pipeline runtime itself takes of a CPU: for every pass, and for every message.
+"""Measure the CPU overhead of torch's pipeline runtime: for every pass, and for every message.
 
 Ranks share their cores with the threads that send and receive for them, so on CPUs a message costs computing time on
-both ends. A pipeline of layers that do almost nothing shows it: the processor seconds of a pass less those of its layer
-alone. Run as `python -m dejavu.profiling.pass_overhead` it is one of the ranks.
+both ends. A pipeline of nearly empty layers shows it: the CPU seconds of a pass minus those of its layer alone.
+`python -m dejavu.profiling.pass_overhead` runs one of the ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEAST_SECONDS = 1e-6  # of a step: differences of two noisy times may come out b
 
 
 class Scale(nn.Module):
-    """The least that a layer with a weight can do."""
+    """The cheapest layer that has a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def two_layers() -> nn.Sequential:
 
 
 def measure_passes(device_type: str) -> Iterator[Measurement]:
-    """Processor seconds of a pass beside its layers: without messages, and with one message of each of `SIZES_BYTES`.
+    """Measure a pass's CPU seconds beyond its layers': without messages, and with one of each of `SIZES_BYTES`.
 
     Raises:
         LaunchError: the ranks failed.
@@ -101,14 +101,14 @@ def _main() -> None:
 
 
 def _of_all_ranks(step: Sequence[TimedWork]) -> TimedWork:
-    """The mean pass of a step, disturbed as it was on the rank where it was disturbed most."""
+    """Average a step's passes over the ranks, with the disturbance of the most disturbed rank."""
     return TimedWork(fmean(t.seconds for t in step), max(t.stretch for t in step), max(t.slowdown for t in step))
 
 
 def _beside_layers(
     width: int, rank: int, num_ranks: int, device: torch.device, probe: InterferenceProbe
 ) -> list[TimedWork]:
-    """One pass in each step: processor seconds, and what was beside the step on this rank's core."""
+    """Return one pass of each step: CPU seconds beyond the layers', and the disturbance of this rank's core."""
     B = NUM_MICROBATCHES
     workload = Workload(
         model=f"{__spec__.name}:two_layers",

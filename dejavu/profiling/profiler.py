@@ -1,8 +1,8 @@
-"""Measuring on this machine what the database lacks: layers, transfers, passes, operators, collectives.
+"""Measure on this machine what the database lacks: layers, transfers, passes, operators, collectives.
 
-Only what is missing is measured, and rows are kept as they come, so profiling that was interrupted goes on where it
-stopped. What was measured beside other work is measured again when the machine is quiet. What was shipped, or measured
-on another machine of the same kind, serves predictions, but a device that is here is measured here.
+Only what is missing is measured, and rows are saved as they come, so interrupted profiling continues where it stopped.
+What was measured while other work ran is measured again when the machine is quiet. Rows that were shipped, or measured
+on another machine of the same kind, serve predictions, but a device that is here is measured here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.units import plural
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
@@ -37,7 +38,7 @@ from dejavu.workload import Workload
 KEPT_EVERY_SECONDS = 10.0
 T = TypeVar("T")
 Measure = Callable[[Callable[[str], None]], Iterator[Measurement]]
-Progress = Callable[[str, int, int], None]  # what is measured now, how many are done, of how many
+Progress = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class MeasureResult:
     """What was measured now, and what was known before.
 
     Attributes:
-        num_new, num_known: figures: layers (all passes are one), pairs of devices, operators, sizes of collectives.
+        num_new, num_known: measurements: layers (all passes are one), pairs of devices, operators, collective sizes.
         not_here: device types of the cluster that this machine does not have; their costs are predicted.
-        num_disturbed: figures that were measured beside other work, never yet without.
+        num_disturbed: measurements taken while other work ran, and never yet without.
     """
 
     num_new: int
@@ -57,16 +58,16 @@ class MeasureResult:
 
     def __str__(self) -> str:
         absent = f"; not on this machine, so predicted: {', '.join(self.not_here)}" if self.not_here else ""
-        beside = f", {self.num_disturbed} of all beside other work" if self.num_disturbed else ""
-        return f"déjà vu: {self.num_known} figures were known, {self.num_new} were measured now{beside}{absent}"
+        beside = f"; {self.num_disturbed} in all were taken while other work ran" if self.num_disturbed else ""
+        return f"déjà vu: {plural(self.num_known, 'measurement')} reused, {self.num_new} measured now{beside}{absent}"
 
 
 @dataclass(frozen=True)
 class Profiler:
-    """What is to be known of the cluster's devices that this machine has.
+    """Measures what has to be known about those of the cluster's devices that this machine has.
 
     Attributes:
-        again: measure what is known, too.
+        again: also measure what is already known.
     """
 
     graph: Graph
@@ -113,7 +114,7 @@ class Profiler:
 
     @cached_property
     def _is_quiet(self) -> bool:
-        """Whether what was disturbed may be measured better now; asked only where something was."""
+        """Whether the machine is quiet now, so that disturbed measurements can be repeated; checked only if needed."""
         return are_quiet(len(os.sched_getaffinity(0)), self._least_sample_seconds)
 
     @property
@@ -126,7 +127,7 @@ class Profiler:
         return replace(self.database, with_shipped=False)
 
     def _keep(self, rows: Iterator[Measurement]) -> None:
-        """Append rows as they come, in files of some seconds' work each; also those before an interruption."""
+        """Append rows as they come, in files of some seconds' work each; an interruption loses none of them."""
         kept: list[Measurement] = []
         last, least = time.monotonic(), self._least_sample_seconds
         try:
@@ -179,7 +180,7 @@ class Profiler:
         )
 
     def _with_disturbed(self, missing: Sequence[T], disturbed: Sequence[T]) -> list[T]:
-        """What is missing, and what was disturbed if this is the moment to measure it better."""
+        """Return what is missing, and what was disturbed if the machine is quiet now."""
         again = [one for one in disturbed if one not in missing]
         return [*missing, *again] if again and self._is_quiet else [*missing]
 
@@ -189,12 +190,12 @@ class Profiler:
             yield from measure_link(device_type)
 
         declared = transfer_cost(self.cluster, self.database, device_type, device_type).source == "declared"
-        if num_devices < 2 or declared:  # a measurement would not override what a person wrote
+        if num_devices < 2 or declared:  # the cluster file's value takes precedence over a measurement
             return ProfilingTask(0, 0, measure)
         return self._all_or_nothing("transfer", EXCHANGE, device_type, measure)
 
     def _all_or_nothing(self, kind: str, subject: str, device_type: str, measure: Measure) -> ProfilingTask:
-        """Rows that are one figure: of a link, of what passes take."""
+        """Make the task of rows that count as one measurement: of a link, or of pass overhead."""
         rows = self._own.latest(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         rows = [row for row in rows if not subject or row.subject == subject]
         disturbed = [kind] if any(row.is_disturbed for row in rows) else []
@@ -203,7 +204,7 @@ class Profiler:
         return ProfilingTask(len(wanted), 1 - len(wanted), measure, len(disturbed))
 
     def _passes(self, device_type: str, num_devices: int) -> ProfilingTask:
-        """What the runtime itself takes: of CPUs only, whose cores compute and communicate."""
+        """Make the task that measures the runtime's overhead: only on CPUs, whose cores compute and communicate."""
 
         def measure(step: Callable[[str], None]) -> Iterator[Measurement]:
             step(f"passes and messages on {device_type}")
@@ -251,7 +252,7 @@ class Profiler:
         return ProfilingTask(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
-        """What of this kind was measured on this very machine."""
+        """Return what of this kind was measured on this machine itself."""
         rows = self._own.read(kind=kind, device_type=device_type, host_fingerprint=host_fingerprint())
         return set(rows["subject"].to_pylist())
 
@@ -261,9 +262,9 @@ class ProfilingTask:
     """One kind of measurement on one type of device.
 
     Attributes:
-        num_missing: figures that are measured now, the disturbed ones among them if this is the moment.
-        measure: calls its argument before each figure.
-        num_disturbed: figures that are known from beside other work only.
+        num_missing: measurements to take now, including disturbed ones if the machine is quiet.
+        measure: calls its argument before each measurement.
+        num_disturbed: measurements that were only ever taken while other work ran.
     """
 
     num_missing: int
@@ -282,6 +283,6 @@ KINDS: dict[str, Callable[[Profiler, str, int], ProfilingTask]] = {
 
 
 def _group_sizes(num_devices: int) -> list[int]:
-    """2, 4, 8 … and all."""
+    """Return 2, 4, 8 … and all."""
     powers = [2**k for k in range(1, num_devices.bit_length()) if 2**k <= num_devices]
     return sorted({*powers, num_devices})

@@ -1,4 +1,4 @@
-"""What a run found, for people: figures, one self-contained page, and the short table at the end of a command."""
+"""A run's results for people: figures, one self-contained page, and the short table at the end of a command."""
 
 from dejavu.report.data import ReportData, StageReport
 from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure

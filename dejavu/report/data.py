@@ -1,4 +1,4 @@
-"""What the page and the table are made of: the records of a run, and the few numbers that follow from them."""
+"""The data of the page and the table: the records of a run, and the few numbers derived from them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage, predicted beside measured; measured numbers are None where no step was measured.
+    """One stage, predicted next to measured; measured numbers are None where no step was measured.
 
     Attributes:
         layers: its first and last, by name and number.
         devices: of all its ranks.
-        predicted: one microbatch, and the optimizer once a step.
+        predicted: one microbatch, and the per-step work (gradient synchronization and optimizer).
         predicted_backward_seconds: of a backward pass as it ran: whole, or its two parts together.
-        forward_seconds, backward_seconds, optimizer_seconds: measured, by its slowest rank.
+        forward_seconds, backward_seconds, optimizer_seconds: measured, of its slowest rank.
         predicted_peak_bytes: nan where the costs only say whether the stage fits.
-        peak_bytes: measured, by its largest rank.
+        peak_bytes: measured, of its largest rank.
         capacity_bytes: of one device.
-        headroom_bytes: free on each device when its rank, of one stage or several, holds most, as predicted.
+        headroom_bytes: predicted free memory of each device at the peak of its rank, of one stage or several.
     """
 
     stage: int
@@ -60,12 +60,12 @@ class ReportData:
     Attributes:
         workload: with the plan's number of microbatches.
         choice: the plan that was chosen, and everything it was chosen from.
-        bound: the plan as it is bound to devices, simulated.
-        step_seconds_without_feedback: the prediction if no training had been remembered.
+        bound: the plan as bound to devices, simulated.
+        step_seconds_without_feedback: the prediction without measurements of earlier trainings.
         tried: the trials of initial weights.
         comparison: the chosen plan and the best baseline, measured in turn; None: not measured.
         training: None where nothing was trained.
-        reference_difference: largest difference between the pipeline's first losses and a single process's.
+        reference_difference: largest difference between the pipeline's first losses and single-process training's.
     """
 
     workload: Workload
@@ -91,7 +91,7 @@ class ReportData:
 
     @property
     def price(self) -> Price:
-        """Of the bound plan, part by part."""
+        """Price of the bound plan, part by part."""
         return self.bound.price
 
     @property
@@ -100,7 +100,7 @@ class ReportData:
 
     @cached_property
     def predicted_stages(self) -> tuple[StageSeconds, ...]:
-        """As they were simulated."""
+        """The seconds that the simulation used."""
         return tuple(stages_of(self.bound.priced, self.plan))
 
     @property
@@ -113,7 +113,7 @@ class ReportData:
 
     @property
     def other_bindings(self) -> dict[str, float | None]:
-        """Their step times in seconds, by the formula of the binding's own; None where no random one fits."""
+        """Step times of other bindings in seconds, by the same formula as the binding's; None where none fits."""
         found = self.binding
         return {
             "in the order of the cluster file": found.order_step_seconds,
@@ -133,13 +133,13 @@ class ReportData:
 
     @property
     def baseline_name(self) -> str:
-        """For people."""
+        """The baseline's name for people."""
         row = self.choice.best_baseline
         return NAMES[row.search] if row is not None else "baseline"
 
     @property
     def predicted_step_seconds(self) -> float:
-        """One step, simulated in the schedule's own order of actions, as remembered steps correct it."""
+        """One step, simulated in the schedule's own order of actions and corrected by remembered steps."""
         return self.bound.step_seconds
 
     @property
@@ -154,7 +154,7 @@ class ReportData:
 
     @property
     def step_error_without_feedback(self) -> float | None:
-        """The same for the prediction without memory of earlier trainings."""
+        """The same error, of the prediction without measurements of earlier trainings."""
         return self._error(self.step_seconds_without_feedback)
 
     def _error(self, predicted_seconds: float | None) -> float | None:
@@ -175,7 +175,7 @@ class ReportData:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """One step for Perfetto: as it was played, and beside it as it was measured."""
+        """One step for Perfetto: as simulated, and next to it as measured."""
         found = self.simulation.to_trace()
         if self.training is not None:
             passes = self.training.last_step_passes
@@ -190,7 +190,7 @@ class ReportData:
 
     @property
     def lower_bound_seconds(self) -> float:
-        """No plan is simulated below, under any allowed schedule and number of microbatches; 0: nothing is proved."""
+        """No plan is simulated below this, under any allowed schedule and number of microbatches; 0: nothing proved."""
         return min(self.choice.simulated_lower_bound_seconds, self.simulation.step_seconds)
 
     @property
@@ -202,12 +202,12 @@ class ReportData:
 
     @property
     def within(self) -> str:
-        """Which ways to spread a stage the bound is about, where not all of them were allowed."""
+        """To which ways of spreading a stage the bound applies, where not all of them were allowed."""
         return within(self.choice)
 
     @property
     def formula(self) -> str:
-        """What the searches' formula says of its own optimum, in a sentence."""
+        """The cost model's own optimum, in a sentence."""
         return what_the_formula_says(self.choice)
 
     @property
@@ -220,7 +220,7 @@ class ReportData:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """From the first step on: those of the winning trial, then the training's."""
+        """All losses from the first step: the winning trial's, then the training's."""
         before = self.winner.losses if self.winner else ()
         if self.training is None:
             return before
@@ -254,7 +254,7 @@ class ReportData:
 
 
 def predicted_backward_seconds(predicted: StageSeconds, times: Sequence[StageTimes]) -> float:
-    """What to hold against the measured backward pass of a stage: the whole pass, or its two parts where it was split.
+    """Return the prediction to compare with a stage's measured backward pass: the whole pass, or its two parts.
 
     The runtime's own work is in each part, so the parts together take more than the whole.
     """

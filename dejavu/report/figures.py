@@ -1,4 +1,4 @@
-"""Figures of a run. Each returns a Figure of its own: no global state of matplotlib is read or changed."""
+"""Figures of a run. Each function returns a new Figure, and reads or changes no global state of matplotlib."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dejavu.trials import TrialResult
 DOTS_PER_INCH = 120
 WIDTH_INCHES = 9.0
 MOST_NAMED_LAYERS = 32
-MOST_CHARACTERS_ACROSS = 80  # of layers' names side by side
+MOST_CHARACTERS_ACROSS = 80  # of all layer names in a row
 NARROWEST_LABELLED = 0.06  # of all layers; a narrower stage has no room for its seconds
 MOST_NUMBERED_BARS = 24  # microbatches whose numbers can be read in the timeline
 BAR_WIDTH = 0.19  # four bars to a stage
@@ -36,7 +36,7 @@ CHOSEN, EVEN, GREY, INK = "#D55E00", "#666666", "#B8B8B8", "#222222"
 def plan_figure(
     table: CostTable, plan: Plan, price: Price, baseline: Candidate | None, baseline_name: str = "baseline"
 ) -> Figure:
-    """What each layer costs on the plan's devices, and where the plan and the best baseline cut."""
+    """Plot what each layer costs on the plan's devices, and where the plan and the best baseline cut."""
     plans = [(CHOSEN, plan, price)]
     if baseline is not None:
         plans.append((EVEN, baseline.plan, baseline.price))
@@ -73,7 +73,7 @@ def plan_figure(
 
 
 def _stage_strip(axes: Axes, row: int, plan: Plan, price: Price, color: str) -> None:
-    """The plan's stages side by side under the layers that they hold; the slowest stands out."""
+    """Draw the plan's stages under the layers that they hold; the slowest stands out."""
     slowest, num_layers = max(price.stage_seconds), plan.stages[-1].stop
     for stage, seconds in zip(plan.stages, price.stage_seconds, strict=True):
         width, strong = stage.stop - stage.start, seconds == slowest
@@ -96,7 +96,7 @@ def _layer_ticks(axes: Axes, layers: Sequence[str]) -> None:
 
 
 def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: TrainingResult | None) -> Figure:
-    """All trials until they stopped, the winner, and the training that goes on from it."""
+    """Plot the losses of all trials until they stopped, of the winner, and of the training that continues it."""
     figure = _figure(3.8)
     axes = figure.subplots()
     label: str | None = f"the other {len(trials) - 1} trials"
@@ -130,7 +130,7 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
 def _readable_limits(
     trials: Sequence[TrialResult], winner: TrialResult, training: TrainingResult | None
 ) -> tuple[float, float]:
-    """Down to the lowest loss and up to the typical trial's first; a trial that explodes leaves the picture."""
+    """Return limits from the lowest loss to the typical trial's first; a trial that diverges leaves the picture."""
     shown = [*winner.losses, *(training.losses if training else ())]
     firsts = [trial.losses[0] for trial in trials if trial.losses]
     top, bottom = max(*shown, float(np.median(firsts))), min(shown)
@@ -189,9 +189,9 @@ def timeline_figure(simulation: Simulation) -> Figure:
 
 
 def stages_figure(predicted: Sequence[StageSeconds], measured: TrainingResult) -> Figure:
-    """Each stage's forward and backward of one microbatch: predicted beside measured, by its slowest rank.
+    """Plot each stage's forward and backward of one microbatch: predicted next to measured, of its slowest rank.
 
-    Of a backward pass that ran in two parts both together. A stage without a measured step has no second bar.
+    A backward pass that ran in two parts counts as their sum. A stage without a measured step has no second bar.
     """
     figure = _figure(3.4)
     axes = figure.subplots()
@@ -246,7 +246,7 @@ def _title(axes: Axes, text: str) -> None:
 
 
 def _scale(largest_seconds: float) -> tuple[float, str]:
-    """The factor and name of the unit in which the largest number reads well."""
+    """Return the factor and name of the unit in which the largest number reads well."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if largest_seconds * factor >= 1:
             return factor, unit

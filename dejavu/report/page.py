@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that holds its figures and asks nothing of the network."""
+"""The page of a run: one HTML file that contains its figures and needs no network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABSENT = "–"
 
 
 def page(run: ReportData) -> str:
-    """What was chosen, by how much it beats the even split, predicted against measured, and how to repeat it."""
+    """Render what was chosen, its gain over the baseline, predicted against measured, and how to repeat it."""
     figures = {
         "plan": plan_figure(run.table, run.plan, run.price, run.baseline, run.baseline_name),
         "timeline": timeline_figure(run.simulation),

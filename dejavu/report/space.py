@@ -15,12 +15,12 @@ from dejavu.report.figures import CHOSEN, GREY
 from dejavu.trials import TrialResult
 
 SLICE_INCHES, HEIGHT_INCHES = 1.9, 2.9
-SHOWN_PERCENT = 90  # of the trials; those that diverge would flatten all others
-MARGIN = 0.06  # of what is shown
+SHOWN_PERCENT = 90  # of the trials; diverging ones would flatten all others
+MARGIN = 0.06  # of the shown range
 
 
 def space_figure(trials: Sequence[TrialResult], winner: TrialResult) -> Figure:
-    """The loss of every trial at the last step that all of them trained, over scheme and factors; the winner in colour.
+    """Plot every trial's loss at the last step that all of them reached, over scheme and factors; winner in colour.
 
     Factors that all trials share are left out.
     """

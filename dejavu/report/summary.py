@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]
 
 
 def summary_rows(run: ReportData) -> Rows:
-    """Plan, predicted and measured, the best baseline, the gap, trials, losses: (name, sentence)."""
+    """Return (name, sentence) rows: plan, predicted and measured, the best baseline, the gap, trials, losses."""
     plan = run.plan
     counts = f"{plural(plan.num_microbatches, 'microbatch')} of {plural(run.workload.microbatch_size, 'example')}"
     rows: Rows = [("plan", f"{plan.schedule}, {plural(len(plan.stages), 'stage')}, {counts}")]
@@ -28,7 +28,7 @@ def summary_rows(run: ReportData) -> Rows:
     rows.append(("step, predicted", format_seconds(run.predicted_step_seconds) + _without_memory(run)))
     if run.training is not None and run.training.step_seconds is not None:
         measured = format_seconds(run.training.step_seconds)
-        before = f"; without memory by {run.step_error_without_feedback:+.1%}" if run.remembers else ""
+        before = f"; without earlier trainings {run.step_error_without_feedback:+.1%}" if run.remembers else ""
         rows.append(("step, measured", f"{measured} (the prediction is off by {run.step_error:+.1%}{before})"))
         if run.training.step_times is not None:
             rows.append(("", str(run.training.step_times)))
@@ -42,7 +42,7 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("gain, measured", str(run.comparison)))
     simulated = format_seconds(run.simulation.step_seconds)
     if run.gap is None:
-        rows.append(("proved", f"nothing of other plans; this one is simulated at {simulated}"))
+        rows.append(("proved", f"nothing about other plans; this one is simulated at {simulated}"))
     else:
         bound = format_seconds(run.lower_bound_seconds)
         rows.append(
@@ -51,7 +51,7 @@ def summary_rows(run: ReportData) -> Rows:
                 f"no plan{run.within} is simulated below {bound}; this one at {simulated}, a gap of {run.gap:.1%}",
             )
         )
-    rows.append(("prices", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))
+    rows.append(("costs", ", ".join(f"{count} {source}" for source, count in run.prices_by_source.items())))
     if run.trials and run.winner is not None:
         rows.append(
             ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
@@ -61,12 +61,12 @@ def summary_rows(run: ReportData) -> Rows:
     if run.losses:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
     if run.reference_difference is not None:
-        rows.append(("one process", f"its first losses differ by at most {run.reference_difference:.1e}"))
+        rows.append(("checked", f"first losses within {run.reference_difference:.1e} of single-process training"))
     return rows
 
 
 def summary_table(run: ReportData) -> Table:
-    """The summary for a terminal."""
+    """Return the summary for a terminal."""
     table = Table(show_header=False, title=_title(run), title_justify="left")
     table.width = WIDTH_COLUMNS
     table.add_column(style="bold", no_wrap=True)
@@ -77,13 +77,13 @@ def summary_table(run: ReportData) -> Table:
 
 
 def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
-    """Lines to print below the summary; a path is whole, however long, so that it can be copied."""
+    """Return lines to print below the summary; paths are never wrapped, so that they can be copied."""
     page = [f"report: {artifacts / 'report.html'}"] if artifacts is not None else []
     return [*page, f"MLflow: {tracking_uri} (`dejavu up` shows it)"]
 
 
 def summary_markdown(run: ReportData) -> str:
-    """The summary for a web page, and the line that repeats the training."""
+    """Return the summary as Markdown, with the command that repeats the training."""
     lines = [f"**{_title(run)}**", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {text} |" for name, text in summary_rows(run)]
     if run.torchrun_line:
@@ -94,7 +94,7 @@ def summary_markdown(run: ReportData) -> str:
 def _without_memory(run: ReportData) -> str:
     if not run.remembers or run.step_seconds_without_feedback is None:
         return ""
-    return f" (déjà vu; without what earlier trainings taught: {format_seconds(run.step_seconds_without_feedback)})"
+    return f" (déjà vu; without earlier trainings: {format_seconds(run.step_seconds_without_feedback)})"
 
 
 def _title(run: ReportData) -> str:

@@ -29,7 +29,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a binding.
+    """The ranks of a binding and what they exchange.
 
     Attributes:
         microbatch_size: examples in a microbatch, over all replicas.
@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def grids(self) -> tuple[NDArray[np.int64], ...]:
-        """For each pipeline rank, the ranks of the world by replica and shard: (R, T)."""
+        """For each pipeline rank, its ranks of the world by replica and shard: (R, T)."""
         found = []
         for rank in range(len(self.plan.ranks)):
             configuration = self.plan.rank_configuration(rank)
@@ -66,7 +66,7 @@ class Layout:
         return tuple(found)
 
     def rows(self, place: Placement) -> tuple[int, int]:
-        """Which examples of every microbatch the rank has, the second not included."""
+        """Return the range of examples of every microbatch that the rank has, the end not included."""
         return self._part(place.replica, len(self.grids[place.pipeline_rank]))
 
     def _part(self, replica: int, num_replicas: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Layout:
         return replica * b // num_replicas, (replica + 1) * b // num_replicas
 
     def exchanges(self, place: Placement, other: int, *, sends: bool) -> tuple[Exchange, ...]:
-        """What the rank sends to, or receives from, the ranks of another pipeline rank, for one microbatch.
+        """Return what the rank sends to, or receives from, the ranks of another pipeline rank, for one microbatch.
 
         All shards of a replica hold the same examples: shard t receives from shard t mod T of the sender.
         """

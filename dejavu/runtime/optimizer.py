@@ -10,14 +10,14 @@ import torch
 
 from dejavu.workload import OptimizerSettings, Workload
 
-MASTER = "master"  # what a weight's master is called in the optimizer's state, and in checkpoints
+MASTER = "master"  # the key of a weight's master copy in the optimizer's state and in checkpoints
 
 
 class _WithMasters(torch.optim.Optimizer):
-    """Mixed into a torch optimizer: it steps a float32 master of each weight, and the weight becomes its copy.
+    """Mixin for a torch optimizer: step a float32 master of each weight, and copy it to the weight.
 
-    The masters are part of the optimizer's state, so trials and checkpoints carry them. A master that is not there yet
-    is the weight itself, widened.
+    The masters are part of the optimizer's state, so trials and checkpoints carry them. A missing master is made from
+    the weight itself, cast to float32.
     """
 
     @torch.no_grad()
@@ -40,7 +40,7 @@ class _WithMasters(torch.optim.Optimizer):
             weight.copy_(master)
 
     def _master(self, weight: torch.nn.Parameter) -> torch.nn.Parameter:
-        # Out of the state while torch steps: torch makes its moments where a state is empty.
+        # Kept out of the state while torch steps: torch creates its moments only where a state is empty.
         known = self.state[weight].pop(MASTER, None) if weight in self.state else None
         return torch.nn.Parameter(weight.detach().float() if known is None else known)
 
@@ -62,10 +62,10 @@ OPTIMIZERS: dict[tuple[str, bool], type[torch.optim.Optimizer]] = {
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make a fresh torch optimizer with the workload's settings; of a stage without weights it has nothing to do.
+    """Make a fresh torch optimizer with the workload's settings; for a stage without weights it does nothing.
 
-    With master weights the gradients add up in float32 from now on. They exist at once, because torch's split backward
-    pass adds to a gradient that is there but stores the first one as it is, in the weight's own type.
+    With master weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
+    split backward pass adds to an existing gradient but stores the first one as it is, in the weight's own type.
     """
     given = list(parameters)
     if settings.master_weights:
@@ -81,7 +81,7 @@ def make_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Pa
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, workload: Workload, step: int) -> None:
-    """The rate of this step: a linear warm-up, then constant, or falling to zero at the end of the training."""
+    """Set the rate of this step: a linear warm-up, then constant, or decaying to zero at the end of the training."""
     settings = workload.optimizer
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     left = max(0.0, 1.0 - (step + 1 - settings.warmup_steps) / max(1, workload.num_steps - settings.warmup_steps))

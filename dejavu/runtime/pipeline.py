@@ -1,4 +1,4 @@
-"""One rank's part of a training: its stages under the plan's schedule, spread as the plan says."""
+"""One rank's part of a training: its stages under the plan's schedule and parallelism."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Pipeline:
             yield from module.parameters()
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """One step's batch, forward and backward; the mean loss on the ranks that hold the last stage."""
+        """Run one step's batch forward and backward; return the mean loss on ranks that hold the last stage."""
         for module in self.modules.values():
             module.step = step
         self.clock.begin_step()
@@ -91,7 +91,7 @@ class Pipeline:
         clip_gradients(self.modules.values(), self.configuration.num_devices, most)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
-        """This replica's examples of every microbatch."""
+        """Return this replica's examples of every microbatch."""
         start, stop = self.layout.rows(self.place)
         parts: torch.Tensor = batch.unflatten(0, (self.layout.plan.num_microbatches, -1))
         return parts[:, start:stop].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""What the devices of one pipeline rank do together: meshes, split weights, summed gradients, the norm over all."""
+"""Collectives within one pipeline rank: meshes, sharded weights, gradient all-reduce, the global gradient norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
-    """For each pipeline rank its devices as (replica, shard), None if it is one. Every rank of the world calls it."""
+    """Make each pipeline rank's mesh (replica, shard), None for one device. Every rank of the world calls it."""
     return tuple(
         DeviceMesh(device.type, torch.from_numpy(grid), mesh_dim_names=("replica", "shard")) if grid.size > 1 else None
         for grid in layout.grids
@@ -34,10 +34,10 @@ def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...
 def spread(
     module: nn.Module, builders: Sequence[LayerBuilder], configuration: StageConfiguration, mesh: DeviceMesh
 ) -> None:
-    """Split the layers' weights in place: over the shards as the model says, over the replicas as the ZeRO level says.
+    """Shard the layers' weights in place: tensor-parallel as the model says, over the replicas as the ZeRO level says.
 
-    Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once a step and sums gradients at its
-    end, 2 sums them in every microbatch, 3 also frees and gathers the weights of each layer again.
+    Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
+    at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again.
     """
     for layer, builder in zip(module.children(), builders, strict=True):
         if configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
@@ -59,7 +59,7 @@ def _style(layer: nn.Module, name: str, cut: str) -> ParallelStyle:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """All-reduce the gradients as one message for each dtype."""
+    """All-reduce the gradients, one message per dtype."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -73,9 +73,9 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
 
 
 def clip_gradients(modules: Iterable[nn.Module], num_devices: int, most: float) -> float:
-    """Scale all gradients of the whole model so that their common norm is at most `most`; the norm before.
+    """Clip the gradients of the whole model to a global norm of at most `most`; return the norm before.
 
-    Every rank of the world calls it. What several devices of a pipeline rank hold alike is counted once.
+    Every rank of the world calls it. Gradients that several devices of a pipeline rank hold alike are counted once.
 
     Args:
         num_devices: of this rank's pipeline rank.
@@ -99,7 +99,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(tensor: torch.Tensor) -> int:
-    """Into how many parts the devices of a pipeline rank have cut it."""
+    """Return into how many parts the devices of a pipeline rank have sharded it."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)

@@ -1,4 +1,4 @@
-"""What crosses every cut of a model, found with fake tensors: so stages are set up before a first batch runs."""
+"""Shapes and types at every cut of a model, found with fake tensors, to set up stages before a first batch runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dejavu.workload.models import layers_of
 
 
 def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """The input of every layer, and the last one's output, for one microbatch; on `meta`, without memory.
+    """Return the input of every layer, and the last one's output, for one microbatch; on `meta`, without memory.
 
     Whether a tensor requires a gradient is as in the whole model.
 
@@ -51,7 +51,7 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
 
 
 def part_of(boundary: torch.Tensor, num_examples: int) -> torch.Tensor:
-    """The same boundary for another number of examples."""
+    """Return the same boundary for another number of examples."""
     shape = (num_examples, *boundary.shape[1:])
     return torch.empty(shape, dtype=boundary.dtype, device="meta", requires_grad=boundary.requires_grad)
 

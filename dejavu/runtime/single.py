@@ -1,4 +1,4 @@
-"""Training in one process: what a trial does, and what a pipeline's losses are held against."""
+"""Single-process training: what a trial does, and the reference for a pipeline's losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OnFirst = Callable[[float, float], None]
 
 
 class _Watched(WholeModel):
-    """Tells of the training's first step, before any clipping and before the weights change."""
+    """Report the training's first step, before any clipping and before the weights change."""
 
     def __init__(self, module: Layers, workload: Workload, on_first: OnFirst) -> None:
         super().__init__(module, workload)
@@ -47,11 +47,11 @@ def train_single(
     on_loss: Callable[[float], None] = lambda loss: None,
     on_first: OnFirst = lambda loss, gradient_norm: None,
 ) -> list[float]:
-    """The losses of these steps in this process, one compute thread, as one rank would compute.
+    """Train these steps in this process, with one compute thread as a rank would, and return the losses.
 
     Args:
         start_from: a trial's state; None: the draw's weights.
-        save_to: where the state after the last step goes.
+        save_to: where to save the state after the last step.
         on_loss: called after each step; may raise to stop.
         on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
     """
@@ -82,7 +82,7 @@ def train_single(
 
 
 def _calibrate(module: Layers, workload: Workload, device: torch.device) -> None:
-    """On the first batch of the training, whatever steps come now: the weights follow from the draw alone."""
+    """Rescale weights on the training's first batch, whatever steps come now: they depend on the draw alone."""
     inputs, _ = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
     calibrate(module, inputs.to(device, DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs.to(device))
 
@@ -92,7 +92,7 @@ class _Probed(Exception):
 
 
 def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
-    """Loss and norm of all gradients of the training's first step, which is not taken."""
+    """Return loss and gradient norm of the training's first step, without taking it."""
     found: list[tuple[float, float]] = []
 
     def on_first(loss: float, gradient_norm: float) -> None:
@@ -104,11 +104,11 @@ def probe(workload: Workload, draw: Draw) -> tuple[float, float]:
     return found[0]
 
 
-NUM_COMPARED = 3  # steps; later ones only repeat what the first ones show
+NUM_COMPARED = 3  # steps; later ones add no information
 
 
 def compared_steps(job: TrainingJob) -> range:
-    """List the steps of a training whose losses are held against a single process's."""
+    """Return the steps of a training whose losses are compared with single-process training."""
     return range(job.first_step, min(job.first_step + NUM_COMPARED, job.last_step))
 
 
@@ -121,7 +121,7 @@ def reference_losses(job: TrainingJob) -> list[float]:
 def largest_difference(expected: Sequence[float], result: TrainingResult) -> float:
     """Return the largest difference between a training's first losses and these; infinite where one is not finite.
 
-    0.0 where the training had no step, or its losses are lost: nothing differs.
+    0.0 where the training had no step, or its losses are lost: there is nothing to compare.
     """
     differences = [abs(a - b) for a, b in zip(expected, result.losses, strict=False)]
     return max((difference if math.isfinite(difference) else math.inf for difference in differences), default=0.0)

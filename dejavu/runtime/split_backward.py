@@ -1,9 +1,9 @@
 """A backward pass in two parts, for any graph: the gradients of the inputs now, those of the weights later.
 
-Torch's `stage_backward_input` notes for each group of weights the nodes at which its part begins, and
-`stage_backward_weight` goes on from there. Where a weight is used twice, one node lies downstream of the other: its
+Torch's `stage_backward_input` records for each group of weights the nodes at which its part begins, and
+`stage_backward_weight` continues from there. Where a weight is used twice, one node lies downstream of the other: its
 later part would walk the graph between them again, which another group has freed by then. Such weights, and those that
-torch finds no group for (no input wants a gradient), get their gradients in the first part, accumulated once.
+torch finds no group for (no input requires a gradient), get their gradients in the first part, accumulated once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def backward_input(
     inputs: Sequence[Any],
     parameters: Iterable[nn.Parameter],
 ) -> tuple[tuple[torch.Tensor | None, ...], Groups]:
-    """Gradients of the inputs, None for each that wants none, and what `backward_weight` needs for the rest.
+    """Return the inputs' gradients (None where not required), and what `backward_weight` needs for the rest.
 
-    As torch's `stage_backward_input`, but weights whose gradients cannot wait are accumulated here.
+    Like torch's `stage_backward_input`, but gradients that cannot wait for the second part are accumulated here.
 
     Args:
         arriving: the outputs' gradients; None: they are losses.
@@ -63,13 +63,13 @@ def backward_input(
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     for output in outputs:
-        output.detach_()  # what lies between the outputs and the groups' nodes is not needed any more
+        output.detach_()  # frees the graph between the outputs and the groups' nodes
     of_inputs = dict(zip(wanted, found, strict=False))
     return tuple(of_inputs.get(k) for k in range(len(inputs))), later
 
 
 def backward_weight(parameters: Iterable[nn.Parameter], groups: Groups) -> None:
-    """Accumulate the gradients that `backward_input` left for later."""
+    """Accumulate the weights' gradients that `backward_input` left for later."""
     stage_backward_weight(iter(parameters), groups)
 
 
@@ -80,7 +80,7 @@ def _node(tensor: torch.Tensor) -> Node:
 
 
 def _keeps(group: dict[str, Any]) -> Any:
-    """A hook that keeps what arrives at the group's node."""
+    """Return a hook that stores the gradient arriving at the group's node."""
 
     def keep(arriving: Any) -> None:
         group["grads"] = [arriving]

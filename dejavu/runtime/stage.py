@@ -1,7 +1,7 @@
 """One stage under torch's pipeline runtime, whose neighbours may have other numbers of replicas.
 
-Torch's stages talk to one rank before and one behind. Here a stage talks to every replica of its neighbours that shares
-examples with it; forward and backward, autograd, buffers and the order of actions stay torch's.
+Torch's stages talk to one upstream and one downstream rank. Here a stage talks to every replica of its neighbours that
+shares examples with it; forward and backward, autograd, buffers and the order of actions stay torch's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StageGroups(NamedTuple):
     """The process groups of a stage on one rank.
 
     Attributes:
-        alone: of this rank only; torch asks a group for its size, messages go through the world.
+        alone: of this rank only; torch asks it for its size, messages use the world's group.
         replicas: the ranks that hold the same weights; None: there are no others.
     """
 
@@ -39,7 +39,7 @@ class StageGroups(NamedTuple):
 
 
 class ReplicatedStage(PipelineStage):
-    """A stage of the plan on this rank, which holds some examples of every microbatch.
+    """A stage of the plan on this rank, which processes some examples of every microbatch.
 
     Args:
         ends: one whole microbatch at the stage's two cuts (`boundaries`).
@@ -93,7 +93,7 @@ class ReplicatedStage(PipelineStage):
         (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
         assert self._stage_meta.inputs is not None
         (meta,) = self._stage_meta.inputs
-        if not meta.requires_grad:  # nobody waits for it: the layers in front have no weights
+        if not meta.requires_grad:  # nobody waits for it: the upstream layers have no weights
             return []
         return _sends(torch.zeros(meta.shape, dtype=meta.dtype) if gradient is None else gradient, self._to_before)
 
@@ -107,12 +107,12 @@ class ReplicatedStage(PipelineStage):
             return backward_input(ends, arriving, inputs, self.submod.parameters())
         if not self._shards_gradients:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        assert backward_type == "full", "refused before launch: FSDP reduces as soon as the input's gradient is there"
+        assert backward_type == "full", "rejected by preflight: FSDP reduces as soon as the input's gradient exists"
         names = ("stage_output", "output_grads", "input_values")
         return stage_backward(*(bwd_kwargs[name] for name in names)), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """All of the stage's gradients are there: the replicas' are summed (torch's schedules say when)."""
+        """Sum the replicas' gradients; torch's schedules call this when all of the stage's gradients exist."""
         if self._replicas is not None and not isinstance(self.submod, FSDPModule):
             sum_gradients(self.submod.parameters(), self._replicas)
         super().perform_reduce_grad(grad_scale_factor)
@@ -132,10 +132,10 @@ def _sends(tensor: torch.Tensor, exchanges: Sequence[Exchange]) -> list[dist.P2P
 
 
 class ListedSchedule(_PipelineScheduleRuntime):
-    """Torch's runtime playing torch's own list of any schedule, those of one stage a rank included.
+    """Torch's runtime executing torch's own action list of any schedule, also of schedules with one stage per rank.
 
-    One runtime for all, so that what the simulator plays is what runs, messages overlap with computing under every
-    schedule, and shapes are known beforehand.
+    One runtime for all, so that what is simulated is what runs, messages overlap with computation under every schedule,
+    and shapes are known beforehand.
     """
 
     def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:

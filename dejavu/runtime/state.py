@@ -1,4 +1,4 @@
-"""Weights and optimizer state under global names, whatever stage holds them: trials' files and distributed checkpoints.
+"""Weights and optimizer state under global names, independent of stages: trials' files and distributed checkpoints.
 
 A name is `model.<layer>.<parameter>` or `optimizer.<layer>.<parameter>.<what>`, so a state saved under one plan loads
 under any other.
@@ -34,11 +34,11 @@ State = dict[str, torch.Tensor]
 
 
 class CheckpointError(DejavuError):
-    """A state that does not hold what a stage needs."""
+    """A saved state lacks what a stage needs, or could not be saved."""
 
 
 def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """All tensors of the module and its optimizer, by their global names."""
+    """Return all tensors of the module and its optimizer, by their global names."""
     state = {f"model.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters():
         for what, value in optimizer.state.get(parameter, {}).items():
@@ -48,7 +48,7 @@ def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, torch.Tensor]) -> None:
-    """Put a gathered state back; of whole tensors each device takes the part that it holds.
+    """Load a gathered state; each device takes its own part of whole tensors.
 
     Raises:
         CheckpointError: a weight of the module is missing.
@@ -74,7 +74,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    """What this device holds of a whole tensor."""
+    """Return this device's part of a whole tensor."""
     if not isinstance(held, DTensor):
         return whole
     shape, offset = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
@@ -82,7 +82,7 @@ def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
 
 
 def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A moment of the optimizer, or a master, split as its weight is."""
+    """Shard a moment of the optimizer, or a master, as its weight is."""
     if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
         return whole
     moment = torch.zeros_like(parameter.data, dtype=whole.dtype)
@@ -91,16 +91,16 @@ def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def belongs(name: str, layers: set[str]) -> bool:
-    """Whether a global name is of one of these layers."""
+    """Return whether a global name belongs to one of these layers."""
     return name.split(".", 2)[1] in layers
 
 
 def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """A whole model's state as one safetensors file, whole or not at all."""
+    """Write a whole model's state atomically as one safetensors file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Copies, because the format refuses weights that two names share.
+        # Copies, because the format rejects weights that two names share.
         state = {
             name: tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in gather_state(module, optimizer).items()
@@ -114,19 +114,19 @@ def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def read_trial(path: Path, layers: set[str]) -> State:
-    """Of a trial's state, what these layers need; nothing else is read."""
+    """Read only what these layers need of a trial's state."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys() if belongs(name, layers)}  # noqa: SIM118
 
 
 def save_checkpoint(folder: Path, step: int, state: State) -> Path:
-    """All ranks together: write aside, rename, and complete by a marker that is written last; older ones go.
+    """Save a checkpoint, all ranks together: write aside, rename, write a marker last, then delete older ones.
 
     Args:
         state: of all stages of this rank; what several ranks hold alike is written once.
 
     Raises:
-        CheckpointError: it could not be written, as where the disk is full; what was written of it is removed.
+        CheckpointError: it could not be written, for example on a full disk; the partial checkpoint is removed.
     """
     final = folder / f"step-{step:08d}"
     aside = folder / f"step-{step:08d}.partial"
@@ -154,7 +154,7 @@ def save_checkpoint(folder: Path, step: int, state: State) -> Path:
 
 
 def _not_saved(aside: Path, state: State, error: CheckpointException) -> CheckpointError:
-    """All ranks together: remove what there is of a checkpoint, and say why there is no more of it."""
+    """Remove a partial checkpoint, all ranks together, and return the reason as an error."""
     rank, (cause, _) = min(error.failures.items())
     sizes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
@@ -164,7 +164,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.barrier()  # all have looked
     if dist.get_rank() == 0:
         shutil.rmtree(aside, ignore_errors=True)
-    dist.barrier()  # there is room again, for this message too
+    dist.barrier()  # space is free again, for this message too
     return CheckpointError(
         f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
         f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
@@ -173,19 +173,19 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The complete ones, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     return sorted(
         path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name) and (path / MARKER).exists()
     )
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """How many steps had been trained when it was saved."""
+    """Return how many steps had been trained when it was saved."""
     return int(json.loads((checkpoint / MARKER).read_text())["step"])
 
 
 def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
-    """Of a distributed checkpoint, what these layers need."""
+    """Read what these layers need of a distributed checkpoint."""
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     state: State = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -1,4 +1,4 @@
-"""The one training loop, which trials, the reference and every rank of a pipeline use."""
+"""The one training loop, used by trials, the single-process reference and every rank of a pipeline."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Executor(Protocol):
     """Runs a batch forward and backward and leaves the mean gradient in `.grad`."""
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """The batch's mean loss, or None on a rank that does not have it."""
+        """Return the batch's mean loss, or None on a rank that does not have it."""
 
     def clip_gradients(self, most: float) -> None:
-        """Scale the gradients of the whole model so that their common norm is at most this."""
+        """Clip the gradients of the whole model to this global norm."""
 
 
 class Layers(nn.Sequential):
-    """A run of the model's layers, named as in the whole model.
+    """A consecutive range of the model's layers, named as in the whole model.
 
-    What a layer draws at random (dropout) depends on the workload's seed, the step, the microbatch and the layer alone:
+    What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch and the layer:
     it is the same under every plan and after every restart. With `recompute` each layer keeps its input only, and runs
-    again before its backward pass.
+    again before its backward pass (activation checkpointing).
 
     Attributes:
-        step, microbatch, first_example: of what comes next; the executor sets them.
+        step, microbatch, first_example: of the next forward pass; the executor sets them.
     """
 
     def __init__(self, layers: OrderedDict[str, nn.Module], workload: Workload, start: int, *, recompute: bool) -> None:
@@ -57,12 +57,12 @@ class Layers(nn.Sequential):
                 _seed(stream + position, x.device)
                 x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
                 if self.mixed_precision and x.is_floating_point():
-                    x = x.float()  # what crosses a cut does not depend on where the cut is
+                    x = x.float()  # so that messages do not depend on where the cut is
         return x
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Torch's own `manual_seed` asks every kind of device, at ten times the price."""
+    """Seed only this device: torch's own `manual_seed` asks every kind of device, which takes ten times as long."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -77,7 +77,7 @@ def build_layers(
     *,
     recompute: bool = False,
 ) -> Layers:
-    """Layers `start` to `stop` (not included) with drawn weights."""
+    """Build layers `start` to `stop` (not included) with drawn weights."""
     builders = layers_of(workload)
     drawn = OrderedDict(
         (builder.name, draw_layer(builder, draw, position=position, depth=len(builders)))
@@ -87,7 +87,7 @@ def build_layers(
 
 
 class WholeModel:
-    """The executor of a single process: microbatches in turn, gradients accumulated."""
+    """The executor of a single process: microbatches one after the other (gradient accumulation)."""
 
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
@@ -119,7 +119,7 @@ def train(
 
     Args:
         on_step: (step, loss or None, step seconds, optimizer seconds), after each step; may raise to stop. On a CPU
-            the optimizer's are processor seconds: others' gradients, which clipping waits for, are not its work.
+            the optimizer's are CPU seconds: waiting for other ranks' gradients, which clipping needs, does not count.
     """
     dataset, dtype = dataset_of(workload), DTYPES[workload.dtype]
     busy = time.thread_time if device.type == "cpu" else time.perf_counter

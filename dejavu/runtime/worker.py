@@ -43,7 +43,7 @@ with gc_frozen():
     from dejavu.timing.step_times import StepWatch, count_steps
     from dejavu.timing.training_times import StageTimes
 
-TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog ends a stuck rank before, and names it
+TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog kills and names a stuck rank earlier
 
 
 def main(path: Path, folder: Path | None = None) -> None:
@@ -69,7 +69,7 @@ def main(path: Path, folder: Path | None = None) -> None:
 
 
 def join_group(rank: int, device: torch.device) -> None:
-    """Join the other ranks of this attempt; keys of an earlier attempt are not seen."""
+    """Join the process group of this attempt; keys of an earlier attempt are not seen."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(f"try{attempt_number()}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
     backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
@@ -137,7 +137,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
 
 
 def is_alone_on_core(binding: Binding) -> bool:
-    """Whether no other rank is pinned to this one's core. All ranks call this together."""
+    """Return whether no other rank is pinned to this one's core. All ranks call this together."""
     own = (binding.placements[dist.get_rank()].device.host, *sorted(os.sched_getaffinity(0)))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
@@ -145,7 +145,7 @@ def is_alone_on_core(binding: Binding) -> bool:
 
 
 def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ...]:
-    """The last step's passes of every rank, since the first one on the same host began it: hosts' clocks differ."""
+    """Gather all ranks' passes of the last step, timed from their host's first start of it: hosts' clocks differ."""
     everyone: list[tuple[float, list[Timed]]] = [(0.0, []) for _ in binding.placements]
     dist.all_gather_object(everyone, (clock.began_seconds, clock.last_step))
     hosts = [placed.device.host for placed in binding.placements]
@@ -159,7 +159,7 @@ def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ..
 
 
 def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: float, peak_bytes: int) -> StageTimes:
-    """What this rank measured of one of its stages."""
+    """Return what this rank measured of one of its stages."""
     return StageTimes(
         stage=stage,
         replica=place.replica,
@@ -173,7 +173,7 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
 
 
 def read_losses(path: Path) -> tuple[float, ...]:
-    """The loss of every step so far; of a step that was trained again after a restart, the later one."""
+    """Read the loss of every step so far; of a step that was repeated after a restart, the later one."""
     rows = (parse_progress(line) for line in path.read_bytes().splitlines()) if path.exists() else ()
     losses = dict(row for row in rows if row)
     return tuple(losses[step] for step in sorted(losses))

@@ -1,7 +1,7 @@
-"""N initializations tried at once on a Dask client; the only package that knows Dask.
+"""Trying N initializations in parallel on a Dask client by successive halving; the only package that knows Dask.
 
-A trial is a few numbers, its result is a file under a key that is a hash of its settings, and a finished trial is
-never run again: Dask runs a finished task anew when the worker that held its result dies.
+A trial is a few numbers, its result is a file whose name is a hash of its settings. A finished trial is never run
+again, although Dask reruns a finished task when the worker that held its result dies.
 """
 
 from __future__ import annotations

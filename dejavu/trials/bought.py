@@ -1,4 +1,4 @@
-"""What a search bought: the winner beside draws of the framework's default, all after the same number of steps."""
+"""What a search gained: the winner against draws of the framework's default, all after the same number of steps."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class Bought:
-    """The winner's running training loss beside those of default draws that differ in their seeds alone.
+    """The winner's running training loss against those of default draws that differ only in their seeds.
 
-    The losses are those that the winner was chosen by, on the batches that all trials train on, so they flatter it: of
-    N draws with the same expectation the best one lies below the median too. `standing` says whether the default's
-    seeds differ as much.
+    The winner was chosen by these same losses, on the batches that all trials train on, so they flatter it: of N draws
+    with the same expectation the best one lies below the median too. `standing` says whether the default's seeds differ
+    as much.
 
     Attributes:
         steps: after which all are compared: the first rung.
@@ -56,7 +56,7 @@ class Bought:
 
     @property
     def gain(self) -> float:
-        """The share of the median default draw's loss that the winner is below it; negative where it is above."""
+        """How far the winner is below the median default draw's loss, as a fraction of it; negative: above it."""
         if math.isinf(self.median_default_loss):
             return math.inf
         return (self.median_default_loss - self.winner_loss) / (abs(self.median_default_loss) or 1.0)
@@ -72,7 +72,7 @@ class Bought:
         return Standing.ABOVE if all(self.winner_loss > loss for loss in others) else Standing.AMONG
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON has it, with what follows from it; of what failed None."""
+        """Return the record for JSON, with what follows from it; None for losses of failed draws."""
         found: dict[str, Any] = {"steps": self.steps, "winner": str(self.winner), "winner_loss": self.winner_loss}
         return found | {
             "default_losses": [_finite(loss) for loss in self.default_losses],
@@ -83,7 +83,7 @@ class Bought:
         }
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """Describe it in one sentence for people."""
         count = len(self.default_losses)
         those = f"the median of {count} default draws" if count > 1 else "the one default draw"
         least, most = min(self.default_losses), max(self.default_losses)
@@ -96,7 +96,7 @@ class Bought:
         if self.is_default:
             return "the search found nothing better than the default"
         if self.standing is Standing.ABOVE:
-            return "what the search chose, by later steps, is behind the default here"
+            return "worse than the default here: the search chose it by later steps"
         if self.standing is Standing.AMONG:
             return "no more than the default's seeds differ"
         if math.isinf(self.gain):
@@ -105,15 +105,15 @@ class Bought:
 
 
 def is_default(draw: Draw) -> bool:
-    """Whether this is the framework's default as it is, with any seed."""
+    """Return whether this is the framework's default as it is, with any seed."""
     return draw == Draw(DEFAULT, seed=draw.seed)
 
 
 def default_draws(tried: Sequence[Draw], count: int, *, seed: int) -> list[Draw]:
-    """At least `count` draws of the default to compare a winner with: all that are tried anyway, and then others.
+    """Return at least `count` draws of the default to compare a winner with: those tried anyway first, then others.
 
     Args:
-        seed: of the search, whose proposers number their draws' seeds upwards from it.
+        seed: of the search; proposers number their draws' seeds upwards from it.
     """
     known = [draw for draw in tried if is_default(draw)]
     taken = {draw.seed for draw in known}
@@ -126,7 +126,7 @@ def default_draws(tried: Sequence[Draw], count: int, *, seed: int) -> list[Draw]
 
 
 def bought(winner: TrialResult, defaults: Sequence[TrialResult], steps: int) -> Bought:
-    """Compare the winner with default draws after `steps` steps, which each of them has trained or failed within."""
+    """Compare the winner with default draws after `steps` steps; each draw has trained that many, or failed before."""
     losses = tuple(math.inf if one.failure and one.steps < steps else _after(one, steps) for one in defaults)
     return Bought(steps, winner.draw, _after(winner, steps), losses)
 

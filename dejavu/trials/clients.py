@@ -18,15 +18,15 @@ from dejavu.trials.spec import MOST_ATTEMPTS, TrialError
 
 CONNECT_SECONDS = 20.0
 LOOPBACK = "127.0.0.1"
-GPU = "GPU"  # the resource that a worker offers for each GPU it may use alone
-# What a worker needs for a trial, seconds of imports: Python's forkserver, a process that starts with the first worker
-# and ends with this one, imports it, and workers are its forks. Torch's optimizers import the last at their first step.
+GPU = "GPU"  # the resource that a worker offers for each GPU of its own
+# Imports of a trial, which take seconds: Python's forkserver, a process that starts with the first worker and ends with
+# this process, imports them once, and workers are its forks. Torch's optimizers import the last at their first step.
 PRELOADED = ("dejavu.trials.worker", "torch._dynamo")
 
 
 @contextmanager
 def client_of(address: str) -> Iterator[distributed.Client]:
-    """A client of a running scheduler, whose workers reach the cluster's hosts.
+    """Connect to a running scheduler, whose workers are on the cluster's hosts.
 
     Raises:
         TrialError: no scheduler answers there.
@@ -41,13 +41,13 @@ def client_of(address: str) -> Iterator[distributed.Client]:
 
 @contextmanager
 def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Iterator[distributed.Client]:
-    """A Dask cluster of processes on this machine's loopback, and its client; both end with the block.
+    """Start a Dask cluster of processes on this machine's loopback, and its client; both end with the block.
 
     Dask's own default makes workers give freed memory back at once (MALLOC_TRIM_THRESHOLD_), which made training
-    1.5 × slower here, and writes that into this process's environment, where later children find it. Neither is kept.
+    1.5 × slower here, and writes that into this process's environment, where later children find it. Both are undone.
 
     Args:
-        gpus: each worker sees one GPU alone, and offers it as a resource.
+        gpus: each worker sees only one GPU, and offers it as a resource.
 
     Raises:
         TrialError: there are fewer GPUs than workers.
@@ -56,16 +56,16 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
     settings = {
         "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1},
         "distributed.scheduler.allowed-failures": MOST_ATTEMPTS - 1,
-        # A nanny starts its worker again, which takes a while on a busy machine; Dask would give up on it after 15 s.
+        # A nanny restarts its worker, which takes a while on a busy machine; Dask would give up on it after 15 s.
         "distributed.deploy.lost-worker-timeout": "1 day",
-        "distributed.worker.profile.enabled": False,  # it stops a training 100 times a second to look at it
+        "distributed.worker.profile.enabled": False,  # it interrupts a training 100 times a second to sample its stack
         "distributed.worker.multiprocessing-method": "forkserver",
     }
     scheduler = {"cls": distributed.Scheduler, "options": {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}}
     workers = dict(enumerate(_workers(num_workers, folder, gpus)))
     environment = dict(os.environ)
     with dask.config.set(settings):
-        get_mp_context().set_forkserver_preload(list(PRELOADED))  # Dask's own list, which it sets once, has none of it
+        get_mp_context().set_forkserver_preload(list(PRELOADED))  # Dask sets its own list only once, without these
         with (
             distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL") as cluster,
             distributed.Client(cluster) as client,
@@ -79,7 +79,7 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
 
 
 def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:
-    """What each worker's nanny is to be told; a nanny starts its process again, on the same GPU."""
+    """Return the arguments of each worker's nanny; a nanny restarts its process on the same GPU."""
     options = {
         "host": LOOPBACK,
         "nthreads": 1,
@@ -102,7 +102,7 @@ def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]
 
 
 def _visible_gpus() -> list[str]:
-    """By the names that CUDA_VISIBLE_DEVICES takes."""
+    """List the GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
     count = torch.cuda.device_count()
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (told.split(",") if told else [str(k) for k in range(count)])[:count]

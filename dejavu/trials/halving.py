@@ -1,4 +1,4 @@
-"""Which trials go on: successive halving on the running training loss. Pure decisions, no Dask.
+"""Which trials are promoted: successive halving on the running training loss. Pure decisions, no Dask.
 
 Synchronous halving decides ([Jamieson & Talwalkar, AISTATS 2016](https://arxiv.org/abs/1502.07943)); the asynchronous
 rule only fills workers that would idle ([Li et al., MLSys 2020](https://arxiv.org/abs/1810.05934)).
@@ -20,9 +20,9 @@ EXPLODING_GRADIENT_NORM = 2.0**23
 
 
 def rungs(count: int, last_steps: int, reduction: int) -> tuple[int, ...]:
-    """After how many steps `count` trials are compared, ascending: each rung `reduction` times as long as the last.
+    """Return the numbers of steps after which `count` trials are compared, each `reduction` times the one before.
 
-    The first rung is the shortest that says enough, and such that trials are left for the last.
+    The first rung is the shortest that is informative, and such that trials are left for the last.
     """
     steps = [last_steps]
     while reduction ** len(steps) <= count:
@@ -34,12 +34,12 @@ def rungs(count: int, last_steps: int, reduction: int) -> tuple[int, ...]:
 
 
 def running_loss(losses: Sequence[float]) -> float:
-    """A trial's score: the mean of its last losses; infinite where there are none."""
+    """Return a trial's score: the mean of its last losses; infinite where there are none."""
     return _mean_of_last(losses, _window(losses))
 
 
 def unsafe(loss: float, gradient_norm: float) -> str:
-    """Why training cannot begin from this first batch; empty where it can. Nothing is ever ranked by these two."""
+    """Return why training cannot start from this first batch; empty where it can. Trials are never ranked by these."""
     if not math.isfinite(loss):
         return f"the loss was {loss} at step 0"
     if not math.isfinite(gradient_norm):
@@ -52,10 +52,10 @@ def unsafe(loss: float, gradient_norm: float) -> str:
 
 
 def survivors(curves: Sequence[Sequence[float]], reduction: int) -> list[int]:
-    """Which of a rung's trials go on, the best first: one in `reduction`, and those that still fall steeply.
+    """Return which of a rung's trials are promoted, best first: one in `reduction`, and those still falling steeply.
 
-    A trial behind the best goes on too if it would be better at the next rung than the worst of them, each extrapolated
-    by its own fall. There are at most as many of these as of the best, and none that is flat.
+    A trial that is not among the best is promoted too if, extrapolated by its own fall, it would beat the worst of them
+    at the next rung. There are at most as many of these as of the best, and none whose curve is flat.
 
     Args:
         curves: each trial's losses up to this rung, all equally long; empty where it failed.
@@ -70,19 +70,19 @@ def survivors(curves: Sequence[Sequence[float]], reduction: int) -> list[int]:
 
 
 def ahead(scores: Sequence[float], reduction: int) -> list[int]:
-    """Which of the trials that are done so far may go on before their rung is complete, the best first (ASHA)."""
+    """Return which finished trials may be promoted before their rung is complete, the best first (ASHA)."""
     return ranked(scores)[: len(scores) // reduction]
 
 
 def ranked(scores: Sequence[float]) -> list[int]:
-    """The trials with a finite score, the lowest first; of equals the earlier."""
+    """Return the trials with a finite score, the lowest first; ties in their order."""
     return sorted((k for k, score in enumerate(scores) if math.isfinite(score)), key=scores.__getitem__)
 
 
 def _extrapolated(losses: Sequence[float], reduction: int) -> float:
-    """The running loss at the next rung, if each doubling of the steps lowers it as the last one did.
+    """Extrapolate the running loss to the next rung: each doubling of the steps lowers it as much as the last one.
 
-    Losses fall about evenly in the logarithm of the steps; a straight line would soon be below zero.
+    Losses fall about linearly in the logarithm of the steps; a line in the steps themselves would soon be below zero.
     """
     return running_loss(losses) - max(0.0, _fall(losses)) * math.log2(reduction)
 
@@ -92,7 +92,7 @@ def _is_steep(losses: Sequence[float]) -> bool:
 
 
 def _fall(losses: Sequence[float]) -> float:
-    """By how much the running loss fell from the half of the rung to its end."""
+    """Return by how much the running loss fell over the second half of the rung."""
     half = losses[: max(1, len(losses) // 2)]
     return _mean_of_last(half, _window(losses)) - running_loss(losses)
 

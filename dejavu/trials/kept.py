@@ -1,4 +1,4 @@
-"""Results of earlier runs in the place of workers: a search that was done before is read, and starts no process."""
+"""Results of earlier runs instead of workers: a search that was done before is read, and starts no process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dejavu.trials.worker import remembered_trial
 
 
 class NotKeptError(TrialError):
-    """A trial would have to be run."""
+    """A trial has no kept result and would have to run."""
 
 
 class KeptTrials(Source):
-    """Trials as their files have them.
+    """Trials read from their files.
 
     Raises:
-        NotKeptError: on submitting a trial that has no result of use.
+        NotKeptError: on submitting a trial without a usable result.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class KeptTrials(Source):
     def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
         for spec in specs:
             key = self.keys.of(spec)
-            # No call has the empty name, so what was kept as an accident of one call does not count here.
+            # No call has the empty name, so a failure that was kept for one call only does not count here.
             others = other_steps(self._steps, key)
             plain = remembered_trial(key, others, folder=self.folder, call="", needs_state=needs_state)
             if plain is None:

@@ -1,4 +1,4 @@
-"""The single process that a pipeline's first losses are held against: trained once for each start, then remembered."""
+"""Single-process losses to compare a pipeline's first losses with: trained once for each start, then remembered."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
 
-SUFFIX = ".reference"  # no trial's result
+SUFFIX = ".reference"  # unlike that of a trial's result
 
 
 def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
-    """Return a single process's losses of the job's compared steps; trained only where `folder` does not have them.
+    """Return single-process losses of the job's compared steps; trained only where `folder` does not have them.
 
-    They follow from the workload, the draw and the state that the training starts from. A trial's state has a name that
-    follows from these too; whatever else a job starts from is looked at anew every time.
+    They follow from the workload, the draw and the state that the training starts from. A trial's state is named by a
+    hash of these; any other starting state is trained from anew every time.
 
     Args:
         folder: of the trials, where their states are.
@@ -39,7 +39,7 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
 
 
 def _read(path: Path, count: int) -> list[float] | None:
-    """What is kept; None: nothing whole is."""
+    """Read the kept losses; None: there are none, or not enough."""
     try:
         losses = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

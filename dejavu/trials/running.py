@@ -1,4 +1,4 @@
-"""Trials as tasks on a Dask client: one deadline for all, no silent wait, no trial lost with a worker."""
+"""Trials as tasks on a Dask client: one deadline for all, no silent hang, no trial lost with a worker."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dejavu.trials.worker import RESULT, run_trial, tasks_held
 from dejavu.workload import Workload
 
 DEADLINE_SECONDS = 3600.0
-GATHER_SECONDS = 0.05  # results of short trials are fetched together, so many at a time as come in this
-SETTLE_SECONDS = 30.0  # the longest wait for cancelled trials to come to the end of their steps
+GATHER_SECONDS = 0.05  # results that arrive within this time are fetched together
+SETTLE_SECONDS = 30.0  # the longest wait for cancelled trials to finish their current step
 Resources = Mapping[str, float]
 OnResult = Callable[[TrialResult], None]
 
 
 class Asked(NamedTuple):
-    """A trial that is being run."""
+    """A trial that is running."""
 
     spec: TrialSpec
     key: str
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A trial that has ended, well or not."""
+    """A trial that has ended, successfully or not."""
 
     spec: TrialSpec
     key: str
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
 
 
 class Source(ABC):
-    """Where results of trials come from: workers that run them (`Pool`), or what is kept of earlier runs (`Kept`).
+    """Where results of trials come from: workers that run them (`Pool`), or files of earlier runs (`KeptTrials`).
 
     Attributes:
         folder: where the files of trials are.
@@ -63,28 +63,28 @@ class Source(ABC):
     @property
     @abstractmethod
     def num_running(self) -> int:
-        """Trials that were submitted and have not ended."""
+        """How many trials were submitted and have not ended."""
 
     @abstractmethod
     def submit(self, specs: Sequence[TrialSpec], *, needs_state: bool = False) -> None:
-        """Have these trials run, or their results read; `needs_state`: a result without its state is not enough."""
+        """Submit these trials to be run, or read; `needs_state`: a result without its state is not enough."""
 
     @abstractmethod
     def wait(self) -> list[Ended]:
-        """Those that ended since the last call, at least one."""
+        """Return the trials that ended since the last call, at least one."""
 
     @abstractmethod
     def cancel(self, specs: Sequence[TrialSpec]) -> None:
-        """Of these, what still runs stops after the step that it is at; it never ends for `wait`."""
+        """Stop those of these trials that still run, after their current step; `wait` never returns them."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait until what was cancelled has stopped, so that it writes no file and takes no time any more."""
+        """Wait until cancelled trials have stopped, so that they write no more files and use no more time."""
 
     def run(
         self, specs: Sequence[TrialSpec], *, needs_state: bool = False, on_result: OnResult = lambda result: None
     ) -> list[TrialResult]:
-        """All of these, in their order; one that is asked twice runs once."""
+        """Run all of these, in their order; duplicates run once."""
         wanted = {self.keys.of(spec): spec for spec in specs}
         results: dict[str, TrialResult] = {}
         self.submit(list(wanted.values()), needs_state=needs_state)
@@ -96,10 +96,10 @@ class Source(ABC):
 
 
 class Pool(Source):
-    """Trials in flight on a client. Leaving it stops what has not ended; results stay in the folder.
+    """Trials in flight on a client. Leaving the block stops running trials; results stay in the folder.
 
     Args:
-        deadline_seconds: from now, for all that will ever be submitted.
+        deadline_seconds: from now, for everything that will be submitted.
         resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
 
     Raises:
@@ -112,7 +112,7 @@ class Pool(Source):
         self.client, self.folder, self.keys = client, folder, Keys()
         self.deadline_seconds, self._deadline = deadline_seconds, time.monotonic() + deadline_seconds
         self.resources, self.num_slots, self.memory_bytes = _offered(client, resources)
-        self._call = uuid.uuid4().hex[:8]  # an earlier call's tasks of the same trials may not yet be forgotten
+        self._call = uuid.uuid4().hex[:8]  # Dask may still know an earlier call's tasks of the same trials
         self._numbers = itertools.count()
         self._kept = kept_steps(folder)
         self._asked: dict[str, Asked] = {}
@@ -154,7 +154,7 @@ class Pool(Source):
         self._done.update(futures)
 
     def wait(self) -> list[Ended]:
-        """Those that ended since the last call, at least one.
+        """Return the trials that ended since the last call, at least one.
 
         Raises:
             TrialError: the deadline passed, or the scheduler was lost; finished trials are kept.
@@ -168,7 +168,7 @@ class Pool(Source):
                     ended.append(Ended(asked.spec, asked.key, result))
                     trial, steps = split_key(asked.key)
                     self._kept.setdefault(trial, set()).add(steps)
-                else:  # queued on workers that other trials killed, or finished on one that died before it could tell
+                else:  # queued on workers that other trials killed, or its worker died before reporting
                     self.submit([asked.spec], needs_state=asked.needs_state)
         self._num_ended += len(ended)
         return ended
@@ -181,9 +181,9 @@ class Pool(Source):
             self._cancelled.update(names)
 
     def settle(self) -> None:
-        """Wait until what was cancelled has stopped.
+        """Wait until cancelled trials have stopped.
 
-        Nothing is lost but a file to a step that takes longer than `SETTLE_SECONDS`, or a worker that does not answer.
+        At worst a stray file stays, of a step longer than `SETTLE_SECONDS` or of a worker that does not respond.
         """
         until = min(self._deadline, time.monotonic() + SETTLE_SECONDS)
         ask = partial(self.client.run, tasks_held, sorted(self._cancelled), on_error="ignore", asynchronous=True)
@@ -197,13 +197,13 @@ class Pool(Source):
                 time.sleep(GATHER_SECONDS)
 
     def _next_batch(self) -> tuple[list[distributed.Future[Any]], dict[str, dict[str, Any]]]:
-        """Tasks that ended, and what those returned that ended well, by the trials' keys; fetched all at once."""
+        """Return the tasks that ended, and the results of the successful ones by trial key, fetched all at once."""
         try:
             batch = self._done.next_batch()
-            if self.num_running > 2 * self.num_slots:  # no worker waits for what comes of these
+            if self.num_running > 2 * self.num_slots:  # no worker idles until these results are handled
                 time.sleep(GATHER_SECONDS)
                 batch += self._done.next_batch(block=False)
-            futures = [future for future in batch if future.key in self._asked]  # not those that were cancelled
+            futures = [future for future in batch if future.key in self._asked]  # without cancelled ones
             good = [future for future in futures if future.status == "finished"]
             gather = partial(self.client.gather, good, errors="skip", asynchronous=True)
             left_seconds = max(0.0, self._deadline - time.monotonic())
@@ -223,7 +223,7 @@ class Pool(Source):
         )
 
     def _result(self, asked: Asked, plain: Mapping[str, Any] | None) -> TrialResult | None:
-        """None: it has to be asked for again."""
+        """Return the trial's result; None: it has to be submitted again."""
         draw = asked.spec.draw
         if plain is not None:
             return result_of(draw, plain)
@@ -236,7 +236,7 @@ class Pool(Source):
             if attempts < MOST_ATTEMPTS:
                 return None
             why = (
-                f"its worker died in each of {attempts} attempts, as where it needs more memory than there is; "
+                f"its worker died in each of {attempts} attempts, perhaps because it needs more memory than there is; "
                 f"a worker may take {self.memory_bytes:,} bytes"
             )
         return TrialResult(draw, (), math.inf, "", attempts, 0.0, failure=why)
@@ -246,7 +246,7 @@ _AS_IT_IS = ("state", "attempts", "seconds", "remembered", "failure", "first_gra
 
 
 def result_of(draw: Draw, plain: Mapping[str, Any]) -> TrialResult:
-    """Make a result of what `run_trial` returned."""
+    """Convert what `run_trial` returned to a result."""
     return TrialResult(
         draw=draw,
         losses=tuple(plain["losses"]),
@@ -256,13 +256,13 @@ def result_of(draw: Draw, plain: Mapping[str, Any]) -> TrialResult:
 
 
 def other_steps(kept: Mapping[str, set[int]], key: str) -> tuple[int, ...]:
-    """For how many other steps there are results of the same trial, the most first."""
+    """Return the other numbers of steps for which the same trial has results, the most first."""
     trial, steps = split_key(key)
     return tuple(sorted(kept.get(trial, set()) - {steps}, reverse=True))
 
 
 def kept_steps(folder: Path) -> dict[str, set[int]]:
-    """The steps of each trial's results in a folder."""
+    """Return the numbers of steps of each trial's results in a folder."""
     kept: dict[str, set[int]] = {}
     for path in folder.glob(f"*-*{RESULT}"):
         if path.stem.rpartition("-")[2].isdigit():
@@ -272,8 +272,8 @@ def kept_steps(folder: Path) -> dict[str, set[int]]:
 
 
 def _offered(client: distributed.Client, resources: Resources | None) -> tuple[Resources, int, int]:
-    """What to ask of workers for a trial, how many can run one (each of them one at a time), and a worker's memory."""
-    try:  # those of a busy machine may just be starting again
+    """Return a trial's resources, how many workers can run one (each one at a time), and a worker's memory."""
+    try:  # on a busy machine they may just be restarting
         client.wait_for_workers(1, timeout=CONNECT_SECONDS)
     except TimeoutError:
         raise TrialError(
@@ -286,7 +286,7 @@ def _offered(client: distributed.Client, resources: Resources | None) -> tuple[R
     if not room:
         found = {name: much for worker in workers for name, much in worker["resources"].items()}
         raise TrialError(
-            f"no Dask worker offers {_words(resources)}, which a trial is to have; "
+            f"no Dask worker offers {_words(resources)}, which each trial needs; "
             f"{len(workers)} workers offer {_words(found)}"
         )
     return resources, room, min(worker["memory_limit"] for worker in workers)
@@ -305,7 +305,7 @@ def run_trials(
     resources: Resources | None = None,
     on_result: OnResult = lambda result: None,
 ) -> list[TrialResult]:
-    """All trials to their own last step, in the order of `specs`; results stay in `folder` and are not computed again.
+    """Run all trials to their own last step, in the order of `specs`; results are kept in `folder` and reused.
 
     Args:
         resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
@@ -325,7 +325,7 @@ def probe_draws(
     *,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[Probe]:
-    """Loss and gradient norm of each draw on the first batch; infinite where they are of no use.
+    """Return loss and gradient norm of each draw on the first batch; infinite where it cannot be trained.
 
     Raises:
         TrialError: as `run_trials`.
@@ -335,7 +335,7 @@ def probe_draws(
 
 
 def probes(pool: Source, workload: Workload, draws: Sequence[Draw]) -> list[Probe]:
-    """As `probe_draws`, on a pool."""
+    """Run `probe_draws` on a pool."""
     results = pool.run([TrialSpec(workload, draw, 0) for draw in draws])
     return [
         Probe(result.draw, math.inf, math.inf)
@@ -346,7 +346,7 @@ def probes(pool: Source, workload: Workload, draws: Sequence[Draw]) -> list[Prob
 
 
 def best(results: Sequence[TrialResult]) -> TrialResult:
-    """The trial with the lowest score; of equals the first.
+    """Return the trial with the lowest score; the first of equals.
 
     Raises:
         TrialError: none has a finite score.

@@ -28,10 +28,10 @@ class Rung:
     Attributes:
         steps: of each of them, from the training's first.
         draws: that were tried up to here.
-        survivors: of them, those that went on; behind the last rung the winner alone.
+        survivors: those of them that were promoted; after the last rung only the winner.
         best_score: the lowest running loss.
-        num_ahead: how many were sent on before the rung was complete, because workers would have idled.
-        num_confirmed: how many of these survived; what the others trained further is thrown away.
+        num_ahead: how many were promoted before the rung was complete, because workers would have idled.
+        num_confirmed: how many of these survived; the others' further steps are discarded.
     """
 
     steps: int
@@ -44,16 +44,16 @@ class Rung:
 
 @dataclass(frozen=True)
 class Trials:
-    """What a search did.
+    """The outcome of a search.
 
     Attributes:
-        results: of each draw, as far as its rungs took it, in the order in which they were proposed; draws of the
-            default that were added for the comparison are the last.
+        results: of each draw, at its last rung, in the order in which they were proposed; draws of the default that
+            were added for the comparison are the last.
         winner: the best of the last rung.
-        total_steps: that all trials trained together, at whatever time; a look at a first batch counts as one, parts of
-            trials that were broken off are left out.
+        total_steps: that all trials trained together, in this run or earlier; a probe of a first batch counts as one,
+            unfinished parts of trials do not count.
         seconds: that the search took.
-        bought: the winner beside draws of the framework's default; None: no comparison is wanted, or fewer than two
+        bought: the winner against draws of the framework's default; None: no comparison is wanted, or fewer than two
             draws were tried.
     """
 
@@ -77,13 +77,13 @@ def search_initialization(
     on_result: OnResult = lambda result: None,
     on_rung: OnRung = lambda rung: None,
 ) -> Trials:
-    """Try the draws that the workload asks for, and halve them until one is left.
+    """Try the draws that the workload asks for by successive halving, until one is left.
 
-    The winner depends on the workload alone: neither on the number of workers nor on their order and speed. Whoever
-    goes on is decided on complete rungs; a resumed search repeats no finished part of a trial.
+    The winner depends on the workload alone: neither on the number of workers nor on their order and speed. Promotions
+    are decided on complete rungs; a resumed search repeats no finished part of a trial.
 
     Args:
-        folder: results stay here, and the winner's state.
+        folder: where results and the winner's state are kept.
         resources: what a worker must offer to each trial; None: a GPU where some worker offers one, else nothing.
         on_result: called for each part of a trial that ended.
 
@@ -107,7 +107,7 @@ def remembered_search(
     """Read a search whose every trial is kept in `folder`, as `search_initialization` would; no worker is needed.
 
     Returns:
-        None where some trial has to be run; then nothing was told to `on_result` and `on_rung`.
+        None where some trial has to be run; then `on_result` and `on_rung` were not called.
 
     Raises:
         TrialError: no trial gave a finite loss.
@@ -134,7 +134,7 @@ def _search(source: Source, workload: Workload, on_result: OnResult, on_rung: On
     proposed = race.first_rung()
     wanted = workload.trials.default_draws if len(proposed) > 1 else 0
     compared = default_draws(proposed, wanted, seed=workload.seed) if wanted else []
-    draws = list(dict.fromkeys([*proposed, *compared]))  # those that are compared with may win, too
+    draws = list(dict.fromkeys([*proposed, *compared]))  # the default draws for the comparison may win, too
     final, done = _halve(race, draws, on_rung)
     winner = race.with_state(best([final[draw] for draw in done[-1].draws]))
     defaults = race.run(compared, 0)
@@ -150,7 +150,7 @@ def _search(source: Source, workload: Workload, on_result: OnResult, on_rung: On
 
 
 def _halve(race: _Race, draws: Sequence[Draw], on_rung: OnRung) -> tuple[dict[Draw, TrialResult], list[Rung]]:
-    """The last result of each draw, and the rungs; where all that went on diverge, the next best follow them."""
+    """Return the last result of each draw, and the rungs; where all promoted ones diverge, promote the next best."""
     final: dict[Draw, TrialResult] = {}
     done: list[Rung] = []
     entrants, reserve = list(draws), list[Draw]()
@@ -177,11 +177,11 @@ def _halve(race: _Race, draws: Sequence[Draw], on_rung: OnRung) -> tuple[dict[Dr
 
 
 class _Race:
-    """The trials of a search: which have been asked to come to which rung, and what came of it.
+    """The trials of a search: which were submitted up to which rung, and their results.
 
     Attributes:
         rungs: after how many steps trials are compared.
-        total_steps: that were trained.
+        total_steps: how many were trained.
     """
 
     def __init__(self, pool: Source, workload: Workload, on_result: OnResult) -> None:
@@ -203,7 +203,7 @@ class _Race:
         return self._num_probed + sum(longest.values())
 
     def first_rung(self) -> list[Draw]:
-        """All draws, proposed batch by batch, each at its first rung; later batches know the scores of the earlier.
+        """Run all draws to the first rung, proposed in batches; later batches know the scores of earlier ones.
 
         Raises:
             TrialError: none is wanted.
@@ -218,11 +218,11 @@ class _Race:
                 draws = proposer.choose(probes(self.pool, self.workload, draws), count)
             known += [Scored(result.draw, result.score) for result in self.run(draws, 0)]
         if not known:
-            raise TrialError(f"no initialization is to be tried; wanted a count of at least 1, found {settings.count}")
+            raise TrialError(f"no initialization to try; wanted a count of at least 1, found {settings.count}")
         return [draw for draw, _ in known]
 
     def run(self, draws: Sequence[Draw], rung: int) -> list[TrialResult]:
-        """These draws' results at a rung; meanwhile idle workers take the best so far ahead."""
+        """Return these draws' results at a rung; meanwhile idle workers train the best so far ahead."""
         self._submit([draw for draw in draws if (draw, rung) not in self._asked], rung)
         while any((draw, rung) not in self._results for draw in draws):
             self._promote_early(rung)
@@ -232,11 +232,11 @@ class _Race:
         return [self._results[draw, rung] for draw in draws]
 
     def sent_ahead(self, rung: int) -> set[Draw]:
-        """Those that went on from this rung before it was complete."""
+        """Return those that were promoted from this rung before it was complete."""
         return {draw for draw, at in self._ahead if at == rung + 1}
 
     def with_state(self, winner: TrialResult) -> TrialResult:
-        """The same, trained again if its result was remembered and its state is gone."""
+        """Return the winner, trained again if its result was remembered but its state is gone."""
         if winner.state:
             return winner
         (again,) = self.pool.run([TrialSpec(self.workload, winner.draw, winner.steps)], needs_state=True)
@@ -245,7 +245,7 @@ class _Race:
         return again
 
     def drop(self, draws: Sequence[Draw]) -> None:
-        """These go no further: what runs stops, and their states go; their results stay."""
+        """Eliminate these: stop what runs and delete their states; their results are kept."""
         dropped = set(draws)
         running = [asked for asked in self._asked if asked[0] in dropped and asked not in self._results]
         for asked in running:
@@ -254,7 +254,7 @@ class _Race:
         self._forget(draws)
 
     def end(self, losers: Sequence[Draw]) -> None:
-        """Nothing of the search runs any more, and no state is left by one that was cancelled while it was saved."""
+        """Stop everything that still runs, and delete states that a cancelled trial was just saving."""
         self.pool.settle()
         self._forget(losers)
 
@@ -269,7 +269,7 @@ class _Race:
         self.pool.submit([TrialSpec(self.workload, draw, self.rungs[rung]) for draw in draws])
 
     def _promote_early(self, rung: int) -> None:
-        """Workers that would idle take the best third or so of those that are done to their next rung, as ASHA does."""
+        """Let idle workers promote the best `1/reduction` of the finished trials early, as ASHA does."""
         for at in reversed(range(rung, len(self.rungs) - 1)):
             idle = self.pool.num_slots - self.pool.num_running
             done = [draw for draw, where in self._asked if where == at and (draw, at) in self._results]

@@ -1,4 +1,4 @@
-"""A trial, what came of it, and the name under which that is kept."""
+"""A trial, its result, and the key under which the result is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODE = (
     training,
     optimizer,
 )  # also decides the losses: other code, other results
-# Names, not contents: what is in the files is in the data's fingerprint.
+# Names, not contents: the contents are in the data's fingerprint.
 _FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare"}
 
 
@@ -35,7 +35,7 @@ class TrialError(DejavuError):
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One trial: train the workload from this draw for its first `steps` steps; 0: only look at the first batch."""
+    """One trial: train the workload from this draw for its first `steps` steps; 0: only probe the first batch."""
 
     workload: Workload
     draw: Draw
@@ -43,18 +43,18 @@ class TrialSpec:
 
     @property
     def key(self) -> str:
-        """The name of its files: a hash of all that decides the losses, and the number of steps."""
+        """The name of its files: a hash of everything that determines the losses, and the number of steps."""
         return Keys().of(self)
 
 
 def split_key(key: str) -> tuple[str, int]:
-    """The trial, which is the same for the same draw whatever its steps, and the number of steps."""
+    """Split a key into the trial, which is the same for all numbers of steps, and the number of steps."""
     trial, _, steps = key.rpartition("-")
     return trial, int(steps)
 
 
 class Keys:
-    """Keys of trials. What all trials of a workload share (its data, its code) is looked at once."""
+    """Keys of trials. What all trials of a workload share (its data, its code) is hashed once."""
 
     def __init__(self) -> None:
         self._shared: dict[str, str] = {}
@@ -63,7 +63,7 @@ class Keys:
         return f"{stable_hash([self.shared(spec.workload), asdict(spec.draw)])}-{spec.steps}"
 
     def shared(self, workload: Workload) -> str:
-        """Hash all that decides the losses of a training in one process, but the draw."""
+        """Hash everything but the draw that determines the losses of single-process training."""
         text = workload.model_dump_json()
         if text not in self._shared:
             self._shared[text] = _shared_hash(workload)
@@ -80,15 +80,15 @@ def _shared_hash(workload: Workload) -> str:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         losses: of each step from the training's first, over all rungs.
         score: the running training loss at the end; infinite where the trial failed.
         state: the file with weights and optimizer after the last step; empty where there is none (any more).
-        attempts: how often its last part was begun, or a part before that, if that was more often.
+        attempts: how often its last part was started, or an earlier part, if that was more often.
         seconds: of all steps.
-        remembered: it had been run before, and was only read.
+        remembered: it had run before, and was only read.
         failure: why there is no score; empty otherwise.
         first_gradient_norm: of all gradients together at step 0, before any clipping; None where it was not finite.
     """
@@ -105,5 +105,5 @@ class TrialResult:
 
     @property
     def steps(self) -> int:
-        """How many were trained."""
+        """How many steps were trained."""
         return len(self.losses)

@@ -1,4 +1,4 @@
-"""What runs on a worker: one trial, from the longest state that is kept of it; its result is a file.
+"""What runs on a worker: one trial, continued from its longest kept state; its result is a file.
 
 A trial's files are `<key>.json`, `<key>.safetensors` and `<key>.attempt-1` …, where a key ends in the number of steps.
 """
@@ -27,18 +27,18 @@ from dejavu.trials.spec import TrialError, split_key
 from dejavu.workload import Workload
 
 RESULT, STATE = ".json", ".safetensors"
-ONE_AT_A_TIME = threading.Lock()  # torch's random state and its number of threads are the process's
-GPU_ERROR = "CUDA error"  # how torch's messages begin where a kernel failed, and with it all of the process's context
-NO_MEMORY = "can't allocate memory"  # how torch says it of the CPU, as a plain RuntimeError
+ONE_AT_A_TIME = threading.Lock()  # torch's random state and number of threads are per process
+GPU_ERROR = "CUDA error"  # how torch's messages begin where a kernel failed; the process's CUDA context is then lost
+NO_MEMORY = "can't allocate memory"  # torch's words on the CPU, in a plain RuntimeError
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A trial as its file has it.
+    """A trial as stored in its file.
 
     Attributes:
         losses: from step 0; finite.
-        call: the only call that this result is for; empty: it is for all. An accident may not happen again.
+        call: the only call that this result is valid for; empty: all. A failure by accident may not happen again.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ def run_trial(
 
     Args:
         draw, workload: as JSON: a worker needs none of our classes to receive them.
-        others: for how many other steps results of the same trial are kept, the most first.
+        others: the other numbers of steps for which results of the same trial are kept, the most first.
         call: names the caller's search.
         needs_state: a result whose state is gone is not enough.
 
@@ -93,9 +93,9 @@ def _workload(text: str) -> Workload:
 
 
 def _known(folder: Path, key: str, others: Sequence[int], call: str) -> Kept | None:
-    """What a run of as many steps or more says of this trial, or a shorter one that failed; None: nothing does."""
+    """Return what is known from a run of at least as many steps, or a shorter one that failed; None: nothing."""
     trial, steps = split_key(key)
-    least = max(1, steps)  # a look at the first batch gives a loss too
+    least = max(1, steps)  # a probe of the first batch gives a loss too
     for own in (steps, *others):
         kept = _read(folder / f"{trial}-{own}{RESULT}")
         if kept is None or kept.call not in ("", call):
@@ -112,12 +112,12 @@ def _read(path: Path) -> Kept | None:
         return Kept(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):  # torn by a power cut: it is as if the trial had not run
+    except (ValueError, TypeError):  # truncated by a power cut: as if the trial had not run
         return None
 
 
 def _write(path: Path, kept: Kept) -> None:
-    """Whole or not at all. Not forced to the disk: a trial that a power cut takes runs again."""
+    """Write atomically, without fsync: a trial that is lost to a power cut runs again."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(json.dumps(asdict(kept)))
@@ -127,7 +127,7 @@ def _write(path: Path, kept: Kept) -> None:
 
 
 def _count_attempt(folder: Path, key: str) -> int:
-    """How often this trial has now been begun; a file each, so that a killed worker's attempt counts too."""
+    """Count this attempt and return their number; a file each, so that a killed worker's attempt counts too."""
     folder.mkdir(parents=True, exist_ok=True)
     attempt = 1
     while True:
@@ -141,9 +141,9 @@ def _count_attempt(folder: Path, key: str) -> int:
 def _run(
     workload: Workload, draw: Draw, folder: Path, key: str, others: Sequence[int], attempt: int, call: str
 ) -> Kept:
-    """Train from the longest kept state of the same trial, and keep what comes of it in place of that.
+    """Train from the longest kept state of the same trial, and keep the result in its place.
 
-    After an error of the GPU this process can use it no more: the failure is written for the task's next run to read,
+    After a GPU error this process can no longer use the GPU: the failure is written for the task's next run to read,
     and the process ends; its nanny starts another.
     """
     trial, steps = split_key(key)
@@ -201,7 +201,7 @@ def _run(
 
 
 def _longest(states: dict[int, Path]) -> tuple[Kept, Path | None]:
-    """The longest of these states, by their steps, with its result."""
+    """Return the longest of these states, by their steps, with its result."""
     for steps, state in sorted(states.items(), reverse=True):
         kept = _read(state.with_suffix(RESULT)) if state.exists() else None
         if kept and not kept.failure and len(kept.losses) == steps:
@@ -214,7 +214,7 @@ def _spoils_the_process(error: Exception) -> bool:
 
 
 def _cancellation() -> Callable[[], bool]:
-    """Whether the scheduler wants no more of the task of this thread; Dask itself would let it run to its end."""
+    """Return a check whether this thread's task was cancelled; Dask itself would let it run to its end."""
     try:
         worker = distributed.get_worker()
     except ValueError:  # this is no worker
@@ -229,7 +229,7 @@ def _cancellation() -> Callable[[], bool]:
 
 
 def tasks_held(names: Sequence[str], dask_worker: distributed.Worker) -> list[str]:
-    """Those of these tasks that a worker has not done with; one that was cancelled is held until its thread returns."""
+    """Return those of these tasks that a worker still holds; a cancelled one is held until its thread returns."""
     return [name for name in names if name in dask_worker.state.tasks]
 
 

@@ -21,10 +21,10 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """All that a rank needs to know.
+    """Everything that a rank needs to know.
 
     Attributes:
-        draw: the initial weights, where there are no weights to start from.
+        draw: the initial weights, if `start_from` is None.
         start_from: a trial's state (safetensors), or None.
         first_step, last_step: the steps to train, `last_step` not included.
         folder: checkpoints, progress and the result go here; an absolute path that every host sees.
@@ -44,15 +44,15 @@ class TrainingJob:
 
     @property
     def progress_path(self) -> Path:
-        """One JSON line a step, written by the rank that has the loss."""
+        """File with one JSON line per step, written by the rank that has the loss."""
         return Path(self.folder) / "progress.jsonl"
 
     def error_path(self, attempt: int, rank: int) -> Path:
-        """What a rank said when it failed by itself."""
+        """Return the file with the error of a rank that failed by itself."""
         return Path(self.folder) / f"error-{attempt}-{rank}.txt"
 
     def errors(self) -> list[Path]:
-        """What ranks of the last attempt that failed said, the first to fail first."""
+        """Return the error files of ranks that failed in the last attempt, the first to fail first."""
         found = [(int(path.name.split("-")[1]), path) for path in Path(self.folder).glob("error-*-*.txt")]
         last = max((attempt for attempt, _ in found), default=0)
         return sorted((path for attempt, path in found if attempt == last), key=lambda path: path.stat().st_mtime_ns)
@@ -81,14 +81,14 @@ class TrainingJob:
         )
 
     def write(self) -> Path:
-        """The job as a file in its folder."""
+        """Write the job as a file into its folder."""
         path = Path(self.folder) / "job.json"
         write_json(path, self.to_dict())
         return path
 
     @classmethod
     def read(cls, path: Path, folder: Path | None = None) -> TrainingJob:
-        """The job of a file, to be done in its own folder or another."""
+        """Read a job, to run in its own folder or another."""
         data = json.loads(path.read_text())
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class TrainingJob:
 
 
 def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
-    """Read the job of an earlier training that this workload may go on with.
+    """Read the job of an earlier training that this workload may continue.
 
     Raises:
         InputError: there is no training, it cannot be read, or it is of another model, data, batch or optimizer.
@@ -132,20 +132,20 @@ def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training did.
+    """The result of a training.
 
     Attributes:
         first_step: the step of `losses[0]`.
         losses: of every step, in order, across restarts.
-        step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had none to do.
+        step_seconds: the median step of the last attempt, as `step_times` counts them; None: it had no steps left.
         stages: each stage's times; empty where there are none.
-        restarts: how often the ranks were started again.
-        resumed_from_step: the checkpoint that the last attempt went on from; None: none.
+        restarts: how often the ranks were restarted.
+        resumed_from_step: the checkpoint that the last attempt resumed from; None: none.
         final_checkpoint: the folder of the last complete checkpoint.
-        failures: a sentence for each rank that made all start again: attempt, rank, stages, host, and how it ended.
+        failures: a sentence for each rank that caused a restart: attempt, rank, stages, host, and how it ended.
         last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
-            that rank's own beginning of the step.
-        step_times: how long the last attempt's steps took, and whether other work was beside them.
+            that rank's own start of the step.
+        step_times: how long the last attempt's steps took, and whether other work ran at the same time.
     """
 
     first_step: int
@@ -161,12 +161,12 @@ class TrainingResult:
 
     @property
     def times(self) -> TrainingTimes:
-        """What was measured on the way."""
+        """The measured step and stage times."""
         return TrainingTimes(self.step_seconds, self.step_times, len(self.losses), self.stages, self.last_step_passes)
 
     @property
     def origin(self) -> str:
-        """From where the last attempt went on."""
+        """Where the last attempt resumed from."""
         return "the beginning" if self.resumed_from_step is None else f"step {self.resumed_from_step}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class TrainingResult:
 
 
 def parse_progress(line: bytes) -> tuple[int, float] | None:
-    """Step and loss of one line of progress; None if its rank was killed in the middle of it."""
+    """Parse step and loss of one line of progress; None if its rank was killed while writing it."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError:
@@ -199,7 +199,7 @@ def parse_progress(line: bytes) -> tuple[int, float] | None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""What there is of an earlier training, before anything is started to go on with it."""
+"""Look at an earlier training before anything is started to resume it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True)
 class EarlierTraining:
-    """A training that was begun in this folder.
+    """A training that was started in this folder.
 
     Attributes:
-        step: how many steps its last complete checkpoint has; without one, where it began.
+        step: how many steps its last complete checkpoint has; without one, its first step.
         num_steps: how many are wanted now.
-        loss: of the last step before `step`; None: it is not known.
+        loss: of the last step before `step`; None: unknown.
     """
 
     folder: Path
@@ -34,15 +34,15 @@ class EarlierTraining:
     def __str__(self) -> str:
         loss = "" if self.loss is None else f", the last at loss {self.loss:.4f}"
         if not self.is_complete:
-            return f"{self.folder} goes on from step {self.step} of {self.num_steps}{loss}"
+            return f"{self.folder} continues from step {self.step} of {self.num_steps}{loss}"
         return (
             f"{self.folder} is complete: {self.step} steps are trained{loss}, and the workload wants {self.num_steps}. "
-            f"Nothing is started; num_steps above {self.step} in the workload trains on"
+            f"Nothing was started; to train further, set num_steps above {self.step} in the workload"
         )
 
 
 def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
-    """Look at the training that `--resume` names; nothing is started or changed.
+    """Read the state of the training that `--resume` names; nothing is started or changed.
 
     Raises:
         InputError: there is no training, it is of another model, data, batch or optimizer, or a file of it is damaged.
@@ -55,7 +55,7 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{complete[-1]} cannot be read: its marker is damaged ({type(error).__name__}: {error}); delete the "
-                "folder, and the training goes on from the checkpoint before it"
+                "folder, and the training continues from the checkpoint before it"
             ) from error
     progress = folder / job.progress_path.name
     rows = map(parse_progress, progress.read_bytes().splitlines()) if progress.is_file() else ()

@@ -1,4 +1,4 @@
-"""Ranks that ended before their training did: written down by the agent that sees it, told by the launcher."""
+"""Ranks that ended before their training did: recorded by the agent that sees it, reported by the launcher."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from dejavu.foundation.errors import DejavuError
 
 
 class LaunchError(DejavuError):
-    """The ranks did not finish; the message says why, or has the end of their log."""
+    """The ranks did not finish; the message says why, or includes the end of their log."""
 
 
 class RankError(LaunchError):
-    """A rank failed by itself, not by a signal: trying again would fail again."""
+    """A rank failed by itself, not by a signal: a retry would fail again."""
 
 
-_ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")  # that a rank failed is known
+# Without torchrun's own line, which only says that a rank failed.
+_ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]+(Error|Exception|Interrupt)\b.*")
 
 
 def what_failed(what: str, said: str) -> str:
-    """A sentence for a process that failed: the last error it wrote, and the file in which all that it said is kept.
+    """Describe a process that failed: the last error it wrote, and the file with all its output.
 
     Args:
         what: what failed, such as `measuring layers`.
@@ -34,10 +35,10 @@ def what_failed(what: str, said: str) -> str:
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.fullmatch(line)]
-    last = (errors or lines or ["it said nothing"])[-1]
+    last = (errors or lines or ["no output"])[-1]
     with tempfile.NamedTemporaryFile("w", prefix="dejavu-failed-", suffix=".log", delete=False) as file:
         file.write(said)
-    return f"{what} failed: {last} (all it said: {file.name})"
+    return f"{what} failed: {last} (full output: {file.name})"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Failure:
     """A rank that ended before its training did.
 
     Attributes:
-        attempt: how often the ranks had been started again before.
+        attempt: how often the ranks had been restarted before.
         rank, stages, host: its number in the world, what it ran, and where.
         exit_code: its own; below 0: minus the signal that ended it.
-        why: what the watchdog saw before it ended the rank; empty where it was not the watchdog.
+        why: what the watchdog saw before it killed the rank; empty where it was not the watchdog.
     """
 
     attempt: int
@@ -70,20 +71,20 @@ class Failure:
 
 
 def failures_path(folder: Path | str) -> Path:
-    """One JSON line for each rank that ended before its time."""
+    """Return the file with one JSON line for each rank that ended before its training did."""
     return Path(folder) / "failures.jsonl"
 
 
 def write_failure(folder: Path | str, failure: Failure) -> None:
-    """Add a line, in one write: several hosts may."""
+    """Append a line in one write, because several hosts may write."""
     with failures_path(folder).open("a") as file:
         file.write(json.dumps(asdict(failure)) + "\n")
 
 
 def read_failures(folder: Path | str) -> list[Failure]:
-    """What made each attempt end, in order: ranks that a signal ended, or else the first that failed.
+    """Return what ended each attempt, in order: the ranks that a signal ended, or else the first that failed.
 
-    The others of an attempt failed because these had gone.
+    The other ranks of an attempt failed because these had gone.
     """
     path = failures_path(folder)
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

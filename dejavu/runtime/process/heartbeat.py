@@ -1,4 +1,4 @@
-"""The sign of life that every rank leaves in the job's folder after each step."""
+"""The heartbeat that every rank writes into the job's folder after each step."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ DONE = 10**12
 
 
 class Heartbeat:
-    """A rank's sign of life: which step it has done; on SIGUSR1 it writes its stacks beside it."""
+    """A rank's heartbeat: the last step it has done; on SIGUSR1 the rank writes its stacks to a file next to it."""
 
     def __init__(self, folder: Path | str, rank: int, attempt: int) -> None:
         self.path, self.attempt = heartbeats(folder) / f"{rank}.beat", attempt
         self.path.parent.mkdir(parents=True, exist_ok=True)
         stacks = self.path.with_suffix(".stack")
         stacks.unlink(missing_ok=True)
-        self._stacks = stacks.open("a")  # whoever asks for a stack empties the file before
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what holds when the interpreter, as it ends, takes its own off
+        self._stacks = stacks.open("a")  # emptied by whoever asks for a stack
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in effect when the interpreter removes its handler at exit
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
         self.beat(NO_STEP)
 
     def beat(self, step: int) -> None:
-        """The rank has done this step, or something as long (a checkpoint) after it. Some 5 µs on a local disk."""
+        """Record that the rank has done this step, or a checkpoint after it. Some 5 µs on a local disk."""
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.pwrite(file, b"%10d %15d %20d" % (self.attempt, step, time.monotonic_ns()), 0)  # always as long
+            os.pwrite(file, b"%10d %15d %20d" % (self.attempt, step, time.monotonic_ns()), 0)  # of constant length
         finally:
             os.close(file)
 
     def close(self) -> None:
-        """The rank has nothing left to do but to end."""
+        """Record that the rank has finished and is about to exit."""
         self.beat(DONE)
         faulthandler.unregister(signal.SIGUSR1)
         self._stacks.close()
@@ -50,7 +50,7 @@ class Beat(NamedTuple):
 
 
 def read_beats(folder: Path | str, attempt: int) -> dict[int, Beat]:
-    """The last heartbeats of this attempt by rank; a rank that has not begun is absent."""
+    """Return the last heartbeats of this attempt by rank; a rank that has not started is absent."""
     found = {}
     for path in heartbeats(folder).glob("*.beat"):
         content = path.read_text()
@@ -61,5 +61,5 @@ def read_beats(folder: Path | str, attempt: int) -> dict[int, Beat]:
 
 
 def heartbeats(folder: Path | str) -> Path:
-    """Where ranks leave their heartbeats and stacks."""
+    """Return the folder of the ranks' heartbeats and stacks."""
     return Path(folder) / "heartbeats"

@@ -11,17 +11,17 @@ HOST = "DEJAVU_HOST"
 
 
 def ranks_on(binding: Binding, host: str) -> list[int]:
-    """The ranks of the world that are on the host, by their number there."""
+    """Return the ranks of the world that are on the host, by their number there."""
     return [rank for rank, placement in enumerate(binding.placements) if placement.device.host == host]
 
 
 def own_rank(binding: Binding) -> int:
-    """This process's rank, as a place in the binding.
+    """Return this process's rank in the binding.
 
-    torchrun numbers hosts in an order of its own: of several, a rank goes by its host and its number there.
+    torchrun numbers hosts in its own order, so with several hosts the rank follows from the host and the local rank.
 
     Raises:
-        InputError: there are several hosts, and nobody said which this is.
+        InputError: there are several hosts, and the environment does not say which this is.
     """
     host, local = os.environ.get(HOST), int(os.environ["LOCAL_RANK"])
     if host is not None:

@@ -150,10 +150,11 @@ def prefix_costs(
             i = _end_of_run(i, after, stop_N, group_N)
             for j in range(J):
                 rest = H_L1JA[start, min(j + 1, J - 1), a]
-                if rest < np.inf:
-                    k = _first_that_fits(front, i, need_J[j], fits_N)
-                    if k < i:
-                        ended_L1JA[stop, j, a] = min(ended_L1JA[stop, j, a], cost_N[k] + rest)
+                if rest == np.inf:
+                    continue
+                k = _first_that_fits(front, i, need_J[j], fits_N)
+                if k < i:
+                    ended_L1JA[stop, j, a] = min(ended_L1JA[stop, j, a], cost_N[k] + rest)
 
 
 @njit(cache=True, nogil=True)

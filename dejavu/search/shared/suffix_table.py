@@ -105,49 +105,71 @@ def list_options(
             for c in order_C:
                 if busy_CLL1[c, start, stop] < np.inf and fits_CLL1[c, start, stop] >= least_fits:
                     most += 1
-    stops, groups, configurations = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    seconds, busy, fits = np.empty(most), np.empty(most), np.empty(most, np.int64)
-    first = np.zeros(L + 1, np.int64)
-    waiting = np.empty(C, np.int64)
-    n = 0
+    options = (
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most), np.empty(most), np.empty(most, np.int64),
+    )  # fmt: skip
+    tables, kinds = (seconds_CLL1, busy_CLL1, fits_CLL1), (order_C, first_G1, family_G)
+    first, waiting, n = np.zeros(L + 1, np.int64), np.empty(C, np.int64), 0
     for start in range(L):
         first[start] = n
-        for stop in range(start + 1, L + 1):
-            cell = n
-            for g in range(len(family_G)):
-                here = 0
-                for at in range(first_G1[g], first_G1[g + 1]):
-                    c = order_C[at]
-                    if busy_CLL1[c, start, stop] < np.inf and fits_CLL1[c, start, stop] >= least_fits:
-                        _insert(waiting, here, c, seconds_CLL1[:, start, stop], busy_CLL1[:, start, stop])
-                        here += 1
-                for c in waiting[:here]:
-                    t, u, m = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop], fits_CLL1[c, start, stop]
-                    # An option is dropped for one of the same layers and no more devices of the same links that is as
-                    # good in all that a plan asks of a stage: in any plan that has it the other takes its place.
-                    dominated = False
-                    for i in range(cell, n):
-                        comparable = groups[i] == g or (idle_allowed and family_G[groups[i]] == family_G[g])
-                        dominated |= comparable and seconds[i] <= t and busy[i] <= u and fits[i] >= m
-                    if not dominated:
-                        stops[n], groups[n], configurations[n] = stop, g, c
-                        seconds[n], busy[n], fits[n] = t, u, m
-                        n += 1
+        n = _list_from(start, n, tables, kinds, (least_fits, idle_allowed), waiting, options)
     first[L] = n
+    stops, groups, configurations, seconds, busy, fits = options
     return first, stops[:n], groups[:n], configurations[:n], seconds[:n], busy[:n], fits[:n]
 
 
 @njit(cache=True, nogil=True)
-def _insert(waiting: Ints, count: int, c: int, seconds_C: Floats, busy_C: Floats) -> None:
-    """Put one more configuration among the first `count`, which are sorted by seconds, then busy."""
-    k = count
-    while k > 0:
-        before = waiting[k - 1]
-        if seconds_C[before] < seconds_C[c] or (seconds_C[before] == seconds_C[c] and busy_C[before] <= busy_C[c]):
-            break
-        waiting[k] = before
-        k -= 1
-    waiting[k] = c
+def _list_from(
+    start: int,
+    n: int,
+    tables: tuple[Floats, Floats, Ints],
+    kinds: tuple[Ints, Ints, Ints],
+    rules: tuple[int, bool],
+    waiting: Ints,
+    options: tuple[Ints, Ints, Ints, Floats, Floats, Ints],
+) -> int:
+    """Write the options of one start, from row n on; how many rows there are then."""
+    seconds_CLL1, busy_CLL1, fits_CLL1 = tables
+    order_C, first_G1, family_G = kinds
+    least_fits, idle_allowed = rules
+    stops, groups, configurations, seconds, busy, fits = options
+    for stop in range(start + 1, seconds_CLL1.shape[2]):
+        cell = n
+        for g in range(len(family_G)):
+            here = 0
+            for at in range(first_G1[g], first_G1[g + 1]):  # insertion sort by seconds, then busy
+                c = order_C[at]
+                t, u = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop]
+                if u == np.inf or fits_CLL1[c, start, stop] < least_fits:
+                    continue
+                k = here
+                while k > 0 and not (
+                    seconds_CLL1[waiting[k - 1], start, stop] < t
+                    or (seconds_CLL1[waiting[k - 1], start, stop] == t and busy_CLL1[waiting[k - 1], start, stop] <= u)
+                ):
+                    waiting[k] = waiting[k - 1]
+                    k -= 1
+                waiting[k] = c
+                here += 1
+            for k in range(here):
+                c = waiting[k]
+                t, u, m = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop], fits_CLL1[c, start, stop]
+                # An option is dropped for one of the same layers and no more devices of the same links that is as
+                # good in all that a plan asks of a stage: in any plan that has it the other takes its place.
+                i = cell
+                while i < n and not (
+                    (groups[i] == g or (idle_allowed and family_G[groups[i]] == family_G[g]))
+                    and seconds[i] <= t
+                    and busy[i] <= u
+                    and fits[i] >= m
+                ):
+                    i += 1
+                if i == n:
+                    stops[n], groups[n], configurations[n] = stop, g, c
+                    seconds[n], busy[n], fits[n] = t, u, m
+                    n += 1
+    return n
 
 
 @njit(cache=True, nogil=True)

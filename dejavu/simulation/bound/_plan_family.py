@@ -195,7 +195,7 @@ class Place:
         """
         best: Faster | None = None
         walked = self._walk(alive_SCLL1, WalkLimits(limit, most_steps, True, _MOST_LEAVES))
-        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
+        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.configuration_KS, strict=True)]
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
             return best
@@ -203,7 +203,7 @@ class Place:
         until = limit if best is None else min(limit, best.seconds)
         if walked.limit < until * (1.0 - _NEAR):
             again = self._walk(alive_SCLL1, WalkLimits(until, most_steps, False, _MOST_LEAVES))
-            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.how_KS, strict=True)]
+            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.configuration_KS, strict=True)]
             best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
             if again.is_complete:
                 self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
