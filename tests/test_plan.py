@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.plans import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
-from dejavu.plans.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
+from dejavu.plans.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
 
 ONE = StageConfiguration("gpu")
@@ -232,14 +233,14 @@ def test_in_flight_is_what_torchs_own_order_of_actions_holds(name: str) -> None:
     for S in range(1, 7):
         for B in range(S, 14):
             for stage, order in enumerate(actions(name, S, B)):
-                assert most_held(order)[stage] == schedule_named(name).in_flight(stage, S, B), (stage, S, B)
+                assert most_held(order)[stage] == named(SCHEDULES, name).in_flight(stage, S, B), (stage, S, B)
                 done = Counter((action.direction, action.microbatch) for action in order)
                 assert done == Counter((way, m) for way in (Pass.FORWARD, Pass.BACKWARD) for m in range(B))
 
 
 @pytest.mark.parametrize("name", [name for name, how in SCHEDULES.items() if how.stages_per_rank > 1])
 def test_schedules_of_several_stages_run_every_pass_once_and_hold_no_more_than_they_say(name: str) -> None:
-    schedule = schedule_named(name)
+    schedule = named(SCHEDULES, name)
     for ranks in range(1, 5):
         S = ranks * schedule.stages_per_rank
         for B in (count for count in range(ranks, 14) if allowed_microbatches(name, S, count)):

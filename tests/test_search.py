@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.importers.alpa.cases import load_case
 from dejavu.plans import (
     DoesNotFitError,
@@ -29,7 +30,7 @@ from dejavu.plans import (
     step_seconds,
 )
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
-from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform, search_named
+from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
 from dejavu.search.proportional import proportional_cuts
@@ -417,9 +418,9 @@ def test_exact_refuses_more_stages_than_it_may_list() -> None:
 
 
 def test_a_wrong_name_gets_a_suggestion() -> None:
-    assert search_named("exact") is Exact
+    assert named(SEARCHES, "exact") is Exact
     with pytest.raises(InputError, match="did you mean 'exact'"):
-        search_named("exakt")
+        named(SEARCHES, "exakt")
 
 
 @pytest.mark.skipif(not CASES.exists(), reason="the shared data are absent")

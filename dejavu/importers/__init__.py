@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family, named
 from dejavu.importers._base import BadRow, Batch, Importer
 from dejavu.importers.alpa import Alpa
 from dejavu.importers.devices import DeviceNames
@@ -19,13 +20,16 @@ from dejavu.importers.nccl_tests import NcclTests
 from dejavu.importers.neusight import NeuSight
 from dejavu.importers.vidur import Vidur
 
-IMPORTERS: dict[str, type[Importer]] = {
-    "alpa": Alpa,
-    "neusight": NeuSight,
-    "vidur": Vidur,
-    "metis": Metis,
-    "nccl-tests": NcclTests,
-}
+IMPORTERS: Family[type[Importer]] = Family(
+    "format",
+    {
+        "alpa": Alpa,
+        "neusight": NeuSight,
+        "vidur": Vidur,
+        "metis": Metis,
+        "nccl-tests": NcclTests,
+    },
+)
 
 
 def importer_named(name: str, devices: DeviceNames, options: Mapping[str, Any]) -> Importer:
@@ -34,15 +38,14 @@ def importer_named(name: str, devices: DeviceNames, options: Mapping[str, Any]) 
     Raises:
         InputError: no such format, or an option that is not for it.
     """
-    if name not in IMPORTERS:
-        raise InputError(f"unknown format {name!r}; wanted one of {', '.join(IMPORTERS)}")
+    kind = named(IMPORTERS, name)
     given = {option: value for option, value in options.items() if value is not None}
-    known = {field.name for field in fields(IMPORTERS[name])}
+    known = {field.name for field in fields(kind)}
     for option in given:
         if option not in known:
             others = [other for other, class_ in IMPORTERS.items() if option in {f.name for f in fields(class_)}]
             raise InputError(f"--{option.replace('_', '-')} is not for {name}; it is for {', '.join(others)}")
-    return IMPORTERS[name](devices=devices, **given)
+    return kind(devices=devices, **given)
 
 
 __all__ = [

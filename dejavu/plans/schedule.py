@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family, named
 
 
 class Pass(StrEnum):
@@ -93,29 +94,21 @@ def _both_ways(stage: int, num_stages: int, num_microbatches: int) -> int:
     return min(num_microbatches, num_stages)
 
 
-SCHEDULES: dict[str, Schedule] = {
-    schedule.name: schedule
-    for schedule in (
-        Schedule("1f1b", "1F1B", _one_forward_one_backward),
-        Schedule("gpipe", "GPipe", _all, searched_as="gpipe"),
-        Schedule("interleaved_1f1b", "Interleaved1F1B", _all, stages_per_rank=2),
-        Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
-        Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
-        Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
-        Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
-    )
-}
-
-
-def schedule_named(name: str) -> Schedule:
-    """The schedule that a person named.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    if name not in SCHEDULES:
-        raise InputError(f"unknown schedule {name!r}; wanted one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
+SCHEDULES: Family[Schedule] = Family(
+    "schedule",
+    {
+        schedule.name: schedule
+        for schedule in (
+            Schedule("1f1b", "1F1B", _one_forward_one_backward),
+            Schedule("gpipe", "GPipe", _all, searched_as="gpipe"),
+            Schedule("interleaved_1f1b", "Interleaved1F1B", _all, stages_per_rank=2),
+            Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
+            Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
+            Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+            Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+        )
+    },
+)
 
 
 def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
@@ -130,7 +123,7 @@ def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-    schedule = schedule_named(name)
+    schedule = named(SCHEDULES, name)
     ranks = schedule.num_ranks(num_stages)
     kind: Any = get_schedule_class(schedule.torch_name)
     if issubclass(kind, PipelineScheduleMulti):  # adding the messages takes torch minutes where there are many

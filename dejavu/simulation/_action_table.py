@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation import user_cache
-from dejavu.plans.schedule import Pass, Schedule, actions, schedule_named
+from dejavu.foundation.registry import named
+from dejavu.plans.schedule import SCHEDULES, Pass, Schedule, actions
 
 Integers = NDArray[np.int64]
 
@@ -78,7 +79,7 @@ def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTab
     Raises:
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
-    schedule = schedule_named(name)
+    schedule = named(SCHEDULES, name)
     key = [code_of_lists(), name, num_stages, num_microbatches]
     kept = user_cache.load(_FOLDER, key)
     if kept is not None:

@@ -2,7 +2,7 @@
 
 With a price λ on each device of a type, the cheapest Σ + λ · devices over all plans, less λ · counts, bounds Σ of every
 plan that keeps to the counts (Lagrangian relaxation; Handler and Zang, Networks 10, 1980, for paths with resources).
-The counts are then no part of a state, so that a table has layers × stages behind × link classes entries.
+The counts are then no part of a state, so that a table has layers × stages after × link classes entries.
 
 Letters: N = options, sorted by start; L1 = cut positions, J = levels of stages after a cut, A = link classes. See
 `_suffix`.
@@ -71,8 +71,8 @@ def downstream(
         next_L1JA: [cut, j, a] the class of the stage that starts there, where the one before it is of class a.
     """
     _, stop_N, class_N, fits_N, cost_N, first_L1, _, _ = stages
-    need_J = rules.need_J
-    L, J, A = len(first_L1) - 1, len(need_J), rules.transfer_L1AA.shape[1]
+    limit, need_J, transfer_L1AA, link_busy_L1AA = rules
+    L, J, A = len(first_L1) - 1, len(need_J), transfer_L1AA.shape[1]
     rest_L1JA = np.full((L + 1, J, A), np.inf)
     choice_L1JA = np.full((L + 1, J, A), _NONE, np.int32)
     level_L1JA = np.zeros((L + 1, J, A), np.int32)
@@ -97,29 +97,20 @@ def downstream(
                     level_L1JA[start, k, a] = j
                     deepest = max(deepest, k)
         last[start] = deepest
-        if start > 0:
-            _cross_back(start, deepest, rules, here_JA, rest_L1JA, next_L1JA)
-    return rest_L1JA, here_JA, choice_L1JA, level_L1JA, next_L1JA
-
-
-@njit(cache=True, nogil=True)
-def _cross_back(
-    cut: int, deepest: int, rules: Rules, here_JA: Floats, rest_L1JA: Floats, next_L1JA: NDArray[np.int32]
-) -> None:
-    """What starts at a cut, by the class of the stage before, with the transfer from it."""
-    limit, _, transfer_L1AA, link_busy_L1AA = rules
-    A = here_JA.shape[1]
-    for j in range(deepest + 1):
-        for b in range(A):
+        if start == 0:
+            break
+        for row in range((deepest + 1) * A):  # the transfer to what starts here, from each class before
+            j, b = row // A, row % A
             if here_JA[j, b] == np.inf:
                 continue
             for a in range(A):
-                if link_busy_L1AA[cut, a, b] > limit:
+                if link_busy_L1AA[start, a, b] > limit:
                     continue
-                total = here_JA[j, b] + transfer_L1AA[cut, a, b]
-                if total < rest_L1JA[cut, j, a]:
-                    rest_L1JA[cut, j, a] = total
-                    next_L1JA[cut, j, a] = b
+                total = here_JA[j, b] + transfer_L1AA[start, a, b]
+                if total < rest_L1JA[start, j, a]:
+                    rest_L1JA[start, j, a] = total
+                    next_L1JA[start, j, a] = b
+    return rest_L1JA, here_JA, choice_L1JA, level_L1JA, next_L1JA
 
 
 @njit(cache=True, nogil=True)

@@ -17,7 +17,7 @@ _DRAWS = 30  # configurations that are tried before a construction gives up on a
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def farthest(costs: Costs, repeats: int, at: int, end: int, c: int, need: int, limit: float) -> int:
-    """The stage that reaches from cut `at` nearest to cut `end`, before or behind it, fits, and keeps the limit.
+    """The stage that reaches from cut `at` nearest to cut `end`, before or after it, fits, and keeps the limit.
 
     `at` if there is none. Sums grow with the layers, so that the middle tells which half to look at; a dense table need
     not, and is scanned.

@@ -38,7 +38,7 @@ class Line(NamedTuple):
     Attributes:
         type_G, devices_G, class_G: a group's place in the order of the types, its devices and its link class.
         link_KAA: [cut, a, b] seconds in a step of a link between two classes.
-        end_D: the place behind the last device of each type.
+        end_D: the place after the last device of each type.
         use_all, most_stages: whether no device may stay idle; how many stages a plan may have.
     """
 

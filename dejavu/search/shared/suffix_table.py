@@ -239,7 +239,8 @@ def _cross(cut: int, limit: float, cutoff: float, rules: Rules, table: Table) ->
     _, transfer_L1AA, link_busy_L1AA, least_L1 = rules
     rest_L1JAD, alive_L1JA, here_JAD = table
     J, A, D = here_JAD.shape
-    for j, a in np.ndindex(J, A):
+    for row in range(J * A):
+        j, a = row // A, row % A
         rest_D, some = rest_L1JAD[cut, j, a], False
         rest_D[:] = np.inf
         for b in range(A):

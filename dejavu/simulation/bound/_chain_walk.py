@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 
     Attributes:
         sum_NSCL1, fixed_NSC: a stage is a difference of two sums, and what it takes whatever its layers.
-        cut_NS3: a message's parts, across the cut behind the stage.
+        cut_NS3: a message's parts, across the cut after the stage.
         left_NSL1G: the least for stages s and after; see `_chain.Table`.
         constant_N: added to every plan.
     """

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Stage
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
 from dejavu.simulation._action_table import ActionTable, Integers, action_table
@@ -84,11 +85,11 @@ class Place:
         self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
-        if schedule_named(self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
+        if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
             self._share_SCLL1 = memory_shares(self.problem.priced, held_microbatches(order))
         self._busy = [self._weights(line) for line in busy_lines(order)]
         self._limit = best_seconds
-        share = 1.0 / schedule_named(self.schedule).stages_per_rank
+        share = 1.0 / named(SCHEDULES, self.schedule).stages_per_rank
         scale = best_seconds if np.isfinite(best_seconds) else self.bound_seconds
         self._dual = Dual(self.problem.prices, order, self._cheapest, share, scale or 1.0, list(self._rank_lines))
         least = self._cheapest(self._weights(self._rank_lines[0]), self._alive_SCLL1)
@@ -130,7 +131,7 @@ class Place:
         L, ranks = self.problem.priced.problem.num_layers, self.num_stages // 2
         longest = min(L, 2 * L // ranks) if ranks else 0  # of a stage that no better plan drops, about
         steps = ranks * len(self.problem.prices.class_C) * L**2 / 2 * longest**2 / 2
-        return schedule_named(self.schedule).placement == "v" and steps < _MOST_PAIRS
+        return named(SCHEDULES, self.schedule).placement == "v" and steps < _MOST_PAIRS
 
     def _cheapest(self, weigh: Weights, alive_SCLL1: Mask) -> Table | VeeTable:
         prices = self.problem.prices
