@@ -84,7 +84,7 @@ def simulate_actions(order: ActionTable, costs: Costs) -> ActionTimes:
 
 
 @njit(cache=True, nogil=True)
-def _run(order, costs, shares, simulated):
+def _run(order: ActionTable, costs: Costs, shares: Shares, simulated: ActionTimes) -> None:
     """Fill `simulated`. One function, its arrays in local names: handing them on would count references each time."""
     _, _, _, first_P1, input_A, output_A, _, channel_K, from_C, to_C, queue_M, first_C1, B = order
     work_A, device_P, work_K4, resource_K4 = costs
@@ -156,7 +156,7 @@ def _run(order, costs, shares, simulated):
 
 
 @njit(cache=True, nogil=True)
-def _put(shares, r, j, work, now):
+def _put(shares: Shares, r: int, j: int, work: float, now: float) -> None:
     """One more activity on a resource."""
     jobs_RJ, num_R, left_J, since_R, next_T = shares
     _settle(jobs_RJ, num_R, left_J, since_R, r, now)
@@ -167,7 +167,7 @@ def _put(shares, r, j, work, now):
 
 
 @njit(cache=True, nogil=True)
-def _take(shares, now):
+def _take(shares: Shares, now: float) -> int:
     """The activity that ends now, off its resource."""
     jobs_RJ, num_R, left_J, since_R, next_T = shares
     half, node = len(next_T) // 2, 1
@@ -179,7 +179,7 @@ def _take(shares, now):
     for k in range(1, num_R[r]):
         if left_J[jobs_RJ[r, k]] < left_J[jobs_RJ[r, least]]:
             least = k
-    j = jobs_RJ[r, least]
+    j: int = jobs_RJ[r, least]
     num_R[r] -= 1
     jobs_RJ[r, least] = jobs_RJ[r, num_R[r]]
     _announce(jobs_RJ, num_R, left_J, next_T, r, now)
@@ -187,7 +187,7 @@ def _take(shares, now):
 
 
 @njit(cache=True, nogil=True)
-def _settle(jobs_RJ, num_R, left_J, since_R, r, now):
+def _settle(jobs_RJ: Integers, num_R: Integers, left_J: Floats, since_R: Floats, r: int, now: float) -> None:
     """What the activities on a resource have done since its last change, in equal parts."""
     if num_R[r]:
         done = (now - since_R[r]) / num_R[r]
@@ -197,7 +197,7 @@ def _settle(jobs_RJ, num_R, left_J, since_R, r, now):
 
 
 @njit(cache=True, nogil=True)
-def _announce(jobs_RJ, num_R, left_J, next_T, r, now):
+def _announce(jobs_RJ: Integers, num_R: Integers, left_J: Floats, next_T: Floats, r: int, now: float) -> None:
     """When the first of a resource's activities will end; never before now, whatever was rounded."""
     earliest = np.inf
     for k in range(num_R[r]):

@@ -159,7 +159,7 @@ def _extend(
     need_J, _, _, full, keep_all = space
     head_X, _, _, reached_XL1, until_L1, work_1, max_work = states
     sums_CL1N, dense, J, work = costs[0], len(costs[3]) > 0, len(need_J), work_1[0]
-    u, j, stop = state // J, state % J, np.int64(cut_M[m])
+    u, j, stop = state // J, state % J, int(np.int64(cut_M[m]))
     need = need_J[j]
     for i in range(len(configuration_C)):
         c, offset = configuration_C[i], offset_C[i]

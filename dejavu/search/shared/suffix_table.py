@@ -120,7 +120,15 @@ def list_options(
 
 
 @njit(cache=True, nogil=True)
-def _list_from(start, n, tables, kinds, rules, waiting, options):
+def _list_from(
+    start: int,
+    n: int,
+    tables: tuple[Floats, Floats, Ints],
+    kinds: tuple[Ints, Ints, Ints],
+    rules: tuple[int, bool],
+    waiting: Ints,
+    options: tuple[Ints, Ints, Ints, Floats, Floats, Ints],
+) -> int:
     """Write the options of one start, from row n on; how many rows there are then."""
     seconds_CLL1, busy_CLL1, fits_CLL1 = tables
     order_C, first_G1, family_G = kinds

@@ -132,7 +132,15 @@ def walked_to(is_complete: bool, limit: float, leaves: int, leaves_2KS: Integers
 
 
 @njit(cache=True, nogil=True)
-def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
+def _walk(
+    prices: BoundPrices,
+    order: ActionTable,
+    lines: Lines,
+    alive_SCLL1: Mask,
+    ranks: Ranks,
+    limits: tuple[float, int, bool],
+    leaves_2KS: Integers,
+) -> tuple[bool, float, int]:
     """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were.
 
     Depth first: stage s stands at one of its options (a configuration, a stop), the stages before it at theirs.
@@ -215,7 +223,9 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
 
 
 @njit(cache=True, nogil=True)
-def longest_of(prices, order, stop_S, configuration_S, times):
+def longest_of(
+    prices: BoundPrices, order: ActionTable, stop_S: Integers, configuration_S: Integers, times: tuple[Floats, Floats]
+) -> float:
     """The longest path of a plan.
 
     Args:
@@ -227,7 +237,7 @@ def longest_of(prices, order, stop_S, configuration_S, times):
 
 
 @njit(cache=True, nogil=True)
-def keep_leaf(leaves_2KS, leaves, stop_S, configuration_S):
+def keep_leaf(leaves_2KS: Integers, leaves: int, stop_S: Integers, configuration_S: Integers) -> int:
     """Write down one more plan, beyond as many as there is room for over the earliest; how many there are then."""
     k = leaves % leaves_2KS.shape[1]
     for s in range(len(stop_S)):
@@ -236,7 +246,14 @@ def keep_leaf(leaves_2KS, leaves, stop_S, configuration_S):
 
 
 @njit(cache=True, nogil=True)
-def _fill_times(prices, order, stop_S, configuration_S, time_S5, time_S3):
+def _fill_times(
+    prices: BoundPrices,
+    order: ActionTable,
+    stop_S: Integers,
+    configuration_S: Integers,
+    time_S5: Floats,
+    time_S3: Floats,
+) -> None:
     """What the stages of a plan take, and their messages; see `_dual.times_of`."""
     sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, _, _, _ = prices
     S, rank_S = len(stop_S), order.rank_S

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.simulation._action_table import ActionTable
+from dejavu.simulation._action_table import ActionTable, Integers
 from dejavu.simulation.bound._chain import Mask, Weights
 from dejavu.simulation.bound._chain_walk import (
     Walked,
@@ -65,7 +66,15 @@ def vee_walk(
 
 
 @njit(cache=True, nogil=True)
-def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS):
+def _vee_walk(
+    prices: BoundPrices,
+    order: ActionTable,
+    lines: VeeLines,
+    alive_SCLL1: Mask,
+    share_SCLL1: NDArray[np.float32],
+    limits: tuple[float, int, bool],
+    leaves_2KS: Integers,
+) -> tuple[bool, float, int]:
     """As `_walk._walk`, depth first over ranks, which have two stages each."""
     message_L1GG3, class_C = prices.message_L1GG3, prices.class_C
     type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
@@ -148,7 +157,9 @@ def _vee_walk(prices, order, lines, alive_SCLL1, share_SCLL1, limits, leaves_2KS
 
 
 @njit(cache=True, nogil=True)
-def _unfold(near_P, until_P1, configuration_P, stop_S, configuration_S):
+def _unfold(
+    near_P: Integers, until_P1: Integers, configuration_P: Integers, stop_S: Integers, configuration_S: Integers
+) -> None:
     """The stages of the ranks, in the model's order."""
     for r in range(len(near_P)):
         z = len(stop_S) - 1 - r

@@ -48,7 +48,8 @@ class Embedding(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         tokens = torch.where(positions % MASK_EVERY == MASK_FROM, self.mask_token, tokens)
         first = torch.zeros_like(tokens)
-        return self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+        vectors: torch.Tensor = self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+        return vectors
 
 
 class Block(nn.Module):
@@ -70,7 +71,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value)
         x = self.attention_norm(x + self.projection(attended.transpose(1, 2).flatten(2)))
-        return self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+        states: torch.Tensor = self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+        return states
 
 
 class TokenHead(nn.Module):
@@ -83,7 +85,8 @@ class TokenHead(nn.Module):
         self.logits = nn.Linear(width, num_tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(nn.functional.gelu(self.transform(x))))
+        scores: torch.Tensor = self.logits(self.norm(nn.functional.gelu(self.transform(x))))
+        return scores
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.projection(causal_attention(self.qkv(self.attention_norm(x)), self.head_width))
-        return x + self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
+        added: torch.Tensor = self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
+        return x + added
 
 
 @dataclass(frozen=True)

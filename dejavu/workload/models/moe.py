@@ -36,7 +36,8 @@ class FeedForward(nn.Module):
         self.expand, self.contract = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.contract(nn.functional.gelu(self.expand(x)))
+        output: torch.Tensor = self.contract(nn.functional.gelu(self.expand(x)))
+        return output
 
 
 class Experts(nn.Module):
@@ -89,7 +90,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.projection(causal_attention(self.qkv(self.attention_norm(x)), self.head_width))
-        return x + self.feedforward(self.feedforward_norm(x))
+        added: torch.Tensor = self.feedforward(self.feedforward_norm(x))
+        return x + added
 
 
 @dataclass(frozen=True)

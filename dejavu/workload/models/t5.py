@@ -36,7 +36,8 @@ class RelativeBias(nn.Module):
     def forward(self, length: int, device: torch.device) -> torch.Tensor:
         positions = torch.arange(length, device=device)
         distance = positions[None, :] - positions[:, None]
-        return self.table(self._buckets(distance)).permute(2, 0, 1)
+        bias: torch.Tensor = self.table(self._buckets(distance)).permute(2, 0, 1)
+        return bias
 
     def _buckets(self, distance: torch.Tensor) -> torch.Tensor:
         """Half of the buckets for small distances, one each, the others logarithmically; both sides if not causal."""
@@ -73,10 +74,12 @@ class Attention(nn.Module):
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         attended = torch.softmax(scores, dim=-1) @ value
-        return self.projection(attended.transpose(1, 2).flatten(2))
+        output: torch.Tensor = self.projection(attended.transpose(1, 2).flatten(2))
+        return output
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(-1, (-1, self.head_width))
+        return heads.transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -89,9 +92,12 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor
         if self.gate is None:
-            return self.contract(nn.functional.relu(self.expand(x)))
-        return self.contract(nn.functional.gelu(self.gate(x), approximate="tanh") * self.expand(x))
+            output = self.contract(nn.functional.relu(self.expand(x)))
+        else:
+            output = self.contract(nn.functional.gelu(self.gate(x), approximate="tanh") * self.expand(x))
+        return output
 
 
 class Block(nn.Module):
@@ -162,7 +168,8 @@ class Head(nn.Module):
         self.logits = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(packed[:, self.encoder_length :]))
+        scores: torch.Tensor = self.logits(self.norm(packed[:, self.encoder_length :]))
+        return scores
 
 
 def _split(

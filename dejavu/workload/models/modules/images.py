@@ -14,4 +14,5 @@ class Classifier(nn.Module):
         self.scores = nn.Linear(num_channels, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scores(x.mean(dim=(2, 3)))
+        scores: torch.Tensor = self.scores(x.mean(dim=(2, 3)))
+        return scores

@@ -22,7 +22,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
+        vectors: torch.Tensor = self.token(tokens) + self.position(positions)
+        return vectors
 
 
 def causal_attention(qkv: torch.Tensor, head_width: int) -> torch.Tensor:
@@ -46,7 +47,8 @@ class Head(nn.Module):
         self.logits = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(x))
+        scores: torch.Tensor = self.logits(self.norm(x))
+        return scores
 
 
 def text_layers(
