@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dejavu.foundation.errors import InputError
-from dejavu.importers import IMPORTERS, DeviceNames, Importer, import_profile, importer_named
+from dejavu.importers import IMPORTERS, DeviceNames, Importer, import_profile, importer_of
 from dejavu.importers._base import BATCH_ROWS
 from dejavu.importers.alpa import Alpa
 from dejavu.importers.devices import in_catalogue
@@ -718,7 +718,7 @@ def test_bad_rows_that_are_skipped_are_listed(tmp_path: Path) -> None:
 
 
 def test_options_make_the_importer() -> None:
-    importer = importer_named("metis", DeviceNames(), {"dtype": "float16", "model": None, "collective": None})
+    importer = importer_of("metis", DeviceNames(), {"dtype": "float16", "model": None, "collective": None})
     assert importer == Metis(dtype="float16")
 
 

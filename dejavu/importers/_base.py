@@ -66,12 +66,18 @@ class Batch:
         return f"{self.file}: {self.place_word} {self.positions[row]}"
 
 
+def option(help: str, default: Any = None) -> Any:
+    """A field of an importer that the command takes as `--the-field`; `help` is what `dejavu import --help` says."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Importer(ABC):
     """One format of somebody's profiles, as rows of ours; nothing is written here.
 
     An importer streams: it never holds more than about `BATCH_ROWS` rows. What it makes of a file depends on the file
-    and its own fields alone (no clock, no host), so that the same file twice is the same rows.
+    and its own fields alone (no clock, no host), so that the same file twice is the same rows. Its
+    fields are made by `option`, and are the command's options.
 
     Attributes:
         name: the command's word for it; the rows' source is `import:<name>`.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
 from dejavu.cluster import catalogue
 from dejavu.foundation.errors import InputError
-from dejavu.importers import Importer, import_profile
+from dejavu.importers import COMMON, Importer, import_profile
 from dejavu.profiles import SCHEMA, ProfileDatabase
 from dejavu.profiles.collective import Collective
 from dejavu.profiles.kernel import Kernel
@@ -108,9 +109,18 @@ def an_interrupted_import_is_finished_by_the_next(importer: Importer, path: Path
     expect(held == expected, f"{importer.name}: {held} rows once it was finished; wanted {expected}")
 
 
+def every_option_says_what_it_is_for(importer: Importer, path: Path, folder: Path) -> None:
+    """The command takes the importer's fields as options, and shows these words."""
+    for field in fields(importer):
+        if field.name not in COMMON:
+            told = f"{importer.name}: the field {field.name!r} has no help"
+            expect(field.metadata.get("help"), f"{told}; make it by `dejavu.importers.option`")
+
+
 CASES: tuple[Callable[[Importer, Path, Path], None], ...] = (
     the_same_file_twice_adds_nothing,
     rows_are_whole_and_say_where_they_come_from,
     a_missing_or_empty_or_foreign_file_is_refused,
     an_interrupted_import_is_finished_by_the_next,
+    every_option_says_what_it_is_for,
 )
