@@ -1,12 +1,12 @@
-"""What a search is asked (`Problem`), what it answers (`Plan`), and the one price that all searches share.
+"""A search's input (`Problem`), its output (`Plan`), and the one price that all searches share.
 
-schedule.py     when each rank does what, by torch's own lists
-stage_costs.py  what stages cost: sums over layers, or a tensor
-plan.py         stage configurations, stages, plans
-problem.py      what a search is asked
-answers.py      what it answers: a plan, a proof that there is none, or nothing
-pricing.py      the price, and the checks of a plan
-priced.py       a problem with what the simulator needs besides
+schedule.py        each rank's order of actions, from torch's own lists
+stage_costs.py     costs of stages: sums over layers, or a tensor
+plan.py            stage configurations, stages, plans
+problem.py         a search's input
+answers.py         its outcomes: a plan, a proof that there is none, or nothing
+pricing.py         the price, and the checks of a plan
+priced_problem.py  a problem with what the simulator needs besides
 """
 
 from __future__ import annotations

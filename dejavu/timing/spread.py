@@ -18,7 +18,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def mean_spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Return `spread` with the mean in place of the median, clipped to the range of the two percentiles."""
+    """Return `spread` with the mean in place of the median, and the percentiles widened to include it."""
     found, mean = spread(seconds), fmean(seconds)
     ends = {"seconds_low": min(found["seconds_low"], mean), "seconds_high": max(found["seconds_high"], mean)}
     return {**found, **ends, "seconds": mean}

@@ -169,7 +169,7 @@ def _follow(stage: _TrainedStage, prices: Mapping[str, Estimate], beside_seconds
 
 
 def _updated(price: Estimate, factor: float, measured_variance: float, share: float) -> Estimate:
-    """Kalman-update one log time. A layer that is only a `share` of the stage keeps more of its own uncertainty."""
+    """Kalman-update one log time; of the variance only the part `share`, the layer's share of the stage, shrinks."""
     variance = deviation_of(price.seconds, price.low_seconds, price.high_seconds) ** 2
     gain = variance / (variance + measured_variance)
     left = share * (1 - gain) * variance + (1 - share) * variance
