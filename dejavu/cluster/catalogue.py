@@ -1,4 +1,4 @@
-"""What is known of hardware that nobody measured: the devices of dejavu/devices.csv, and the latency of a hop."""
+"""Specifications of hardware that was not measured: the devices of dejavu/devices.csv, and the latency of a hop."""
 
 import csv
 import difflib
@@ -65,15 +65,15 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
 
 
 def catalogue() -> dict[str, DeviceType]:
-    """The device types of devices.csv by name, in the file's order."""
+    """Return the device types of devices.csv by name, in the file's order."""
     return {row.device_type.name: row.device_type for row in catalogue_rows()}
 
 
 def suggest_device(name: str, known: list[str]) -> str:
-    """`; did you mean ...?` for an unknown device: case aside, and whole or shortened (H100) names count."""
+    """Return `; did you mean ...?` for an unknown device: compares full and short (H100) names, ignoring case."""
     word = name.casefold()
     family = [full for full in known if full.casefold() == word or word in _shortened(full)]
-    if not family:  # a misspelling: the likest name, whole or shortened; the first of equals
+    if not family:  # a misspelling: the most similar name, full or short; the first of equals
         likeness = {
             full: max(difflib.SequenceMatcher(None, word, short).ratio() for short in _shortened(full))
             for full in known
@@ -85,6 +85,6 @@ def suggest_device(name: str, known: list[str]) -> str:
 
 
 def _shortened(name: str) -> list[str]:
-    """`h100`, `h100-sxm5`, `h100-sxm5-80gb`."""
+    """Return `h100`, `h100-sxm5`, `h100-sxm5-80gb`."""
     parts = name.casefold().split("-")
     return ["-".join(parts[:stop]) for stop in range(1, len(parts) + 1)]
