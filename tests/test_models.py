@@ -289,7 +289,7 @@ def test_mistakes_are_named(change: dict, message: str) -> None:
         ("InPlace", ["model"], "something between 'blocks.2' and 'scores'"),
         ("Backwards", ["model"], "does not run its children flatten, blocks.0, blocks.1, blocks.2, scores once each"),
         ("OwnWeight", ["model"], "OwnWeight has weights of its own beside its children's"),
-        ("Behind", ["model"], "something behind 'scores'"),
+        ("Behind", ["model"], "something after 'scores'"),
         ("Tuples", ["model"], "something between the input and 'cell'"),
         ("tied", ["0", "1-3", "4"], "'1' and '3' share weights: they are one layer"),
         ("perceptron", ["0", "1", "2", "3", "4", "5"], ""),

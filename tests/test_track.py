@@ -254,7 +254,7 @@ def test_an_unreachable_server_spools_and_the_next_open_replays(project, port, r
     warnings = [
         row.getMessage() for row in caplog.records if row.levelno == logging.WARNING and row.name == "dejavu.track"
     ]
-    assert "goes on" in warnings[0] and "\n" not in warnings[0]
+    assert "the run continues" in warnings[0] and "\n" not in warnings[0]
     assert len(warnings) == 2  # at the first failure and at the end
     assert len(spool(project)) == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")

@@ -1,4 +1,4 @@
-"""Binding a plan: kinds and order of neighbours at once."""
+"""Binding a plan to devices: kinds of devices and their order are chosen together."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ RANDOM_BINDINGS = 1_000  # to compare with, as papers do
 
 
 def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Binding:
-    """Give every pipeline rank its devices so that the step takes least, by the formula of the searches.
+    """Assign devices to every pipeline rank so that the step is shortest, by the searches' cost model.
 
-    A rank may move to another kind of device than the plan says, with the same mesh and degrees, where its memory
-    holds. All bindings are compared where few enough of them differ (`labels`); otherwise the best of the plan's order,
-    a bottleneck assignment to kinds, random bindings and the most promising partial ones is improved until no single
-    change helps, and `lower_bound_seconds` tells how far it can be from the best. Never worse than the plan's order or
-    any of the random bindings.
+    A rank may move to another kind of device than the plan says, with the same mesh and degrees, where it fits in
+    memory. All bindings are compared where few enough of them differ (`exact_labels`); otherwise the best of the plan's
+    order, a bottleneck assignment to kinds, random bindings and the most promising partial ones is improved until no
+    single change helps, and `lower_bound_seconds` bounds how far it is from the best. Never worse than the plan's order
+    or any of the random bindings.
 
     Args:
-        problem: what the plan was searched for; its costs, on every kind of device.
-        seed: of the random bindings, and of the changes that are tried where there are too many.
+        problem: that the plan was searched for; its costs on every kind of device.
+        seed: of the random bindings, and of the sampled changes where there are too many.
 
     Raises:
         BindError: the cluster has too few devices of a kind, or a rank does not fit their memory.
@@ -78,7 +78,7 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
 
 
 def _padded(places: Sequence[Place]) -> Ints:
-    """(R, W): a rank of fewer blocks repeats its first."""
+    """Return places as (R, W): a rank of fewer blocks repeats its first."""
     most = max(map(len, places))
     return np.array([place + place[:1] * (most - len(place)) for place in places])
 
@@ -88,13 +88,13 @@ def _seconds(pricing: BindingPrices, places_RW: Ints) -> float:
 
 
 def _best(pricing: BindingPrices, candidates: Sequence[Ints]) -> Ints:
-    """The one of the shortest step, the first of those that differ by rounding only."""
+    """Return the candidate with the shortest step; the first of those that differ only by rounding."""
     seconds = pricing.step_seconds_N(np.stack(candidates))
     return candidates[int((seconds <= seconds.min() * (1.0 + LEAST_GAIN)).argmax())]
 
 
 def _on_kinds(pricing: BindingPrices, places_RW: Ints) -> Plan:
-    """The plan with the kinds of devices that its ranks got."""
+    """Return the plan with the kinds of devices that its ranks were assigned."""
     plan, kinds = pricing.plan, pricing.site.kind_P[places_RW[:, 0]]
     stages = list(plan.stages)
     for rank, of_rank in enumerate(plan.ranks):
@@ -104,7 +104,7 @@ def _on_kinds(pricing: BindingPrices, places_RW: Ints) -> Plan:
 
 
 def _placements(pricing: BindingPrices, places_RW: Ints) -> tuple[Placement, ...]:
-    """Devices of each pool in turn; a rank's nodes in the cluster's order."""
+    """Assign each pool's devices in order; a rank's nodes are in the cluster's order."""
     free = [list(devices) for devices in pricing.site.devices]
     placements = []
     for rank, configuration in enumerate(pricing.configurations):

@@ -1,4 +1,4 @@
-"""What binding answers: each process's device, the step time, and what other bindings would have cost."""
+"""A binding: each process's device, the step time, and the step times of other bindings."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Placement:
 class Binding:
     """The plan and its devices; a process's rank in the world is its place in `placements`.
 
-    All times are of one step by the searches' formula (`dejavu.plans.price`), with the links that are really used.
+    All times are of one step by the searches' cost model (`dejavu.plans.price`), with the links that are really used.
 
     Attributes:
-        plan: with the device types that it is bound to, which may be others than the search named.
+        plan: with the device types that it is bound to, which may differ from those that the search named.
         order_step_seconds: the plan's own device types, in the order of the cluster file.
         random_best_step_seconds, random_mean_step_seconds: of random bindings; None where none of them fits.
-        random_refused: how many of the random bindings put a rank where it does not fit; the two above are without.
+        random_refused: how many random bindings put a rank where it does not fit; the two above exclude them.
         lower_bound_seconds: no binding takes less; `step_seconds` itself where all were compared; 0: nothing is known.
-        reasons: a sentence for each pipeline rank, why it is where it is.
+        reasons: a sentence for each pipeline rank: why it is where it is.
     """
 
     plan: Plan
@@ -54,7 +54,7 @@ class Binding:
     reasons: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the binding for JSON."""
         return asdict(self) | {"reasons": list(self.reasons)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The step time of bindings, thousands at once: the searches' formula with the links that are really used.
+"""The step time of bindings, thousands at once: the searches' cost model with the links that are really used.
 
 Shape suffixes: N = bindings, R = pipeline ranks, W = the most blocks of a rank, K = kinds of devices, G = groups of
 nodes, Q = pairs of pipeline ranks that exchange messages. `places_NRW` holds pools; a rank of fewer than W blocks
@@ -24,7 +24,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 
 @dataclass(frozen=True)
 class StageExchange:
-    """What two pipeline ranks send each other for one microbatch, one way; as much returns."""
+    """What two pipeline ranks send each other for one microbatch, one way; the gradient back is as large."""
 
     a: int
     b: int
@@ -33,14 +33,14 @@ class StageExchange:
 
 
 class BindingPrices:
-    """What a plan's step takes, wherever its pipeline ranks are put.
+    """Prices a plan's step for any placement of its pipeline ranks.
 
     Attributes:
         configurations: of the R ranks, as the plan says.
         blocks_R, width_R: how many blocks a rank takes, each of how many devices.
         repeats: microbatches of a step but the first.
-        seconds_RK, load_seconds_RK: one microbatch, and all but one of the step's with what is done once a step; inf
-            where the rank cannot be on the kind: no such configuration in the problem, or too little memory.
+        seconds_RK, load_seconds_RK: one microbatch, and all but one of the step's plus the per-step work; inf where the
+            rank cannot be on the kind: no such configuration in the problem, or too little memory.
         exchanges: the Q pairs.
         inside_seconds_QKKG: of the exchange of one microbatch, both ways, where both ranks are on one node.
     """
@@ -83,11 +83,11 @@ class BindingPrices:
         return len(self.configurations)
 
     def configuration(self, rank: int, kind: int) -> StageConfiguration:
-        """The rank's, on another kind of device."""
+        """Return the rank's configuration on another kind of device."""
         return replace(self.configurations[rank], device_type=self.site.kinds[kind])
 
     def check_memory(self) -> None:
-        """That every rank fits the kind that the plan gave it.
+        """Check that every rank fits the kind of device that the plan gave it.
 
         Raises:
             BindError: one does not.
@@ -99,10 +99,10 @@ class BindingPrices:
                 )
 
     def _fits(self, stages: Sequence[int], configuration: StageConfiguration) -> bool:
-        """Whether memory holds.
+        """Return whether the stages fit in memory.
 
-        Of several stages on a rank only a bound of what they hold is known: a rank may not move to where the bound
-        fails, but may stay where the plan has it.
+        For several stages on a rank only an upper bound is known: a rank may not move to where the bound does not fit,
+        but may stay where the plan has it.
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
         schedule, needed_bytes = named(SCHEDULES, plan.schedule), 0.0
@@ -116,8 +116,8 @@ class BindingPrices:
         return len(stages) == 1 or not isinstance(costs, AdditiveCosts) or needed_bytes <= costs.capacity_bytes_C[c]
 
     def _inside(self) -> Floats:
-        """Every pair of replicas has a link of its own inside a node. A link that was only assumed is priced as the
-        problem prices it, where measurements count.
+        """Price exchanges inside a node, where every pair of replicas has its own link. A link that was only assumed
+        has the problem's price, which includes measurements.
         """
         site, K = self.site, len(self.site.kinds)
         seconds = np.zeros((len(self.exchanges), K, K, len(site.inside_assumed_G)))
@@ -138,7 +138,7 @@ class BindingPrices:
         return self.site.kind_P[places_NRW[:, :, 0]]
 
     def step_seconds_N(self, places_NRW: Ints) -> Floats:
-        """inf where a rank is on a kind that it cannot be on."""
+        """Return the step seconds of N bindings; inf where a rank is on a kind that it cannot be on."""
         kinds, ranks = self.kinds_NR(places_NRW), np.arange(self.num_ranks)
         seconds, load = self.seconds_RK[ranks, kinds], self.load_seconds_RK[ranks, kinds]
         transfers = self.transfer_seconds_NQ(places_NRW)
@@ -146,7 +146,7 @@ class BindingPrices:
         return np.asarray(seconds.sum(axis=1) + transfers.sum(axis=1) + busiest)
 
     def transfer_seconds_NQ(self, places_NRW: Ints) -> Floats:
-        """Of one microbatch between each pair of ranks, both ways, over the slowest link that is used.
+        """Return one microbatch's transfer seconds between each pair of ranks, both ways, over the slowest link used.
 
         Between nodes all parts that one node sends or receives share its network card: only the side on fewer nodes
         counts.
@@ -175,7 +175,7 @@ class BindingPrices:
         return np.asarray(np.where(together, inside, apart))
 
     def between_seconds_GG(self, q: int) -> Floats:
-        """Of an exchange of one microbatch, both ways, between nodes of two groups; inf where there are no two."""
+        """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two."""
         exchange, site = self.exchanges[q], self.site
         lanes = int(min(self.blocks_R[exchange.a], self.blocks_R[exchange.b]))
         per_byte = np.where(np.isfinite(site.between_seconds_per_byte_GG), site.between_seconds_per_byte_GG, 0.0)
@@ -183,7 +183,7 @@ class BindingPrices:
         return np.asarray(2.0 * link)
 
     def transfer_seconds(self, q: int, a: Place, b: Place) -> float:
-        """Of one pair of ranks at these places, as `transfer_seconds_NQ`; remembered, for many places are alike."""
+        """Return `transfer_seconds_NQ` of one pair of ranks at these places; cached, because many places are alike."""
         if len(a) == len(b) == 1:
             if q not in self._tables:
                 self._tables[q] = self.inside_seconds_QKKG[q].tolist(), self.between_seconds_GG(q).tolist()
@@ -196,7 +196,7 @@ class BindingPrices:
 
 
 def _distinct(values_NQA: Ints) -> Ints:
-    """How many different ones along the last axis."""
+    """Count the distinct values along the last axis."""
     rising = np.sort(values_NQA, axis=-1)
     return np.asarray(1 + (rising[..., 1:] != rising[..., :-1]).sum(axis=-1))
 
@@ -206,6 +206,6 @@ def _exchanges(problem: Problem, plan: Plan) -> tuple[StageExchange, ...]:
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for s, take_block in enumerate(plan.cuts):
         a, b = sorted((schedule.rank_of(s, S), schedule.rank_of(s + 1, S)))
-        if a != b:  # stages on one rank hand over in memory
+        if a != b:  # stages on one rank pass tensors in memory
             found[a, b].append(float(problem.cut_bytes_L1[take_block]))
     return tuple(StageExchange(a, b, len(sizes), sum(sizes)) for (a, b), sizes in found.items())

@@ -1,4 +1,4 @@
-"""Random bindings, thousands at once: what a cluster's users get who leave the order of devices to chance.
+"""Random bindings, thousands at once: what users get who leave the order of devices to chance.
 
 Shape suffixes: N = bindings, R = pipeline ranks, W = the most blocks of a rank, P = pools, K = kinds of devices.
 """
@@ -14,11 +14,11 @@ from dejavu.plans.stage_costs import Floats
 
 
 def random_places(pricing: BindingPrices, count: int, seed: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """(N, R, W) places, every rank anywhere, and which of the N bindings hold.
+    """Draw (N, R, W) random places, and return which of the N bindings are valid.
 
-    Ranks come in random order, large ones first, for small ones would leave no room. Each takes one of the free
-    meshes of its shape, of any kind that it can be on, all blocks being as likely; if none is free, of any other kind,
-    and the binding does not hold.
+    Ranks come in random order, large ones first, because small ones would fragment the nodes. Each takes one of the
+    free meshes of its shape, uniformly over blocks, of any kind that it fits; if none is free, of any other kind, and
+    the binding is invalid.
     """
     rng, site = np.random.default_rng(seed), pricing.site
     N, rows = count, np.arange(count)
@@ -53,6 +53,6 @@ def random_places(pricing: BindingPrices, count: int, seed: int) -> tuple[Ints, 
 
 
 def _draw(rng: np.random.Generator, weights: NDArray[np.int64]) -> Ints:
-    """One column of each row, in proportion to the weights; the first where all are 0."""
+    """Draw one column of each row, in proportion to the weights; the first where all are 0."""
     sums: Floats = np.cumsum(weights, axis=1, dtype=float)
     return np.asarray((sums > rng.random((len(sums), 1)) * sums[:, -1:]).argmax(axis=1))

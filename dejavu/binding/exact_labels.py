@@ -1,10 +1,10 @@
-"""All bindings, rank by rank: partial bindings that leave the same devices free are compared, and few stay.
+"""Search all bindings rank by rank with dominance: of partial bindings with the same free devices few are kept.
 
-A partial binding (*label*) matters to the ranks that follow only by how many devices are free on each node, by where
-its last rank is (and its first, where a schedule sends from the last rank back to it), by its sum of seconds and by
-its busiest rank or link. Nodes of a group are alike, so which of them are full does not matter either. That leaves few
-labels on clusters of like nodes, however many devices there are; where every node has links of its own, as many as
-there are subsets of nodes. Beyond `MOST_EXTENSIONS` only the most promising go on.
+A partial binding (*label*) affects the following ranks only by how many devices are free on each node, by where its
+last rank is (and its first, where a schedule sends from the last rank back to it), by its sum of seconds and by its
+busiest rank or link. Nodes of a group are interchangeable, so which of them are full does not matter either. That
+leaves few labels on clusters of equal nodes, however many devices there are; where every node has links of its own, as
+many as there are subsets of nodes. Beyond `MOST_EXTENSIONS` only the most promising are extended.
 Shape suffixes: R = pipeline ranks, P = pools, G = groups of nodes.
 """
 
@@ -25,16 +25,16 @@ from dejavu.plans.stage_costs import Floats
 
 MOST_EXTENSIONS = 200_000  # of labels by a rank, over all ranks: about two seconds
 MOST_PLACES = 1_000  # for one rank of one label, however its blocks can be shared out among nodes
-CODE_BITS = 128  # so long that two states of a cluster never share a code by chance
+CODE_BITS = 128  # long enough that two states of a cluster never share a code by chance
 LEAST_GAIN = 1e-9  # bindings closer than this fraction count as equal: sums of floats differ by their order
 
 
 @dataclass(frozen=True)
 class BindingBounds:
-    """What no binding can do without, in seconds.
+    """Lower bounds on any binding, in seconds.
 
     Attributes:
-        rest_seconds: of ranks r to R − 1 and their exchanges with ranks before them; 0 at the end.
+        rest_seconds: of ranks r to R − 1 and their exchanges with earlier ranks; 0 at the end.
         busiest_seconds: the busiest rank or link.
         step_seconds: the whole step.
     """
@@ -45,7 +45,7 @@ class BindingBounds:
 
 
 class _Label(NamedTuple):
-    """A partial binding: its sums, what it leaves, and the label that it goes on from."""
+    """A partial binding: its sums, the devices it leaves free, and its parent label."""
 
     total_seconds: float
     busiest_seconds: float
@@ -56,7 +56,7 @@ class _Label(NamedTuple):
     before: _Label | None
 
     def places(self) -> list[Place]:
-        """Of all ranks so far."""
+        """Return the places of all ranks so far."""
         label, found = self, list[Place]()
         while label.before is not None:
             found.append(label.place)
@@ -65,7 +65,7 @@ class _Label(NamedTuple):
 
 
 def exchange_bounds(pricing: BindingPrices) -> Floats:
-    """Of each exchange, one microbatch both ways: over the best link that any two places of its ranks have."""
+    """Bound each exchange, one microbatch both ways: over the best link between any two places of its ranks."""
     site, found = pricing.site, np.zeros(len(pricing.exchanges))
     K, G = len(site.kinds), len(site.inside_assumed_G)
     most_KG = np.zeros((K, G), dtype=np.int64)  # devices on one node
@@ -87,7 +87,7 @@ def exchange_bounds(pricing: BindingPrices) -> Floats:
 
 
 def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float) -> BindingBounds:
-    """Args: what all ranks and the busiest take at least to compute; see `layout.computing_bound`."""
+    """Compute the bounds from the least that all ranks and the busiest compute; see `placing.computing_bound`."""
     transfers = exchange_bounds(pricing)
     needed = pricing.seconds_RK.min(axis=1)
     for exchange, seconds in zip(pricing.exchanges, transfers, strict=True):
@@ -98,7 +98,7 @@ def bounds(pricing: BindingPrices, computing_seconds: float, load_seconds: float
 
 
 def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: float) -> tuple[list[Place] | None, bool]:
-    """The best binding that takes less than `below_seconds`, if there is one and it was found.
+    """Find the best binding that takes less than `below_seconds`, if there is one.
 
     Returns:
         The place of each rank, or None; and whether all bindings were compared.
@@ -136,11 +136,11 @@ def best_places(pricing: BindingPrices, bound: BindingBounds, below_seconds: flo
 def _sums(
     pricing: BindingPrices, label: _Label, rank: int, place: Place, received: Sequence[tuple[int, StageExchange]]
 ) -> tuple[float, float]:
-    """Total and busiest seconds of the label with one more rank."""
+    """Return total and busiest seconds of the label with one more rank."""
     kind = pricing.site.kind_P[place[0]]
     total = label.total_seconds + float(pricing.seconds_RK[rank, kind])
     busiest = max(label.busiest_seconds, float(pricing.load_seconds_RK[rank, kind]))
-    for q, exchange in received:  # from the rank before, or from the last rank to the first
+    for q, exchange in received:  # from the upstream rank, or from the last rank to the first
         other = label.place if min(exchange.a, exchange.b) == rank - 1 else label.first
         seconds = pricing.transfer_seconds(q, other, place)
         total += seconds
@@ -161,7 +161,7 @@ def _keep(labels: list[_Label], new: _Label) -> None:
 
 
 class _Nodes:
-    """Which nodes are alike to a label, and so which places and which labels are."""
+    """Which nodes are interchangeable for a label, and so which places and which labels are."""
 
     def __init__(self, pricing: BindingPrices) -> None:
         self._pricing, site = pricing, pricing.site
@@ -175,20 +175,20 @@ class _Nodes:
         self._codes: dict[object, int] = {}
 
     def _state(self, label: _Label, node: int) -> tuple[object, ...]:
-        """What matters of a node: its group, what is free, and whether the last and the first rank are there."""
+        """Return a node's state: its group, what is free, and whether the last and the first rank are there."""
         pools = self._pools[node]
         last = any(pool in label.place for pool in pools)
         first = self._loops and any(pool in label.first for pool in pools)
         return (self._group[pools[0]], last, first, *[label.free[pool] for pool in pools])
 
     def _code(self, state: object) -> int:
-        """A random number for each state: the sum over nodes stands for all of them, in any order."""
+        """Return a random number for each state: the sum over nodes is an order-independent hash of them all."""
         if state not in self._codes:
             self._codes[state] = self._random.getrandbits(CODE_BITS)
         return self._codes[state]
 
     def extended(self, label: _Label, rank: int, place: Place, total: float, busiest: float) -> _Label:
-        """The label with one more rank; its code follows from what changed."""
+        """Return the label with one more rank; its code is updated incrementally."""
         free, width = list(label.free), self._pricing.configurations[rank].devices_per_node
         for pool in place:
             free[pool] -= width
@@ -198,11 +198,11 @@ class _Nodes:
         return longer._replace(code=label.code + change)
 
     def ends(self, label: _Label) -> tuple[int, int]:
-        """The kinds of the last rank and of the first, where that matters."""
+        """Return the kinds of the last rank and of the first, where that matters."""
         return self._kind[label.place[0]], self._kind[label.first[0]] if self._loops else 0
 
     def places(self, label: _Label, rank: int) -> tuple[list[Place], bool]:
-        """Where the rank can go, one of those that are alike; and whether that is all."""
+        """Return places for the rank, one of each equivalence class; and whether these are all."""
         configuration = self._pricing.configurations[rank]
         found: list[Place] = []
         for kind in self._possible[rank]:
@@ -219,7 +219,7 @@ class _Nodes:
 
 
 def _takes(rooms: Sequence[tuple[Sequence[int], int]], blocks: int) -> Iterator[Place]:
-    """Ways to take so many blocks from classes of like pools, each (the pools, the blocks that each has room for)."""
+    """Yield ways to take so many blocks from classes of equal pools, each (pools, blocks that each has room for)."""
     if not blocks:
         yield ()
     elif rooms:
@@ -230,7 +230,7 @@ def _takes(rooms: Sequence[tuple[Sequence[int], int]], blocks: int) -> Iterator[
 
 
 def _spread(pools: Sequence[int], most: int, blocks: int) -> Iterator[Place]:
-    """Ways to take at most so many blocks from like pools, never more from one pool than from the one before."""
+    """Yield ways to take at most so many blocks from equal pools, never more from a pool than from its predecessor."""
     yield ()
     if pools:
         for count in range(1, min(most, blocks) + 1):

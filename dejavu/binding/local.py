@@ -1,4 +1,4 @@
-"""Improving a binding step by step: two ranks exchange places, a run of ranks turns round, a block moves.
+"""Local search on a binding: swap two ranks, reverse a range of ranks, move a block.
 
 Shape suffixes: N = bindings, R = pipeline ranks, W = the most blocks of a rank, P = pools.
 """
@@ -18,9 +18,9 @@ EXCHANGE, TURN, MOVE = range(3)
 
 
 def improved(pricing: BindingPrices, places_RW: Ints, seed: int) -> Ints:
-    """Price all changes, make the best ones while they are for the better, and again, until none is.
+    """Price all changes, apply the best ones while they improve, and repeat until none does.
 
-    No change of the result is for the better (of those drawn, where there are very many), but several at once may be.
+    No single change improves the result (of those sampled, where there are very many), but several at once may.
     """
     rng = np.random.default_rng(seed)
     seconds = float(pricing.step_seconds_N(places_RW[None])[0])
@@ -32,7 +32,7 @@ def improved(pricing: BindingPrices, places_RW: Ints, seed: int) -> Ints:
             break
         better = better[found_N[better].argsort()]
         rest = better[1 : MOST_TRIED + 1]
-        for n in (better[0], *rest[rows[rest, 0] != MOVE]):  # what was idle may be taken by now
+        for n in (better[0], *rest[rows[rest, 0] != MOVE]):  # idle devices may be taken by now
             candidate = changed(pricing, places_RW, rows[n : n + 1])
             found = float(pricing.step_seconds_N(candidate)[0])
             if found < seconds * (1.0 - LEAST_GAIN):
@@ -41,9 +41,9 @@ def improved(pricing: BindingPrices, places_RW: Ints, seed: int) -> Ints:
 
 
 def changes(pricing: BindingPrices, places_RW: Ints) -> Ints:
-    """(N, 4): what is done; ranks a and b that exchange places or are the ends of a turned run; or rank, block, pool.
+    """Return (N, 4): the kind of change; ranks a and b that swap or end a reversed range; or rank, block, pool.
 
-    Only ranks with meshes of one shape exchange places. A rank of several blocks moves on its own kind only.
+    Only ranks with meshes of one shape swap. A rank of several blocks moves on its own kind only.
     """
     site, rows = pricing.site, []
     shapes = np.column_stack([pricing.blocks_R, pricing.width_R])
@@ -67,13 +67,13 @@ def changes(pricing: BindingPrices, places_RW: Ints) -> Ints:
 
 
 def subsample(changes_N4: Ints, pricing: BindingPrices, rng: np.random.Generator) -> Ints:
-    """So many of the changes as can be priced at once, drawn at random where there are more."""
+    """Return as many changes as can be priced at once, drawn at random where there are more."""
     most = max(1, MOST_PLACES // pricing.num_ranks)
     return changes_N4 if len(changes_N4) <= most else changes_N4[rng.choice(len(changes_N4), most, replace=False)]
 
 
 def changed(pricing: BindingPrices, places_RW: Ints, changes_N4: Ints) -> Ints:
-    """(N, R, W): the binding after each of the changes."""
+    """Return (N, R, W): the binding after each of the changes."""
     what, a, b, pool = (changes_N4[:, i, None] for i in range(4))
     at = np.arange(len(places_RW))
     exchanged = np.where(at == a, b, np.where(at == b, a, at))

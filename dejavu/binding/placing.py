@@ -1,4 +1,4 @@
-"""Where ranks go at first: in the order of the cluster file, and by the bottleneck assignment of ranks to kinds.
+"""Initial placements: in the order of the cluster file, and by bottleneck assignment of ranks to kinds.
 
 Shape suffixes: R = pipeline ranks, K = kinds of devices, P = pools, S = places of one mesh's shape.
 """
@@ -20,7 +20,7 @@ from dejavu.plans.stage_costs import Floats
 
 
 def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[Place]:
-    """Each rank on its own kind: large ranks first, each block from the first node that has room.
+    """Place each rank on its own kind: large ranks first, each block on the first node that has room.
 
     That packs whatever `dejavu.parallelism.meshes` offers; sizes that do not divide one another may need another order.
 
@@ -43,7 +43,7 @@ def in_order(configurations: Sequence[StageConfiguration], site: Site) -> list[P
 
 
 def take_block(free_P: Ints, site: Site, configuration: StageConfiguration) -> Place | None:
-    """The first free blocks of the kind, taken from `free_P`; None, and nothing taken, if there are too few."""
+    """Take the first free blocks of the kind from `free_P`; None, and nothing taken, if there are too few."""
     rooms = np.where(
         site.kind_P == site.kinds.index(configuration.device_type), free_P // configuration.devices_per_node, 0
     )
@@ -55,10 +55,10 @@ def take_block(free_P: Ints, site: Site, configuration: StageConfiguration) -> P
 
 
 def assigned(pricing: BindingPrices, order: Sequence[Place]) -> list[Place]:
-    """Ranks to kinds so that the busiest has least to do, then so that all together take least.
+    """Assign ranks to kinds so that the busiest has least to do, then so that the total is least.
 
-    Meshes of one shape after another, the large ones first: their ranks share out the places that they have in
-    `order` and those that idle devices have room for.
+    One mesh shape after another, the large ones first: their ranks share the places that they have in `order` and those
+    that idle devices have room for.
     """
     site, places = pricing.site, list(order)
     free_P = site.size_P.copy()
@@ -83,7 +83,7 @@ def assigned(pricing: BindingPrices, order: Sequence[Place]) -> list[Place]:
 
 
 def _spare(pricing: BindingPrices, rank: int, kind: int, free_P: Ints) -> list[Place]:
-    """Idle devices of a kind, cut into meshes like the rank's; they are taken from `free_P`."""
+    """Cut idle devices of a kind into meshes like the rank's, and take them from `free_P`."""
     found = []
     while (place := take_block(free_P, pricing.site, pricing.configuration(rank, kind))) is not None:
         found.append(place)
@@ -91,9 +91,9 @@ def _spare(pricing: BindingPrices, rank: int, kind: int, free_P: Ints) -> list[P
 
 
 def bottleneck(load_RS: Floats) -> float:
-    """The least that the largest of R loads can be if each rank has a place of its own: by bisection over the loads.
+    """Return the least possible largest load if each rank has a place of its own, by bisection over the loads.
 
-    There must be a way to give each rank a place.
+    There must be an assignment of places to all ranks.
     """
     loads = np.unique(load_RS[np.isfinite(load_RS)])
     low, high = 0, len(loads) - 1
@@ -105,10 +105,10 @@ def bottleneck(load_RS: Floats) -> float:
 
 
 def computing_bound(pricing: BindingPrices) -> tuple[float, float]:
-    """What all ranks together take at least for one microbatch, and the busiest at least besides, in seconds.
+    """Bound from below one microbatch's compute of all ranks together, and the busiest rank's load, in seconds.
 
-    As if every rank took as few devices as the smallest, wherever they are; exact where ranks are alike and one node
-    is as good as another.
+    As if every rank took as few devices as the smallest, wherever they are; exact where all ranks and all nodes are
+    equal.
     """
     least = min(configuration.num_devices for configuration in pricing.configurations)
     sizes_K = np.bincount(pricing.site.kind_P, weights=pricing.site.size_P).astype(int)

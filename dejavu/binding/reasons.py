@@ -1,4 +1,4 @@
-"""Why each pipeline rank is where it is, in a sentence that a person can check."""
+"""Explain each pipeline rank's placement in a sentence that a person can check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dejavu.plans.stage_costs import Floats
 
 
 def reasons(pricing: BindingPrices, places_RW: Ints, order_RW: Ints, seed: int) -> tuple[str, ...]:
-    """How busy the rank is, which kind it takes, over which links it talks, and what its next best place would cost.
+    """Say how busy each rank is, its kind of device, the links it uses, and what its next best place would cost.
 
     Args:
         order_RW: the plan's order, to compare the links with.
@@ -66,7 +66,7 @@ def _links(pricing: BindingPrices, places_RW: Ints, rank: int, now: Floats, befo
 
 
 def _next_best(pricing: BindingPrices, places_RW: Ints, seed: int) -> list[str]:
-    """For each rank: which exchange or move of it would cost least, and how much."""
+    """Say for each rank which swap or move of it would cost least, and how much."""
     rows = changes(pricing, places_RW)
     rows = subsample(rows[rows[:, 0] != TURN], pricing, np.random.default_rng(seed))
     now = float(pricing.step_seconds_N(places_RW[None])[0])

@@ -1,7 +1,7 @@
-"""A cluster as pipeline ranks see it: pools of like devices, and links that depend on nodes only.
+"""A cluster as pipeline ranks see it: pools of equal devices, and links that depend on nodes only.
 
 A *pool* is the devices of one kind on one node. A pipeline rank with a mesh of n nodes × d devices takes n *blocks*,
-each of d devices of one pool; which of the pool's devices does not matter, for they are alike and equally linked.
+each of d devices of one pool; which of the pool's devices does not matter, as they are equal and equally linked.
 Shape suffixes: P = pools, G = groups of nodes.
 """
 
@@ -21,7 +21,7 @@ Place = tuple[int, ...]  # the pools of a rank's blocks, ascending; a pool twice
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Pools in the order of the cluster file, and what joins them.
+    """Pools in the order of the cluster file, and the links between them.
 
     Attributes:
         kinds: the device types.

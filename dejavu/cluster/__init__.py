@@ -1,15 +1,15 @@
 """The cluster to plan for.
 
 A `Cluster` comes from a cluster.yaml (`load_cluster`), from this machine (`this_machine`) or from the record of an
-earlier run (`Cluster.from_dict`). It is the pin: once loaded, edits of the file do not matter, and `fingerprint` says
-whether two runs planned for the same hardware. Every default that was used is a sentence in `assumptions`.
+earlier run (`Cluster.from_dict`). Once loaded, edits of the file do not matter, and `fingerprint` says whether two runs
+planned for the same hardware. Every default that was used is a sentence in `assumptions`.
 
 The files, each importing only from those above it:
 
     records.py       DeviceType, Link, NodeGroup, Device, Cluster
     catalogue.py     the devices of dejavu/devices.csv, and the latencies where none is given
     form.py          what a cluster.yaml may say, and its JSON Schema
-    this_machine.py  what torch and the operating system say of the hardware here
+    this_machine.py  what torch and the operating system report of the hardware here
     loader.py        from the file's form to the records
 
 Limits: `MAX_DEVICES` devices in all, `MAX_LISTED_HOSTS` listed host names (equal hosts are better written as a count),

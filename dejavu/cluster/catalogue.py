@@ -1,4 +1,4 @@
-"""What is known of hardware that nobody measured: the devices of dejavu/devices.csv, and the latency of a hop."""
+"""Specifications of hardware that was not measured: the devices of dejavu/devices.csv, and the latency of a hop."""
 
 import csv
 import difflib
@@ -90,6 +90,6 @@ def nearest_devices(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _shortened(name: str) -> list[str]:
-    """`h100`, `h100-sxm5`, `h100-sxm5-80gb`."""
+    """Return `h100`, `h100-sxm5`, `h100-sxm5-80gb`."""
     parts = name.casefold().split("-")
     return ["-".join(parts[:stop]) for stop in range(1, len(parts) + 1)]

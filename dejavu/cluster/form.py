@@ -1,6 +1,6 @@
-"""The form of cluster.yaml: which keys it may have and what each may hold, for the loader and for editors.
+"""The schema of cluster.yaml: its keys and their values, for the loader and for editors.
 
-What only the whole file shows, such as a link to an unknown group, is the loader's to find.
+What depends on the whole file, such as a link to an unknown group, the loader checks.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def _text_schema(unit: str, *examples: str) -> WithJsonSchema:
 
 
 def _between(parse: Callable[[str], float], least: str, most: str) -> BeforeValidator:
-    """A quantity between these two, both allowed: what lies outside is a slip of the pen, not a device or a link."""
+    """Validate that a quantity is between these two, inclusive: anything outside is a typing mistake."""
 
     def parsed(text: str) -> float:
         value = parse(text)
@@ -34,7 +34,7 @@ def _between(parse: Callable[[str], float], least: str, most: str) -> BeforeVali
     return BeforeValidator(parsed)
 
 
-# The ranges hold everything from a microcontroller to what is announced, with three orders of magnitude to spare.
+# The ranges cover everything from a microcontroller to announced hardware, with three orders of magnitude to spare.
 _Bytes = Annotated[
     int, _between(units.parse_bytes, "1 KiB", "1 PiB"), _text_schema("([kKMGTPE]|[KMGTP]i)?B", "141 GiB")
 ]
@@ -156,13 +156,13 @@ class ClusterForm(_Form):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of cluster.yaml, for editors."""
+    """Return the JSON Schema of cluster.yaml, for editors."""
     schema: dict[str, Any] = _without_null(ClusterForm.model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
 def _without_null(schema: Any) -> Any:
-    """The same schema where a key that is there has a value: `count: ~` is more likely a mistake than a wish."""
+    """Disallow null in the schema: a key without a value, as `count: ~`, is more likely a mistake."""
     if isinstance(schema, list):
         return [_without_null(item) for item in schema]
     if not isinstance(schema, dict):

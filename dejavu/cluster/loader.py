@@ -1,4 +1,4 @@
-"""From a cluster.yaml to a `Cluster`: defaults filled in and told, and each problem named with its line."""
+"""From a cluster.yaml to a `Cluster`: fill in defaults and report them, and report each problem with its line."""
 
 import re
 from dataclasses import replace
@@ -51,7 +51,7 @@ def load_cluster(path: Path | str) -> Cluster:
 
 
 class _Builder:
-    """From the file's form to the records; finds what only the whole file shows."""
+    """Builds the records from the validated file; checks what depends on the whole file."""
 
     def __init__(self, document: strict_yaml.Document[ClusterForm]) -> None:
         self.document = document
@@ -110,7 +110,7 @@ class _Builder:
                 )
 
     def _check_names(self) -> None:
-        """Groups and hosts: well formed, and no name twice, the names that counted nodes get included."""
+        """Check that names of groups and hosts are valid and unique, including those generated for counted nodes."""
         group_lines: dict[str, int] = {}
         host_lines: dict[str, int] = {}
         for index, form in enumerate(self.node_forms):

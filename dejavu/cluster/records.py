@@ -1,4 +1,4 @@
-"""What a cluster is: kinds of devices, groups of equal nodes, and the links inside and between them.
+"""Records of a cluster: kinds of devices, groups of equal nodes, and the links inside and between them.
 
 The records refer to no file and no catalogue, so that a planned run keeps its cluster: `Cluster.to_dict` goes into the
 run's record, and `fingerprint` says whether two runs planned for the same hardware.
@@ -25,7 +25,7 @@ class DeviceType:
     Attributes:
         peak_flops_per_second: by the torch dtype of the inputs, dense; a dtype that it does not support is absent.
             tfloat32 is float32 with TF32 allowed.
-        memory_bytes: what one device has, ECC taken off.
+        memory_bytes: of one device, without what ECC takes.
         num_multiprocessors: SMs or CUs; None for CPUs or where unknown.
         cache_bytes: the last cache that belongs to one device; None where unknown.
         source: "catalogue", "cluster.yaml" or "this machine".
@@ -43,7 +43,7 @@ class DeviceType:
 
 @dataclass(frozen=True)
 class Link:
-    """From one device to another, one way.
+    """A link from one device to another, one way.
 
     Attributes:
         assumed: True where even the bandwidth is a default: a measurement may replace it.
@@ -120,7 +120,7 @@ class Cluster:
 
     @property
     def device_counts(self) -> dict[str, int]:
-        """Devices by type name, in the order in which the groups name them."""
+        """Number of devices by type name, in the order in which the groups name them."""
         counts: Counter[str] = Counter()
         for group in self.groups:
             for type_name, count in group.devices:
@@ -129,7 +129,7 @@ class Cluster:
 
     @property
     def kind(self) -> Kind:
-        """Of most devices: what a model is captured for."""
+        """The kind of most devices, for which a model is captured."""
         counts: Counter[Kind] = Counter()
         for name, count in self.device_counts.items():
             counts[self.device_types[name].kind] += count
@@ -148,7 +148,7 @@ class Cluster:
         return next(group for group in self.groups if group.name == name)
 
     def link(self, a: Device, b: Device) -> Link:
-        """What joins two devices of this cluster.
+        """Return the link between two devices of this cluster.
 
         Raises:
             ValueError: they are the same device.
@@ -161,7 +161,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what a plan can depend on: not the cluster's name, comments, or where a number came from."""
+        """SHA-256 of everything a plan can depend on: not the cluster's name, comments, or sources of numbers."""
         content = self.to_dict()
         del content["name"], content["assumptions"]
         for device_type in content["device_types"]:
@@ -172,7 +172,7 @@ class Cluster:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` gives back an equal cluster."""
+        """Return the cluster for JSON; `from_dict` gives back an equal one."""
         return {
             "name": self.name,
             "groups": [
@@ -191,7 +191,11 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Cluster":
-        """Raises InputError if `content` is not what `to_dict` gave."""
+        """Read what `to_dict` gave.
+
+        Raises:
+            InputError: `content` is something else.
+        """
         try:
             return cls(
                 name=content["name"],
@@ -214,5 +218,5 @@ class Cluster:
 
 
 def pair(a: str, b: str) -> tuple[str, str]:
-    """The key of `Cluster.links_between` for two groups, in either order."""
+    """Return the key of `Cluster.links_between` for two groups, in either order."""
     return (a, b) if a <= b else (b, a)

@@ -11,8 +11,8 @@ from dejavu.cluster.catalogue import NODE_LATENCY_SECONDS, catalogue_rows
 from dejavu.cluster.records import DTYPES, Cluster, DeviceType, Kind, Link, NodeGroup
 from dejavu.foundation import units
 
-# What a core of this machine is taken to be. Fixed, because the current clock changes from call to call and the
-# fingerprint must not; a profile of the machine overrides all of it.
+# Assumptions about a core of this machine. Fixed, because the current clock changes from call to call and the
+# fingerprint must not; a profile of the machine overrides all of them.
 CORE_CYCLES_PER_SECOND = 2.5e9
 CORE_MEMORY_BYTES_PER_SECOND = 10e9
 LOOPBACK = {"bytes_per_second": 1e9, "latency_seconds": 100e-6}  # gloo between two processes, the order of magnitude
@@ -29,7 +29,7 @@ UNKNOWN_MEMORY_BYTES_PER_SECOND = 300e9
 
 
 def this_machine() -> Cluster:
-    """The CUDA or ROCm devices that torch sees here; without any, the CPU cores that this process may use.
+    """Return the CUDA or ROCm devices that torch sees here; without any, the CPU cores that this process may use.
 
     Two calls on the same machine give the same fingerprint.
 
@@ -147,7 +147,7 @@ def _cpu_machine() -> Cluster:
 
 
 def _cpu_identity() -> tuple[str, set[str]]:
-    """A name that no other model of CPU shares, since profiles are kept under it, and the instruction sets."""
+    """Return a name unique to this CPU model, as profiles are kept under it, and the instruction sets."""
     path = Path("/proc/cpuinfo")
     first_core = path.read_text(encoding="utf-8", errors="replace").split("\n\n")[0] if path.exists() else ""
     entries = [line.partition(":") for line in first_core.splitlines()]
@@ -169,7 +169,7 @@ def _rounded_memory(size_bytes: int) -> int:
 
 
 def _memory_limit_bytes() -> int:
-    """The machine's memory, or what the container's control group allows of it (version 2, then 1)."""
+    """Return the machine's memory, or the limit of the container's control group (version 2, then 1)."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = Path(path).read_text().strip() if Path(path).is_file() else ""
@@ -178,7 +178,7 @@ def _memory_limit_bytes() -> int:
 
 
 def _core_cache_bytes(core: int) -> int | None:
-    """The second-level cache: on most CPUs the largest that cores do not share."""
+    """Return the size of the second-level cache: on most CPUs the largest that cores do not share."""
     for index in sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
         level, size = index / "level", index / "size"
         if level.is_file() and size.is_file() and level.read_text().strip() == "2":

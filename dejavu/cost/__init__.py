@@ -82,7 +82,7 @@ SOURCES: Family[Callable[[Evidence], CostSource]] = Family(
 
 
 def sources(database: ProfileDatabase, optimizer: OptimizerSettings) -> tuple[CostSource, ...]:
-    """All ways to know a cost, the best first."""
+    """Return all cost sources, the best first: a measurement overrides a prediction."""
     known = Evidence(database, optimizer)
     return tuple(source(known) for source in SOURCES.values())
 
@@ -124,7 +124,7 @@ def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> C
 
 
 def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known: Sequence[CostSource]) -> Estimate:
-    """The first source's number, if physics, which is what the last source predicts from, does not call it absurd."""
+    """Return the first source's number, after checking it against physics, from which the last source predicts."""
     expected = known[-1].estimate(layer, direction, graph, device)
     limits = None if expected is None else Limits(expected.seconds)
     found = (source.estimate(layer, direction, graph, device) for source in known)
@@ -146,5 +146,5 @@ def _best(layer: Layer, direction: str, graph: Graph, device: DeviceType, known:
 
 
 def _denied(estimate: Estimate, limits: Limits | None) -> bool:
-    """Whether one of the measurements that this was interpolated from cannot be true."""
+    """Return whether one of the measurements that this was interpolated from is physically impossible."""
     return limits is not None and not limits.hold(estimate.seconds)

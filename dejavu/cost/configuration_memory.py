@@ -1,4 +1,4 @@
-"""What one device holds of a stage under a configuration, as sums over layers: never less than it needs.
+"""Memory of one device of a stage under a configuration, as sums over layers: an upper bound on its need.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions.
 """
@@ -28,7 +28,7 @@ from dejavu.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationMemory:
-    """As the fields of `AdditiveCosts`, for one configuration."""
+    """The memory fields of `AdditiveCosts`, for one configuration."""
 
     capacity_bytes: float
     fixed_bytes_L: Floats
@@ -45,12 +45,11 @@ def configuration_memory(
     device: DeviceType,
     example_bytes: float,
 ) -> ConfigurationMemory:
-    """Of layers that were captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
+    """Compute it for layers captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
 
-    ZeRO cuts optimizer state, gradients and weights into one part for each replica from levels 1, 2 and 3 on
-    (Rajbhandari et al., SC 2020, fig. 1). Of cut gradients and weights one layer is whole at a time: a stage is charged
-    for the model's largest. That and the replica's examples are held once a stage, so half of them at each of its two
-    cuts.
+    ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
+    SC 2020, fig. 1). Of sharded gradients and weights one layer is whole at a time: a stage is charged for the model's
+    largest. That and the replica's examples are held once per stage, so half is charged at each of its two cuts.
     """
     r, zero = configuration.data_parallel, configuration.zero_level
     degree_L = [degree_of(layer, configuration.tensor_parallel) for layer in layers]

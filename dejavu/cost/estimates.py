@@ -1,4 +1,4 @@
-"""What a cost source answers, and the table that a plan is priced from. A number never loses where it came from.
+"""A cost source's answers, and the table that a plan is priced from. Every number keeps its source.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions, D = device types.
 """
@@ -23,12 +23,12 @@ Floats = NDArray[np.float64]
 
 
 class CostError(DejavuError):
-    """A cost that is missing or cannot be true; the message names the layer and the device."""
+    """A cost is missing or impossible; the message names the layer and the device."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number, how sure it is, and where it came from.
+    """One number, its uncertainty, and its source.
 
     Attributes:
         low_seconds, high_seconds: a 90 % interval: in nine of ten cases the truth lies between them.
@@ -43,7 +43,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Operators that no better predictor knows: the roofline priced them, and somebody should look.
+    """Operators that only the roofline could price, because no better predictor knows them.
 
     Attributes:
         num_operators: of that kind, in all layers.
@@ -60,17 +60,17 @@ class Fallback:
 
 
 class CostSource(ABC):
-    """One way to know costs; it answers None where it does not."""
+    """One way to know costs; it returns None for costs it does not know."""
 
     @abstractmethod
     def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
-        """What one of the `PASSES` of the layer takes on one such device, without communication.
+        """Estimate one of the layer's `PASSES` on one such device, without communication.
 
-        Forward and backward are of one microbatch; the optimizer works once a step.
+        Forward and backward are of one microbatch; the optimizer's is per step.
         """
 
     def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
-        """The operators of a graph that it prices by the roofline for want of better."""
+        """Return the operators of a graph that it can price only by the roofline."""
         return ()
 
 
@@ -90,7 +90,7 @@ class EstimateGrid:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Estimate]]) -> EstimateGrid:
-        """From estimates by layer and device type."""
+        """Make a grid of estimates by layer and device type."""
 
         def grid(field: str) -> NDArray[Any]:
             return np.array([[getattr(estimate, field) for estimate in row] for row in rows])
@@ -113,7 +113,7 @@ class CostTable:
     Attributes:
         layers, device_types: the names that rows and columns stand for.
         forward, backward: one microbatch, no communication.
-        optimizer: once a step.
+        optimizer: per step.
         parameter_bytes_L, activation_bytes_L, temporary_bytes_L: activations per microbatch in flight.
         cut_bytes_L1: what crosses a cut before layer k, one microbatch.
         fallbacks: operators that only the roofline knew.
@@ -149,7 +149,7 @@ class CostTable:
 
     @property
     def sources(self) -> NDArray[np.str_]:
-        """Where every number came from, all passes, layers and devices in one row."""
+        """Sources of all numbers, over all passes, layers and devices, flattened."""
         return np.concatenate([grid.source_LD.ravel() for grid in self.grids.values()])
 
     @property
@@ -162,7 +162,7 @@ class CostTable:
         return self.sources.size
 
     def to_arrow(self) -> pa.Table:
-        """A row for each layer × device type, for people and for Parquet."""
+        """Return a row for each layer × device type, for people and for Parquet."""
         L, D = self.forward.source_LD.shape
         rows = {"layer": np.repeat(self.layers, D), "device_type": np.tile(self.device_types, L)}
         for direction, grid in self.grids.items():
@@ -184,5 +184,5 @@ MEASURED, INTERPOLATED, TRAINED = "measured", "interpolated", "training"
 
 
 def is_prediction(source: str) -> bool:
-    """Whether a number of this source rests on a model alone, not on a measurement of the thing or its neighbours."""
+    """Return whether this source is a pure prediction, without a measurement of the layer or its neighbours."""
     return source not in (MEASURED, INTERPOLATED, TRAINED)

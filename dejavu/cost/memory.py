@@ -1,7 +1,7 @@
-"""What one device has to hold: weights, gradients, optimizer state, activations in flight, messages and temporaries.
+"""Memory of one device: weights, gradients, optimizer state, activations in flight, messages and temporaries.
 
-The one memory model of plans: sums over layers, so that searches can add them up, and never less than a stage needs.
-`python -m benchmarks.cost --memory` measures by how much they are more, against the allocator of real ranks.
+The one memory model of plans: sums over layers, so that searches can add them up, and an upper bound on a stage's need.
+`python -m benchmarks.cost --memory` measures how much too high it is, against the allocator of real ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T", float, Floats)
 TARGET_BYTES = 8  # int64
 MASTER_RATIO = 2  # a float32 master's bytes for each of its bfloat16 weight's
 
-# What torch's optimizers hold besides while they step, in tensors as large as one weight. One weight after another on
+# What torch's optimizers allocate while they step, in tensors as large as one weight. One weight after another on
 # CPUs (torch/optim/adam.py, `_single_tensor_adam`: a root and its quotient; sgd.py: the gradient with weight decay),
 # all weights at once on GPUs (`_multi_tensor_adam`).
 ONE_BY_ONE_TENSORS = {"adamw": 2, "sgd": 1}
@@ -75,7 +75,7 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, tensor_para
 def layer_temporary_bytes(
     layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, tensor_parallel: int = 1
 ) -> float:
-    """Count what a stage needs while it works on this layer, beside what layers hold; the largest of them counts."""
+    """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts."""
     footprint = layer.recompute_footprint if recompute else layer.footprint
     weight = footprint.largest_parameter_bytes / tensor_parallel
     step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
@@ -98,13 +98,13 @@ def cast_bytes(weight_bytes: T, optimizer: OptimizerSettings) -> T:
 
 
 def step_bytes(parameter_bytes_L: Floats, optimizer: OptimizerSettings, device: DeviceType) -> Floats:
-    """A layer's part of what the optimizer needs while it steps all weights at once, as on GPUs; elsewhere nothing."""
+    """Count a layer's part of the optimizer's temporaries where it steps all weights at once, as on GPUs; else 0."""
     tensors = 0 if device.kind == "cpu" else ALL_AT_ONCE_TENSORS[optimizer.name]
     return tensors * ForEachByte.of(optimizer).update_bytes * parameter_bytes_L
 
 
 def example_bytes(workload: Workload) -> int:
-    """Inputs and targets of one step, which the training loop gives to every stage."""
+    """Count the inputs and targets of one step, which the training loop gives to every stage."""
     shape = dataset_of(workload).shape
     inputs = math.prod(shape.input_shape) * shape.input_dtype.itemsize
     return workload.batch_size * (inputs + math.prod(shape.target_shape) * TARGET_BYTES)

@@ -1,8 +1,8 @@
-"""What each layer costs under each stage configuration: at a replica's microbatch, on a tensor-parallel part.
+"""Costs of each layer under each stage configuration: at a replica's microbatch, on a tensor-parallel part.
 
 All stages see the same B microbatches of m examples; a stage with r replicas splits each over them (Alpa, Zheng et al.,
-OSDI 2022), so its layers are captured and priced at m / r examples. What is measured stays measured: a prediction only
-says by which factor a smaller microbatch or a part of a layer is faster.
+OSDI 2022), so its layers are captured and priced at m / r examples. Measurements are kept: a prediction only gives the
+factor by which a smaller microbatch or a part of a layer is faster.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions, C = stage configurations.
 """
@@ -41,7 +41,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationCosts:
-    """Additive costs, and their forward and backward parts apart, for playing a schedule."""
+    """Additive costs, and their forward and backward parts separately, for simulating a schedule."""
 
     costs: AdditiveCosts
     forward_seconds_CL: Floats
@@ -49,7 +49,7 @@ class ConfigurationCosts:
 
 
 class ParallelPrices:
-    """Prices a workload's layers under any stage configuration; every number is made once.
+    """Prices a workload's layers under any stage configuration; every number is computed once.
 
     Args:
         at: a microbatch size -> the model captured and priced at it.
@@ -69,10 +69,10 @@ class ParallelPrices:
         return self._priced[microbatch_size]
 
     def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
-        """Of every layer under every configuration.
+        """Price every layer under every configuration.
 
         Raises:
-            CostError: a device type for which only measurements of whole layers are known cannot hold parts of them.
+            CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
         """
         examples = float(example_bytes(workload))
         parts = {LayerPart.of(configuration, workload.microbatch_size) for configuration in configurations}
@@ -110,7 +110,7 @@ class ParallelPrices:
         backward = passes.backward_L + backward
         if (
             configuration.recompute
-        ):  # gathered weights and the inputs are still there: the sums inside layers are made again
+        ):  # gathered weights and inputs still exist, but recomputation repeats the sums inside layers
             again = self._tensor_sums(configuration, layers, "forward")
             backward = backward + passes.forward_L + again
         latency, per_byte = self._collectives.per_step_line(
@@ -152,7 +152,7 @@ class ParallelPrices:
         return np.array([sums[work_of(layer)] for layer in layers])
 
     def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
-        """Computing only: the table's number, times what predictions say of a part of the layer or of its batch."""
+        """Price computation only: the table's number times the predicted factor of a part of the layer or batch."""
         part = LayerPart.of(configuration, microbatch_size)
         table = self._column_of(configuration.device_type, part.microbatch_size)
         if configuration.data_parallel > 1:
@@ -163,7 +163,7 @@ class ParallelPrices:
         return Passes(*(known * _ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
 
     def _consistent(self, device_type: str, microbatch_size: int, own: int, table: Passes) -> Passes:
-        """Where the whole microbatch was measured and a replica's only predicted: measured × the predicted ratio."""
+        """Use measured × predicted ratio where the whole microbatch was measured and a replica's only predicted."""
         large, small = self.at(microbatch_size), self.at(own)
         column = small.table.device_types.index(device_type)
         found = []
@@ -186,5 +186,5 @@ class ParallelPrices:
 
 
 def _ratio(part_L: Floats, whole_L: Floats) -> Floats:
-    """1 where a layer does nothing in that pass."""
+    """Divide; 1 where a layer does nothing in that pass."""
     return np.where(whole_L > 0, part_L / np.where(whole_L > 0, whole_L, 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""What predictors say of a part of each layer: a tensor-parallel device's, of a replica's microbatch.
+"""Predictions for a part of each layer: a tensor-parallel device's, of a replica's microbatch.
 
 Shape suffixes: L = layers.
 """
@@ -27,7 +27,7 @@ class PricedParts(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Seconds of each layer, one microbatch of one replica, communication included; the optimizer's once a step."""
+    """Seconds of each layer, one microbatch of one replica, communication included; the optimizer's per step."""
 
     forward_L: Floats
     backward_L: Floats
@@ -35,11 +35,11 @@ class Passes(NamedTuple):
 
 
 class LayerPart(NamedTuple):
-    """What one device of a stage does of each layer.
+    """The part of each layer that one device of a stage computes.
 
     Attributes:
         microbatch_size: the replica's.
-        shards: into how many parts the replicas cut the optimizer's work.
+        shards: into how many parts the replicas shard the optimizer's work.
     """
 
     device_type: str
@@ -59,7 +59,7 @@ class LayerPart(NamedTuple):
 
     @property
     def whole(self) -> LayerPart:
-        """The same microbatch on one device."""
+        """Return the same microbatch on one device."""
         return LayerPart(self.device_type, self.microbatch_size)
 
 
@@ -74,7 +74,7 @@ class PartPrices:
         self._seconds: dict[str, dict[Kernel, float]] = {}
 
     def prediction(self, part: LayerPart) -> Passes:
-        """The sum of each layer's kernels."""
+        """Predict each layer as the sum of its kernels."""
         if part not in self._predictions:
             self.ask([part])
             seconds, graph = self._seconds[part.device_type], self._at(part.microbatch_size).graph
@@ -87,7 +87,7 @@ class PartPrices:
         return self._predictions[part]
 
     def ask(self, parts: Iterable[LayerPart]) -> None:
-        """Price all kernels of these parts that were not priced before, at once for each device type.
+        """Price all kernels of these parts that were not priced before, in one batch for each device type.
 
         Raises:
             CostError: only measurements of whole layers are known there.
@@ -104,7 +104,7 @@ class PartPrices:
                 known.update(zip(asked, prices.seconds_K.tolist(), strict=True))
 
     def _kernels_of(self, part: LayerPart) -> dict[Hashable, tuple[list[Kernel], ...]]:
-        """Forward, backward and the optimizer, for each kind of layer."""
+        """Return the kernels of forward, backward and the optimizer, for each kind of layer."""
         if part not in self._kernels:
             graph, t = self._at(part.microbatch_size).graph, part.tensor_parallel
             if not self._cluster.device_types[part.device_type].peak_flops_per_second.get(graph.dtype):
@@ -125,7 +125,7 @@ class PartPrices:
         return self._kernels[part]
 
     def _passes_of(self, layer: Layer, microbatch_size: int, tensor_parallel: int) -> tuple[list[Kernel], list[Kernel]]:
-        """Forward and backward of one layer: the same on every type of device, however the optimizer is sharded."""
+        """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
         key = (microbatch_size, tensor_parallel, work_of(layer))
         if key not in self._passes:
             forward, backward = (list(layer_kernels(layer, way, tensor_parallel)) for way in ("forward", "backward"))
@@ -134,5 +134,5 @@ class PartPrices:
 
 
 def work_of(layer: Layer) -> tuple[str, int, int, object]:
-    """Equal for layers whose parts cost the same."""
+    """Return a key that is equal for layers whose parts cost the same."""
     return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel

@@ -1,4 +1,4 @@
-"""What the pipeline runtime takes of a device beside the layers: for every pass, and for every message at both ends."""
+"""The pipeline runtime's overhead on a device: for every pass, and for every message at both ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LEAST_PARTS, MOST_PARTS = 0.2, 10.0  # of both together: of layers that do littl
 
 
 def pass_cost(database: ProfileDatabase, device_type: str) -> PassCost:
-    """As measured on such devices (`dejavu.profiling.pass_overhead`)."""
-    rows = database.latest(kind="pass", device_type=device_type)  # all, so that they are held against each other
+    """Return the overhead measured on such devices (`dejavu.profiling.pass_overhead`)."""
+    rows = database.latest(kind="pass", device_type=device_type)  # all, so that they are checked against each other
     alone, exchanges = ([row for row in rows if row.num_ranks == number] for number in (1, 2))
     if not alone or len(exchanges) < 2:
         return PassCost()
@@ -29,9 +29,9 @@ def pass_cost(database: ProfileDatabase, device_type: str) -> PassCost:
 
 
 def backward_parts(database: ProfileDatabase, graph: Graph, device_type: str) -> np.ndarray:
-    """What the two parts of each layer's backward pass take apart, over the whole pass; shape (L, 2).
+    """Return the time of each of the two parts of a layer's backward pass over the whole pass; shape (L, 2).
 
-    As measured on such devices, at the nearest microbatch size; their sum may be over 1. `USUAL_PARTS` elsewhere.
+    Measured on such devices, at the nearest microbatch size; their sum may exceed 1. `USUAL_PARTS` elsewhere.
     """
     seconds: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in database.latest(kind="layer", device_type=device_type, dtype=graph.dtype, tensor_parallel=1):
@@ -47,6 +47,6 @@ def _parts(by_size: Mapping[int, Mapping[str, float]], microbatch_size: int) -> 
         return USUAL_PARTS
     row = split[min(split, key=lambda size: abs(math.log(size / microbatch_size)))]
     of_input, of_weights = (row[part] / row["backward"] for part in PARTS)
-    if not LEAST_PARTS <= of_input + of_weights <= MOST_PARTS:  # one of the three rows cannot be true
+    if not LEAST_PARTS <= of_input + of_weights <= MOST_PARTS:  # one of the three rows is impossible
         return USUAL_PARTS
     return of_input, of_weights

@@ -1,4 +1,4 @@
-"""Posing the search's question: stage configurations, priced from costs, links and memory."""
+"""The searches' problem: stage configurations, priced from costs, links and memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Transfers = dict[tuple[str, str], TransferCost]
 def single_device_problem(
     table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers
 ) -> PricedProblem:
-    """The problem, priced, of cutting the layers into stages of one device each, as `Parallelism.one_device`.
+    """Price the problem of cutting the layers into stages of one device each, as `Parallelism.one_device`.
 
-    A plan has at most as many stages as microbatches: torch's pipeline schedules refuse fewer microbatches than stages.
+    A plan has at most as many stages as microbatches: torch's pipeline schedules reject fewer microbatches than stages.
 
     Args:
-        transfers: (sender's type, receiver's type) -> what a message costs, for every pair of the table's types.
+        transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the table's types.
     """
     configurations = Parallelism.one_device().configurations(cluster)
     C, L = len(configurations), len(table.layers)
     devices = [cluster.device_types[configuration.device_type] for configuration in configurations]
     held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
-    # The table was made for weights that are their own masters; no tensor is larger than its layer's weights.
+    # The table assumes weights without separate masters; no tensor is larger than its layer's weights.
     temporary = table.temporary_bytes_L + cast_bytes(table.parameter_bytes_L, workload.optimizer)
     # Every stage holds the step's examples, also while the optimizer steps: half of them at each of its two cuts.
     messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
@@ -64,7 +64,7 @@ def price_problem(
     pass_costs: Mapping[str, PassCost] | None = None,
     backward_parts_L2: Mapping[str, Floats] | None = None,
 ) -> PricedProblem:
-    """The problem of cutting the layers into stages that may take several devices each.
+    """Price the problem of cutting the layers into stages that may take several devices each.
 
     Raises:
         CostError: a number is missing; it names layer and device.
@@ -82,13 +82,13 @@ def price_problem(
 
 
 def microbatch_choices(workload: Workload) -> tuple[int, ...]:
-    """Into how many microbatches a step may be split: powers of two that divide the batch, and the workload's own."""
+    """Return the numbers of microbatches to try: powers of two that divide the batch, and the workload's own."""
     powers = {2**k for k in range(workload.batch_size.bit_length()) if workload.batch_size % 2**k == 0}
     return tuple(sorted(powers | {workload.num_microbatches}))
 
 
 def split_into(workload: Workload, num_microbatches: int) -> Workload:
-    """The same step in so many microbatches.
+    """Return the workload with its step split into so many microbatches (gradient accumulation).
 
     Raises:
         InputError: the batch does not divide into them.
@@ -125,7 +125,7 @@ def _problem(
 
 
 def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
-    """(latency, seconds per byte) from each configuration to each; asked once for those that sit alike on nodes."""
+    """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes."""
     sits = [
         (configuration.device_type, configuration.num_devices, configuration.num_nodes, configuration.data_parallel)
         for configuration in configurations

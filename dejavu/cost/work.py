@@ -1,4 +1,4 @@
-"""What a pass computes, moves and starts: kept beside measured rows, so that they can be held against it."""
+"""What a pass computes, moves and launches: kept with measured rows, so that they can be checked against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dejavu.workload import OptimizerSettings
 
 @dataclass(frozen=True)
 class Work:
-    """Of some layers, one pass or several; as if nothing were cached.
+    """The work of some layers, in one pass or several; as if nothing were cached.
 
     Attributes:
         moved_bytes: read and written.
@@ -26,7 +26,7 @@ class Work:
 
     @classmethod
     def of(cls, layers: Sequence[Layer], direction: str, dtype: str, optimizer: OptimizerSettings) -> Work:
-        """One pass over these layers; of a part of a backward pass what the whole of it does, which is the most."""
+        """Return the work of one pass over these layers; for a part of a backward pass the upper bound: the whole."""
         if direction in PARTS:
             direction = "backward"
         kernels = [kernel for layer in layers for kernel in layer_kernels(layer, direction, dtype, optimizer)]
@@ -39,9 +39,9 @@ class Work:
         )
 
     def times(self, count: int) -> Work:
-        """The same so many times."""
+        """Return the work of so many repetitions."""
         return Work(self.flops * count, self.moved_bytes * count, self.num_kernels * count)
 
     def to_dict(self) -> dict[str, float]:
-        """What `profiles.plausible` reads of a row's `extra`."""
+        """Return what `profiles.plausible` reads of a row's `extra`."""
         return {"flops": self.flops, "moved_bytes": self.moved_bytes, "num_kernels": self.num_kernels}

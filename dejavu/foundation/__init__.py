@@ -1,1 +1,1 @@
-"""What every room stands on: compiled loops, the cache of the user, strict YAML, names for values."""
+"""The lowest layer, which every package may import: compiled loops, the user's cache, strict YAML, hashes of values."""

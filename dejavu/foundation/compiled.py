@@ -1,10 +1,10 @@
 """Compiled loops: numba's `njit`, and a cache of what it compiled that belongs to the user and not to a checkout.
 
-A loop is compiled once on a machine for each text of its room (`dejavu/search` with all below it): the cache's folders
-are named by a hash of that, so that two versions never read each other's loops (numba itself looks at a function's own
-file only, though loops of other files are compiled into it), and a second checkout of the same version finds what the
-first compiled. Numba writes each file under another name and renames it, so processes that compile at the same time do
-not disturb each other.
+A loop is compiled once per machine and version of its top-level package (such as `dejavu/search`): the cache's folders
+are named by a hash of the package's source, so that two versions never read each other's loops (numba itself checks a
+function's own file only, though loops of other files are compiled into it), and a second checkout of the same version
+reuses what the first compiled. Numba writes each file under a temporary name and renames it, so processes that compile
+at the same time do not disturb each other.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def njit(**options: Any) -> Callable[[_Loop], _Loop]:
-    """Numba's `njit`, without the wrapper by which C would call the function: a twentieth of the time to compile."""
+    """Apply numba's `njit` without the wrapper for calls from C, which saves a twentieth of the compile time."""
     compiled: Any = numba.njit  # a type checker does not see all of its options
     decorator: Callable[[_Loop], _Loop] = compiled(no_cfunc_wrapper=True, **options)
     return decorator
 
 
 def cache_folder() -> Path:
-    """Where compiled loops are kept, if `NUMBA_CACHE_DIR` names no other place."""
+    """Return the folder of compiled loops, unless `NUMBA_CACHE_DIR` names another."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dejavu" / "numba"
 
 
 class UserCacheLocator(_CacheLocator):
-    """Numba's way to a function's cache; see the module. Steps aside where the folder cannot be written."""
+    """Locates a function's cache for numba; see the module. Not used where the folder cannot be written."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         inside = Path(py_file).resolve().relative_to(_PACKAGE).with_suffix("").parts
@@ -80,7 +80,7 @@ class UserCacheLocator(_CacheLocator):
 
 @cache
 def _hash_of(room: str) -> str:
-    """Of the names and texts of a room's modules; without a name, of those that are in none."""
+    """Hash the names and texts of a top-level package's modules; without a name, of the modules in none."""
     digest = hashlib.sha256()
     for path in sorted((_PACKAGE / room).rglob("*.py") if room else _PACKAGE.glob("*.py")):
         digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -106,9 +106,9 @@ class _Telling(event.Listener):
 
 @contextmanager
 def told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` when a loop is compiled inside the block because no cache has it: once, before it is.
+    """Call `tell` once, before the first loop is compiled inside the block because it is not cached.
 
-    Loading what an earlier process compiled is not compiling. Sees this process only.
+    Loading what an earlier process compiled does not count. Sees this process only.
     """
     listener = _Telling(tell)
     event.register("numba:compile", listener)

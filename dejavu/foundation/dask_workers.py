@@ -7,7 +7,7 @@ from typing import Any
 
 
 def workers_of(client: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Every worker that the scheduler knows, by its address: what it says of itself (name, host, resources …).
+    """Return every worker that the scheduler knows, by address: its name, host, resources ….
 
     Not `client.scheduler_info`, which gives back the client's own copy: a timer of the client's overwrites that with
     one without workers, perhaps between asking and reading (distributed 2026.8).

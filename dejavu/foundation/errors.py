@@ -6,10 +6,10 @@ class DejavuError(Exception):
 
 
 class InputError(DejavuError):
-    """A mistake in what a person wrote (a file, an option), found before anything starts; the command exits with 2.
+    """A mistake in the user's input (a file, an option), found before anything starts; the command exits with 2.
 
     Attributes:
-        field: which entry of the file it is about, where that is known; whoever knows the file adds line and column.
+        field: the entry of the file, where known; the code that knows the file adds line and column.
     """
 
     def __init__(self, message: str, field: tuple[str | int, ...] = ()) -> None:

@@ -1,7 +1,7 @@
-"""Importing without looking for garbage: nearly half of the time that a process needs to start and end.
+"""Importing without garbage collection, which saves nearly half of a process's time to start and end.
 
-Imports of torch make about a million objects and no garbage. Python looks through all of them again and again while
-they are made, in every full collection later on, and once more when the process ends.
+Imports of torch create about a million objects and no garbage. Python traverses all of them again and again meanwhile,
+in every full collection later on, and once more when the process ends.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """What is made in this block lives as long as the process, unless nothing refers to it any more.
+    """Exempt objects created in this block from garbage collection (reference counting still frees them).
 
-    For a process's first imports; behind the block collections are on or off as before.
+    For a process's first imports; after the block collections are on or off as before.
     """
     was_enabled = gc.isenabled()
     gc.disable()

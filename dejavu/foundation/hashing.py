@@ -1,4 +1,4 @@
-"""Names for values: the same on every machine and in every process."""
+"""Stable hashes of values: the same on every machine and in every process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def stable_hash(value: Any) -> str:
-    """16 hexadecimal digits that name a JSON-like value: the order of keys does not matter.
+    """Return a JSON-like value's hash, 16 hexadecimal digits: the order of keys does not matter.
 
     Raises:
         TypeError, ValueError: the value is not JSON (NaN is not).

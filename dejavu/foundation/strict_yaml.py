@@ -1,8 +1,8 @@
-"""A strict reader for the YAML files that people write: cluster.yaml and workload.yaml.
+"""A strict reader for the YAML files that users write: cluster.yaml and workload.yaml.
 
-ruamel.yaml parses and knows where each value stands, pydantic holds it against a schema without coercion. Added here:
+ruamel.yaml parses and knows each value's position, pydantic validates it against a schema without coercion. Added here:
 scalars are YAML 1.2's (`no` and `12:30:45` are text, `1e9` is a number); tags, merge keys, duplicate keys, alias bombs
-and huge files are refused; and every refusal is an `InputError` such as `cluster.yaml:12:13: count: found 'two', …`.
+and huge files are rejected; and every rejection is an `InputError` as `cluster.yaml:12:13: count: found 'two', …`.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a value and its key (of a list's items the value itself) stand, and the value, lists and mappings plain."""
+    """Positions of a value and its key (for a list's item the value itself), and the plain value."""
 
     key: Mark
     mark: Mark
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Document(Generic[Model]):
-    """A file that passed its schema, still knowing where each value stands.
+    """A file that passed its schema, with the position of each value.
 
     Attributes:
         path: as the caller gave it; messages start with it.
@@ -73,12 +73,12 @@ class Document(Generic[Model]):
     places: dict[Location, Place]
 
     def mark(self, loc: Location, *, key: bool = False) -> Mark:
-        """Where the value at `loc` stands (with `key`, its key); the nearest existing parent if it does not exist."""
+        """Return the position of the value at `loc` (with `key`, of its key), or of the nearest existing parent."""
         place = _nearest(self.places, loc)
         return place.key if key else place.mark
 
     def error(self, loc: Location, message: str, *, key: bool = False) -> InputError:
-        """An error about the value (with `key`, the key) at `loc`, such as ("nodes", 0, "devices", "type")."""
+        """Make an error about the value (with `key`, the key) at `loc`, such as ("nodes", 0, "devices", "type")."""
         return _located(self.path, self.mark(loc, key=key), message)
 
 
@@ -110,7 +110,7 @@ def load(path: Path, schema: type[Model], *, allows_null: bool = True) -> Docume
 
 
 def join_errors(problems: list[InputError]) -> InputError:
-    """One error that lists each problem on a line, the first `MAX_PROBLEMS_SHOWN` of them."""
+    """Join problems into one error that lists the first `MAX_PROBLEMS_SHOWN`, one per line."""
     lines = list(dict.fromkeys(str(problem) for problem in problems))
     if len(lines) > MAX_PROBLEMS_SHOWN:
         lines[MAX_PROBLEMS_SHOWN:] = [f"... and {len(lines) - MAX_PROBLEMS_SHOWN} more problems"]
@@ -140,7 +140,7 @@ def _read(path: Path) -> bytes:
 
 
 class _Refused(MarkedYAMLError):
-    """What is YAML, but not allowed here."""
+    """Valid YAML that is not allowed here."""
 
 
 def _refuse(at: Any, message: str) -> NoReturn:
@@ -156,7 +156,7 @@ def _end_of(text: str) -> Mark:
 
 
 class _Composer(Composer):
-    """ruamel's, with refusals before memory is spent, and of what its nodes no longer tell."""
+    """ruamel's composer, which rejects before memory is spent, and rejects what its nodes no longer show."""
 
     num_nodes = 0
 
@@ -180,7 +180,7 @@ class _Composer(Composer):
 
 
 def _places(path: Path, content: bytes) -> dict[Location, Place]:
-    """All values of the file, children before their parents."""
+    """Return all values of the file, children before their parents."""
     text = ""
     places: dict[Location, Place] = {}
     yaml = YAML(typ="safe", pure=True)
@@ -241,7 +241,7 @@ def _key(node: Any) -> str:
 
 
 def _scalar(node: ScalarNode) -> str | int | float | bool | None:
-    """What YAML 1.2's core schema says, less what is more likely a mistake."""
+    """Resolve a scalar by YAML 1.2's core schema, and reject what is more likely a mistake."""
     text: str = node.value
     if _SURROGATE.search(text):
         _refuse(node, "an escape that is no character (half of a surrogate pair)")
@@ -264,14 +264,14 @@ def _scalar(node: ScalarNode) -> str | int | float | bool | None:
 
 
 def _nearest(places: dict[Location, Place], loc: Location) -> Place:
-    """Of the value at `loc`. Parts that the file does not have (names of union members) are skipped."""
+    """Return the place of the value at `loc`. Parts that the file lacks (names of union members) are skipped."""
     here: Location = ()
     for part in loc:
         here = (*here, part) if (*here, part) in places else here
     return places[here]
 
 
-# Where pydantic's own words are a programmer's.
+# Plain words for pydantic's error types.
 _WANTED = {
     **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
     "float_type": "a number",
@@ -288,7 +288,7 @@ _AROUND_WHAT_IS_WANTED = re.compile(r"^[A-Z][a-z]+ should (be|have) | after vali
 def _explain(
     path: Path, places: dict[Location, Place], schema: type[BaseModel], error: ValidationError
 ) -> list[InputError]:
-    """Each of pydantic's errors in a sentence, with its place in the file, from top to bottom."""
+    """Explain each of pydantic's errors in a sentence, with its position in the file, from top to bottom."""
     found: list[tuple[Mark, str]] = []
     for item in error.errors(include_url=False):
         loc, kind, place = item["loc"], item["type"], _nearest(places, item["loc"])
@@ -317,7 +317,7 @@ def _described(value: Any) -> str:
 
 
 def _known_keys(schema: type[BaseModel], loc: Location) -> set[str]:
-    """The keys that the schema knows at `loc`."""
+    """Return the keys that the schema knows at `loc`."""
     models = [schema]
     for part in loc:  # an index, a key of a mapping and the name of a union's member lead to no other model: stay
         fields = [field for model in models for name, field in model.model_fields.items() if name == part]

@@ -1,4 +1,4 @@
-"""Tensors with shapes and no memory, to see what layers do without doing it."""
+"""Fake tensors, which have shapes and no memory, to trace layers without running them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 @contextmanager
 def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: bool = False) -> Iterator[None]:
-    """Tensors made inside have no memory.
+    """Make tensors created in this block fake.
 
     Args:
-        mode: whose tensors they are to be; None: a new one's.
+        mode: the fake tensor mode; None: a new one.
 
-    Where an operator does not take its inputs, torch prints its own stack before it raises; here the error says it all.
+    Where an operator rejects its inputs, torch prints its own stack before it raises; that is suppressed here.
     """
     before, _LOG.disabled = _LOG.disabled, True
     try:

@@ -1,7 +1,7 @@
 """Quantities as people write them, into base units and back: seconds, bytes, bytes per second, FLOP/s.
 
-A number without a unit is refused, and so are a unit that two people read differently (`Gb/s`) and a number with a
-leading zero, which some read as octal. Prefixes are exact: 1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 10^9 / 8.
+A number without a unit is rejected, and so are an ambiguous unit (`Gb/s`) and a number with a leading zero, which some
+read as octal. Prefixes are exact: 1 GB is 10^9 bytes, 1 GiB is 2^30, 1 Gbit is 10^9 / 8.
 """
 
 import difflib
@@ -41,7 +41,7 @@ _MAX_BYTES = 2**63 - 1
 
 
 def parse_bytes(text: str) -> int:
-    """`"141 GiB"` -> bytes, rounded to a whole byte. Raises ValueError if it is not a size, or less than a byte."""
+    """Parse `"141 GiB"` to bytes, rounded to a whole byte. Raises ValueError if it is no size, or less than a byte."""
     size_bytes = round(_parse(text, _BYTES, "a size such as '141 GiB'"))
     if not 1 <= size_bytes <= _MAX_BYTES:
         raise ValueError(f"{text!r} is not between 1 byte and 2^63 bytes; wanted a size such as '141 GiB'")
@@ -49,17 +49,17 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bytes_per_second(text: str) -> float:
-    """`"300 GB/s"` or `"25 Gbit/s"` -> bytes per second. Raises ValueError if it is not a rate, or not above zero."""
+    """Parse `"300 GB/s"` or `"25 Gbit/s"` to bytes per second. Raises ValueError if it is no rate above zero."""
     return _positive(text, _BYTES_PER_SECOND, "a rate such as '300 GB/s' or '25 Gbit/s'")
 
 
 def parse_flops_per_second(text: str) -> float:
-    """`"312 TFLOP/s"` -> FLOP/s. Raises ValueError if it is not a rate, or not above zero."""
+    """Parse `"312 TFLOP/s"` to FLOP/s. Raises ValueError if it is no rate above zero."""
     return _positive(text, _FLOPS_PER_SECOND, "a rate such as '312 TFLOP/s'")
 
 
 def parse_seconds(text: str) -> float:
-    """`"5 us"`, `"1.5 ms"`, `"10 min"` -> seconds; zero is allowed. Raises ValueError if it is not a duration."""
+    """Parse `"5 us"`, `"1.5 ms"`, `"10 min"` to seconds; zero is allowed. Raises ValueError if it is no duration."""
     return float(_parse(text, _SECONDS, "a duration such as '5 us' or '1.5 ms'"))
 
 
@@ -106,23 +106,23 @@ def _unit_hint(unit: str, units: Mapping[str, Fraction]) -> str:
 
 
 def format_seconds(duration_seconds: float) -> str:
-    """Three digits in the unit that suits: `0.0451` -> `45.1 ms`."""
+    """Format with three digits in a suitable unit: `0.0451` -> `45.1 ms`."""
     units = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
     return _format(duration_seconds, units, zero="0 s")
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Three digits, binary prefixes: `151397597184` -> `141 GiB`."""
+    """Format with three digits and binary prefixes: `151397597184` -> `141 GiB`."""
     return _format(size_bytes, {"B": 1.0} | {f"{p}B": float(f) for p, f in _BINARY.items()}, zero="0 B")
 
 
 def format_bytes_per_second(rate_bytes_per_second: float) -> str:
-    """Three digits, decimal prefixes: `3e11` -> `300 GB/s`."""
+    """Format with three digits and decimal prefixes: `3e11` -> `300 GB/s`."""
     return _format(rate_bytes_per_second, _decimal_units("B/s"), zero="0 B/s")
 
 
 def format_flops_per_second(rate_flops_per_second: float) -> str:
-    """Three digits, decimal prefixes: `3.12e14` -> `312 TFLOP/s`."""
+    """Format with three digits and decimal prefixes: `3.12e14` -> `312 TFLOP/s`."""
     return _format(rate_flops_per_second, _decimal_units("FLOP/s"), zero="0 FLOP/s")
 
 
@@ -153,5 +153,5 @@ def _three_digits(value: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """`1 stage`, `2 stages`, `2 batches`, `2 classes`."""
+    """Return `1 stage`, `2 stages`, `2 batches`, `2 classes`."""
     return f"{count} {word}{'' if count == 1 else 'es' if word.endswith(('ch', 's')) else 's'}"

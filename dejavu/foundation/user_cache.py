@@ -1,9 +1,9 @@
-"""What was worked out once on this machine, kept in the user's cache folder, beside the compiled loops.
+"""A cache of computed values in the user's cache folder, next to the compiled loops.
 
-Only what follows from its key alone is kept here, so that an entry is never stale: a key holds the texts of the code
-that makes the value, the versions of what that code calls, and every argument. Entries of other keys stay where they
-are until the user deletes the folder. An entry that cannot be read is made again, one that cannot be written is not
-kept, and processes that write the same entry at the same time write the same bytes.
+Only values that are determined by their key are kept here, so that an entry is never stale: a key includes the source
+of the code that computes the value, the versions of what that code calls, and every argument. Entries of other keys
+stay until the user deletes the folder. An unreadable entry is recomputed, one that cannot be written is not kept, and
+processes that write the same entry at the same time write the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPRESSION = 1  # zlib's fastest: entries are numbers that repeat
 
 
 def load(kind: str, key: Any) -> bytes | None:
-    """The entry of this key; None where there is none that is whole.
+    """Load the entry of this key; None where there is no intact one.
 
     Args:
         kind: the folder, such as `layers`.
@@ -40,7 +40,7 @@ def load(kind: str, key: Any) -> bytes | None:
 
 
 def save(kind: str, key: Any, payload: bytes) -> None:
-    """Keep the entry, where the folder can be written."""
+    """Save the entry, if the folder can be written."""
     try:
         path = _path_of(kind, key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def save(kind: str, key: Any, payload: bytes) -> None:
 
 
 def text_hash(paths: Iterable[Path]) -> str:
-    """Of the files' names and texts."""
+    """Hash the files' names and texts."""
     return _text_hash(tuple(sorted(paths)))
 
 

@@ -1,1 +1,1 @@
-"""What a model does: its operators and layers with shapes, bytes and arithmetic, traced without weights."""
+"""Models as graphs: operators and layers with shapes, bytes and FLOPs, traced without weights."""

@@ -1,4 +1,4 @@
-"""Attention as a GPU runs it, on fake tensors of any device: torch itself would choose the CPU's kernel for them."""
+"""Attention as a GPU runs it, on fake tensors of any device, for which torch would choose the CPU's kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDEST_FLASH_HEAD, _FLASH_HEAD_MULTIPLE = 256, 8  # of torch's flash attention 
 
 
 class AttendsOnGPU(nn.Module):
-    """A layer that attends as on a GPU, also when it is run again for its backward."""
+    """A layer whose attention runs as on a GPU, also when it is recomputed for its backward."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class AttendsOnGPU(nn.Module):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Sends attention to the kernel that torch chooses on a GPU, in the order in which it tries them.
+    """Dispatch attention to the kernel that torch chooses on a GPU, in the order in which it tries them.
 
     Flash for 16-bit numbers without a mask (from compute capability 8.0 on: older devices have no bfloat16), the
     memory-efficient one otherwise, and the written-out products where neither takes the inputs. Flash pads heads to a

@@ -1,7 +1,7 @@
-"""Capture: what every layer of a model computes, reads, writes and keeps, without weights and without running it.
+"""Capture what every layer of a model computes, reads, writes and keeps, without weights and without running it.
 
 Each layer is traced with fake tensors through forward and backward, one microbatch, with the kernels that its kind of
-device will run. Layers whose operators are the same are one signature: what is known of one is known of all.
+device will run. Layers with the same operators share a signature: what is measured of one holds for all.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Layer:
         signature: the same for layers that do the same work on the same shapes.
         parameter_bytes: its weights.
         activation_bytes: kept from forward to backward.
-        output_bytes: crosses a cut behind this layer.
-        footprint, recompute_footprint: what is alive when, without and with activation checkpointing.
-        tensor_parallel: how the model says that it may be split over devices; None: not at all.
+        output_bytes: crosses a cut after this layer.
+        footprint, recompute_footprint: its memory over time, without and with activation checkpointing.
+        tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Layer:
 
     @cached_property
     def family(self) -> str:
-        """The same for one layer at different microbatch sizes: its operators, and the shapes of single examples."""
+        """A hash that is equal at all microbatch sizes: of its operators, and the shapes of single examples."""
         examples = [
             [shape[1:] for shape in operator.output_shapes if len(shape) > 2 and shape[0] == self.output_shape[0]]
             for operator in self.operators
@@ -127,17 +127,17 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """The same for models that do the same work, whatever their layers are called."""
+        """A hash that is equal for models that do the same work, whatever their layers are called."""
         return _hash([layer.signature for layer in self.layers])
 
 
 def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept: KeptLayers | None = None) -> Graph:
-    """The workload's model as layers, without weights.
+    """Capture the workload's model as layers, without weights.
 
     Args:
-        kind: of the devices that will run it: attention has other kernels on GPUs, which keep and compute other things.
-        reuse: trace layers that are built alike and take alike inputs only once; the answer is the same without.
-        kept: layers that were traced before, for later processes; the answer is the same without.
+        kind: of the devices that will run it: attention has other kernels on GPUs, with other FLOPs and activations.
+        reuse: trace layers with equal constructors and inputs only once; does not change the result.
+        kept: a cache of traced layers across processes; does not change the result.
 
     Raises:
         CaptureError: a layer cannot be traced.
@@ -176,7 +176,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
 
 
 class Form(NamedTuple):
-    """All that a layer's trace takes from the tensor that it is handed; the tensor owns its memory and fills it.
+    """Everything that a layer's trace depends on of its input, a tensor that owns and fills its memory.
 
     Attributes:
         stride: in elements.
@@ -190,13 +190,13 @@ class Form(NamedTuple):
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Form:
-        """Of a new tensor."""
+        """Return the form of a new tensor."""
         steps = [prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape))]
         return cls(shape, tuple(steps), str(dtype).removeprefix("torch."), False)
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Form | None:
-        """None where the tensor is not all of its memory, so that its form does not say how much it holds."""
+        """Return the tensor's form; None where it is a view of part of its memory, whose size the form lacks."""
         form = cls(
             tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad
         )
@@ -204,13 +204,13 @@ class Form(NamedTuple):
         return form if fills and type(tensor) is FakeTensor else None
 
     def tensor(self) -> torch.Tensor:
-        """Such a tensor."""
+        """Make a tensor of this form."""
         empty = torch.empty_strided(self.shape, self.stride, dtype=getattr(torch, self.dtype))
         return empty.requires_grad_(self.requires_grad)
 
 
 class End(NamedTuple):
-    """What the last layer takes with it: the model's loss, and its targets."""
+    """What is traced with the last layer: the model's loss, and its targets."""
 
     model: Model
     target: Form
@@ -220,30 +220,30 @@ class KeptLayers(Protocol):
     """Layers that were traced before; `dejavu.graphs.kept_layers` keeps them on disk."""
 
     def load(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None) -> Traced | None:
-        """The layer and its output's form, if it was traced before; None also for layers that are not kept."""
+        """Return the layer and its output's form, if it was traced before; None also for layers that are not kept."""
 
     def save(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None, found: Traced) -> None:
-        """Keep what tracing gave."""
+        """Keep the result of tracing."""
 
 
 Traced = tuple[Layer, Form]
 
 
 class _Tracing:
-    """How the layers of one model are traced, or taken from those that were traced before."""
+    """Traces the layers of one model, or reuses those that were traced before."""
 
     def __init__(self, dtype: torch.dtype, kind: Kind, kept: KeptLayers | None) -> None:
         self._dtype, self._kind, self._kept = dtype, kind, kept
 
     @cached_property
     def _mode(self) -> FakeTensorMode:
-        """One for all layers. Not made before a layer is traced: it imports torch's compiler, nearly a second."""
+        """The mode for all layers. Made lazily: it imports torch's compiler, which takes nearly a second."""
         return FakeTensorMode(allow_non_fake_inputs=False)
 
     def layer(
         self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
     ) -> tuple[Layer, Form | torch.Tensor]:
-        """One layer, and what it hands to the next: its form, where that says all."""
+        """Return one layer, and its output: as a form, where that is sufficient."""
         if self._kept is None or not isinstance(inputs, Form):
             return self._trace(builder, inputs, end)
         asked = (builder, inputs, str(self._dtype).removeprefix("torch."), self._kind, end)
@@ -269,16 +269,16 @@ class _Tracing:
 
 
 def _work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
-    """Equal for layers that compute the same: one constructor, the same plain arguments, inputs of one form.
+    """Return a key that is equal for layers that compute the same: class, plain arguments, and form of the input.
 
-    None where that cannot be told.
+    None where that is unknown.
     """
     arguments = plain_arguments(builder)
     return None if arguments is None or not isinstance(inputs, Form) else (*arguments, inputs)
 
 
 def plain_arguments(builder: LayerBuilder) -> tuple[type[nn.Module], tuple[Any, ...], tuple[Any, ...]] | None:
-    """The layer's class and what it is constructed with, where these are plain values; else None."""
+    """Return the layer's class and its constructor's arguments, where these are plain values; else None."""
     build = builder.build
     if not isinstance(build, partial) or not isinstance(build.func, type):
         return None
@@ -298,7 +298,7 @@ def _capture_layer(
     dtype: torch.dtype,
     loss: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> tuple[Layer, torch.Tensor]:
-    """One layer on fake inputs; the last layer takes the loss with it."""
+    """Trace one layer on fake inputs; the last layer together with the loss."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
     try:
@@ -355,7 +355,7 @@ def _capture_layer(
 
 
 def _failing_part(module: torch.nn.Module, error: Exception) -> str:
-    """The innermost module of the layer in whose code the error arose."""
+    """Name the innermost module of the layer whose code raised the error."""
     names = {id(part): f", in its {name!r} ({type(part).__name__})," for name, part in module.named_modules() if name}
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -364,7 +364,7 @@ def _failing_part(module: torch.nn.Module, error: Exception) -> str:
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down every operator that computes something; views are free."""
+    """Records every operator that computes something; views are free."""
 
     def __init__(self, parameters: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
@@ -395,14 +395,14 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether the operator's result only looks at its input's memory (an alias that is not written)."""
+    """Return whether the operator's result only aliases its input's memory, without writing."""
     if func.overloadpacket is torch.ops.aten._unsafe_view:  # declared without alias, yet copies nothing
         return True
     return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Torch's own formula, and two that its registry lacks: flash attention on the CPU, forward and backward."""
+    """Count FLOPs by torch's own formula, or two that it lacks: flash attention on the CPU, forward and backward."""
     packet = func.overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
@@ -414,7 +414,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> float:
-    """Matrix products of attention: 2 forward, 5 backward where scores are computed again; masks save nothing here."""
+    """Count attention's matrix products: 2 forward, 5 backward, with recomputed scores; masks save nothing here."""
     batch, heads, length, width = query.shape
     return 2.0 * products * batch * heads * length * key.shape[2] * (width + value.shape[3]) / 2
 
@@ -424,7 +424,7 @@ def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _signature(operators: Iterable[Operator]) -> str:
-    """Of kinds, shapes, dtypes, FLOPs and bytes; which of the inputs are weights changes no work."""
+    """Hash kinds, shapes, dtypes, FLOPs and bytes; which of the inputs are weights does not matter."""
     return _hash([{k: v for k, v in asdict(operator).items() if k != "parameter_bytes"} for operator in operators])
 
 

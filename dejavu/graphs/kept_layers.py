@@ -1,8 +1,8 @@
-"""Layers of the zoo that were traced before, kept in the user's cache: a model is captured once on a machine.
+"""A cache of traced layers in the user's cache folder: a model of the zoo is captured once per machine.
 
 A layer's trace follows from its class and plain arguments, the form of its input, the dtype, the kind of devices, for
 the last layer the loss; and from the code: of this package and of torch, on this kind of processor, under torch's
-switches. All of that is the key. Of layers that are neither this package's nor torch's nobody can say what code they
+switches. All of that is the key. For layers that are neither this package's nor torch's it is unknown which code they
 run, so they are traced anew.
 """
 
@@ -25,7 +25,7 @@ from dejavu.graphs.liveness import Footprint, Moment
 from dejavu.workload.models import LayerBuilder
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_ROOMS = ("graphs", "workload", "foundation", "cluster")  # what traces, what is traced, and what these stand on
+_ROOMS = ("graphs", "workload", "foundation", "cluster")  # what traces, what is traced, and what these import
 _ZOO, _TORCH = "dejavu.workload.models.", "torch.nn."
 _FOLDER = "layers"
 
@@ -45,7 +45,7 @@ class KeptInUserCache:
 
 
 def _key_of(builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None) -> Any:
-    """All that the trace depends on; None for what is neither the zoo's own nor torch's."""
+    """Return all that the trace depends on; None for what is neither the zoo's own nor torch's."""
     known = plain_arguments(builder)
     if known is None or not known[0].__module__.startswith((_ZOO, _TORCH)):
         return None
@@ -60,7 +60,7 @@ def _key_of(builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: En
     }
     if end is not None:
         model = type(end.model)
-        # Another's loss, or another's model with the zoo's loss: it may look at what only its own code says.
+        # A user's loss, or a user's model with the zoo's loss: it may depend on code that is not in the key.
         if not model.__module__.startswith(_ZOO) or not model.loss.__module__.startswith(_ZOO):
             return None
         key["end"] = [model.__module__, model.__qualname__, repr(end.model), end.target]
@@ -69,7 +69,7 @@ def _key_of(builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: En
 
 @cache
 def _code() -> list[str]:
-    """The code that traces, and that is traced."""
+    """Hash the code that traces, and that is traced."""
     texts = [*_PACKAGE.glob("*.py"), *(path for room in _ROOMS for path in (_PACKAGE / room).rglob("*.py"))]
     return [
         user_cache.text_hash(texts),
@@ -82,7 +82,7 @@ def _code() -> list[str]:
 
 
 def _switches() -> list[Any]:
-    """What a process can set so that torch takes other ways."""
+    """Return torch's settings that change which code it runs."""
     backend = torch.backends
     return [
         torch.is_grad_enabled(),

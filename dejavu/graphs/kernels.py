@@ -62,29 +62,29 @@ _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that
 
 @lru_cache(maxsize=1024)
 def base_name(kind: str) -> str:
-    """`aten._softmax_backward_data` and `aten.add_` are `softmax` and `add`; another library's name stays whole."""
+    """Map `aten._softmax_backward_data` and `aten.add_` to `softmax` and `add`; other libraries' names stay whole."""
     name = kind.removeprefix("aten.").strip("_")
     return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
 
 
 @lru_cache(maxsize=1024)  # of operators' names, of which a model has dozens
 def family_of(kind: str) -> str | None:
-    """The family of an ATen operator; None where no table here has it."""
+    """Return the family of an ATen operator; None where no table here has it."""
     name = base_name(kind)
     return "attention" if any(word in name for word in _ATTENTION.split()) else _FAMILY_OF.get(name)
 
 
 def without_family(operators: Iterable[Operator]) -> tuple[str, ...]:
-    """The kinds among these that no table here has: they are priced by their bytes alone, and this lists them."""
+    """List the kinds among these that no table here has, which are priced by their bytes alone."""
     kinds = {operator.kind for operator in operators if kernel_of(operator) is not None}
     return tuple(sorted(kind for kind in kinds if family_of(kind) is None))
 
 
 def kernel_of(operator: Operator) -> Kernel | None:
-    """What a captured operator asks of a device; None where it does no work.
+    """Return the kernel of a captured operator; None where it does no work.
 
     Backward of a convolution is one kernel of `batch` = 2 products as large as forward's: to inputs and to weights.
-    What is in no table moves its bytes, element by element; `without_family` lists it.
+    An operator in no table counts as element-wise; `without_family` lists it.
     """
     name, family = base_name(operator.kind), family_of(operator.kind)
     if (name in _NO_WORK and not operator.kind.endswith("backward")) or not operator.output_shapes:
@@ -108,7 +108,7 @@ def kernel_of(operator: Operator) -> Kernel | None:
 
 
 def _matmul(operator: Operator) -> dict[str, int]:
-    """The last two tensors are the factors, but in `linear` and `scaled_mm`, where the first two are."""
+    """Read the sizes of the factors: the last two tensors, but in `linear` and `scaled_mm` the first two."""
     first = base_name(operator.kind) in ("linear", "mkldnn_linear", "scaled_mm")
     left, right = operator.input_shapes[:2] if first else operator.input_shapes[-2:]
     k = left[-1] if left else 1
@@ -145,14 +145,14 @@ _PRODUCTS = {"matmul": _matmul, "convolution": _convolution, "attention": _atten
 
 
 def _rows(operator: Operator, name: str, family: str | None) -> dict[str, int]:
-    """m rows of n elements where a family works by rows, else m elements."""
+    """Return m rows of n elements where a family works by rows, else m elements."""
     tensors: list[tuple[int, ...]] = [*operator.input_shapes, *operator.output_shapes]
     size = max(prod(shape) for shape in tensors)
     if family == "softmax":
         rows = size // max(tensors[0][-1] if tensors[0] else 1, 1)
     elif family == "reduction":
         rows = min(prod(operator.output_shapes[0]), size)
-    elif family == "normalization":  # one row for each mean: behind forward's result, before backward's weights
+    elif family == "normalization":  # one row for each mean: after forward's result, before backward's weights
         means = operator.input_shapes[2:3] if "backward" in operator.kind else operator.output_shapes[1:2]
         rows = prod(means[0]) if means and 0 not in means[0] else size // max(tensors[0][-1], 1)
     elif family == "gather":  # what is fetched or written, not the table
@@ -164,7 +164,7 @@ def _rows(operator: Operator, name: str, family: str | None) -> dict[str, int]:
 
 
 def _read_bytes(operator: Operator, name: str) -> int:
-    """What it really reads: a look-up reads the rows it writes and its indices, a fill reads nothing."""
+    """Return what it really reads: a look-up reads the rows it writes and its indices, a fill reads nothing."""
     if name in _WRITES_ONLY:
         return 0
     if name in _READS_WHAT_IT_WRITES and "backward" not in operator.kind:

@@ -1,12 +1,12 @@
-"""What is alive when: one layer's memory through forward and backward, followed storage by storage on fake tensors.
+"""Liveness: one layer's memory through forward and backward, tracked storage by storage on fake tensors.
 
 A layer is traced between two stand-ins for its neighbours, which own the tensors that cross the layer's two cuts as the
-neighbours would: whether such a tensor is alive is noted, and its bytes are left to whoever puts layers together
-(`dejavu.cost.memory`). Everything else that is born in the layer is its own. Gradients of the weights exist already and
-are added to in place, as in every step but the first.
+neighbours would: whether such a tensor is alive is recorded, and its bytes are left to the code that composes layers
+(`dejavu.cost.memory`). Everything else that is allocated in the layer is its own. Gradients of the weights exist
+already and are accumulated in place, as in every step but the first.
 
-Fake tensors run no kernels, so what a kernel allocates and frees inside is not seen; convolutions are large enough in
-this to be known by a formula.
+Fake tensors run no kernels, so what a kernel allocates and frees inside is not seen; for convolutions it is large
+enough that a formula adds it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 INPUT, OUTPUT, ARRIVING = "input", "output", "arriving"  # arriving: the gradient of the output
 _RANDOM_STATE_BYTES = 5056  # of the CPU's generator, torch 2.13
-# Where two gradients of one tensor meet, the engine adds to the first in place if that is no view; an index's gradient
-# is put into zeros in place. Under a dispatch mode both make a new tensor and drop the old one at once, so that such a
-# moment is not noted.
+# Where two gradients of one tensor are summed, the engine adds to the first in place unless it is a view; an index's
+# gradient is put into zeros in place. Under a dispatch mode both make a new tensor and drop the old one at once, so
+# such a moment is not recorded.
 _IN_PLACE_BACKWARD = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default)
 # oneDNN (CPUs with AVX-512) rounds channels up to a multiple of this, and leaves images of so few as they are.
 _CHANNEL_BLOCK, _FEW_CHANNELS = 16, 3
@@ -34,10 +34,10 @@ _CHANNEL_BLOCK, _FEW_CHANNELS = 16, 3
 
 @dataclass(frozen=True)
 class Moment:
-    """The most that a layer holds while just these boundary tensors are alive.
+    """The most that a layer holds while exactly these boundary tensors are alive.
 
     Attributes:
-        own_bytes: all that was born in the layer and is none of the boundary tensors.
+        own_bytes: everything allocated in the layer except the boundary tensors.
         alive: of `INPUT`, `OUTPUT` and `ARRIVING`, those that are held by the layer itself.
     """
 
@@ -53,9 +53,9 @@ class Footprint:
         input_bytes, output_bytes: the tensors that cross its two cuts; a gradient is as large as its tensor.
         held_bytes: its own, from forward to backward.
         holds_input, holds_output: whether it needs them from forward to backward as well.
-        passes_input: its output is its input's memory, looked at in another shape.
+        passes_input: its output is a view of its input's memory.
         forward, backward: its moments, at most one for each set of boundary tensors.
-        buffer_bytes: tensors of the module that are no weights.
+        buffer_bytes: tensors of the module that are not weights.
         largest_parameter_bytes: its largest single weight.
     """
 
@@ -116,7 +116,7 @@ def footprint(module: nn.Module, inputs: torch.Tensor, loss: Loss | None, *, rec
 def _forward(
     module: nn.Module, inputs: torch.Tensor, loss: Loss | None, watch: _Watch, *, recompute: bool
 ) -> tuple[Moment, tuple[Moment, ...], dict[str, int]]:
-    """Forward alone; what stays when this returns is held by the layer. The end to go back from is left in `watch`."""
+    """Run forward alone; what is alive when this returns is held by the layer. `watch` keeps the end of the graph."""
     if inputs.requires_grad:
         x = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]  # torch's has no types
     else:
@@ -137,7 +137,7 @@ def _forward(
 
 
 def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """As `checkpoint` with its defaults; a stand-in for the generator's state, which fake tensors cannot read."""
+    """Run `checkpoint` with its defaults, and a stand-in for the generator's state, which fake tensors cannot read."""
     state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
     output: torch.Tensor = checkpoint(
         lambda x, state: module(x), x, state, use_reentrant=False, preserve_rng_state=False
@@ -146,7 +146,7 @@ def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Before(torch.autograd.Function):
-    """The layer before: gives a tensor, and takes its gradient."""
+    """Stand-in for the upstream layer: gives a tensor, and takes its gradient."""
 
     @staticmethod
     def forward(ctx: Any, like: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class _Before(torch.autograd.Function):
 
 
 class _Behind(torch.autograd.Function):
-    """The layer behind: keeps nothing of what it takes, and gives a gradient that nobody else owns."""
+    """Stand-in for the downstream layer: keeps nothing of its input, and gives a gradient that nobody else owns."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, watch: _Watch) -> torch.Tensor:
@@ -173,7 +173,7 @@ class _Behind(torch.autograd.Function):
 
 
 class _Watch(TorchDispatchMode):
-    """Follows every storage that is born while it is on, from birth to death."""
+    """Tracks every storage that is allocated while it is active, from allocation to release."""
 
     def __init__(self, outside: tuple[torch.Tensor, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
@@ -196,7 +196,7 @@ class _Watch(TorchDispatchMode):
         return result
 
     def call(self, name: str, tensor: torch.Tensor) -> None:
-        """From now on this tensor's storage is the boundary tensor `name`."""
+        """Name this tensor's storage as the boundary tensor `name` from now on."""
         key = tensor.untyped_storage()._cdata
         if key in self._alive:
             if key not in self._names:
@@ -204,7 +204,7 @@ class _Watch(TorchDispatchMode):
             self._names[key] = name
 
     def note(self, inside_bytes: int = 0) -> None:
-        """Remember the present moment if it holds more than any with the same boundary tensors."""
+        """Record the current moment if it holds more than any with the same boundary tensors."""
         now = self.now()
         self._most[now.alive] = max(now.own_bytes + inside_bytes, self._most.get(now.alive, 0))
 
@@ -212,7 +212,7 @@ class _Watch(TorchDispatchMode):
         return Moment(self._own_bytes, frozenset(self._names.values()))
 
     def moments(self) -> tuple[Moment, ...]:
-        """The largest so far, without those that another one covers."""
+        """Return the largest moments so far, without those that another one dominates."""
         found = [Moment(size, alive) for alive, size in self._most.items()]
         return tuple(
             moment
@@ -239,7 +239,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _inside_bytes(kernel: Any, args: Any, result: Any) -> int:
-    """What a convolution holds beyond its inputs and results: copies of them in oneDNN's blocked layout.
+    """Return what a convolution holds beyond its inputs and results: copies of them in oneDNN's blocked layout.
 
     Read off the CPU allocator's events of torch 2.13 on 2026-11-21, over sixteen shapes. Forward holds copies of input,
     weight and output until the output is copied back. Backward makes the input's gradient from copies, then, with that
@@ -259,7 +259,7 @@ def _inside_bytes(kernel: Any, args: Any, result: Any) -> int:
 
 
 def _rounded_bytes(tensor: torch.Tensor, *dimensions: int) -> int:
-    """The tensor's bytes with its channels, dimension 1 if none is given, rounded up to whole blocks."""
+    """Return the tensor's bytes with its channels (dimension 1 if none is given) rounded up to whole blocks."""
     size = _size(tensor)
     for dimension in dimensions or (1,):
         channels = tensor.shape[dimension]

@@ -1,4 +1,4 @@
-"""Others' profiles and problems into ours: one file for each.
+"""Importers of others' profiles and problems: one file for each.
 
 `IMPORTERS` are the profiles that `import_profile` brings into the cost database; `alpa_cases` reads planner problems.
 """

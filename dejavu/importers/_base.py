@@ -1,4 +1,4 @@
-"""What every importer answers: batches of rows of the cost database, and what it did not make rows of."""
+"""The interface of importers: batches of rows of the cost database, and what was left out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dejavu.profiles import SCHEMA
 
 BATCH_ROWS = 50_000  # rows held at once: some 50 MB while they are converted
 
-# Older than any measurement, so that one of your own wins over a file that does not say when it was made.
+# Older than any measurement, so that your own wins over a file without a date.
 UNKNOWN_DATE = datetime(2000, 1, 1, tzinfo=UTC)
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row of the source that is no measurement: where it stands, and what was found and wanted."""
+    """A row of the source that is no measurement: its position, and what was found and wanted."""
 
     place: str
     problem: str
@@ -62,7 +62,7 @@ class Batch:
     bad: tuple[BadRow, ...] = ()
 
     def place(self, row: int) -> str:
-        """How a person finds a row of the table in the source."""
+        """Describe for people where a row of the table is in the source."""
         return f"{self.file}: {self.place_word} {self.positions[row]}"
 
 
@@ -73,7 +73,7 @@ def option(help: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Importer(ABC):
-    """One format of somebody's profiles, as rows of ours; nothing is written here.
+    """Converts one format of profiles to rows of the cost database; it writes nothing.
 
     An importer streams: it never holds more than about `BATCH_ROWS` rows. What it makes of a file depends on the file
     and its own fields alone (no clock, no host), so that the same file twice is the same rows. Its
@@ -81,8 +81,8 @@ class Importer(ABC):
 
     Attributes:
         name: the command's word for it; the rows' source is `import:<name>`.
-        published: when the data were, for files that do not say when they were measured.
-        devices: what the source's names for devices mean.
+        published: date of publication, for files that do not say when they were measured.
+        devices: the meaning of the source's names for devices.
     """
 
     name: ClassVar[str]
@@ -92,18 +92,18 @@ class Importer(ABC):
 
     @abstractmethod
     def files(self, path: Path) -> list[Path]:
-        """The file, or the files of this format in a folder. Raises InputError where there is none."""
+        """List the file, or the files of this format in a folder. Raises InputError where there is none."""
 
     @abstractmethod
     def batches(self, file: Path) -> Iterator[Batch]:
-        """The rows of one file, in its order.
+        """Yield the rows of one file, in its order.
 
         Raises:
             InputError: it is not of this format; the message says what was expected and what was found.
         """
 
     def table(self, num_rows: int, **columns: Any) -> pa.Table:
-        """Rows under the schema from whole columns or single values; provenance is filled in, the rest is null."""
+        """Make rows under the schema from columns or single values; fills in provenance, the rest is null."""
         columns = {
             "tensor_parallel": 1,
             "host_fingerprint": UNKNOWN,
@@ -122,5 +122,5 @@ def _column(value: Any, type_: pa.DataType, num_rows: int) -> pa.Array:
 
 
 def counted(reasons: Sequence[tuple[str, Any]]) -> Counter[str]:
-    """How many rows each reason's mask marks; reasons that mark none are left out."""
+    """Count the rows that each reason's mask marks; reasons that mark none are left out."""
     return Counter({reason: int(np.count_nonzero(mask)) for reason, mask in reasons if np.any(mask)})

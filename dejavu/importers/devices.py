@@ -12,12 +12,12 @@ from dejavu.foundation.errors import InputError
 
 @dataclass(frozen=True)
 class DeviceNames:
-    """What the names in a source mean: what the user says first, then the catalogue, then what the format is known for.
+    """Resolves a source's device names by the user's options, then the catalogue, then the format's usual device.
 
     Attributes:
-        given: `A100` -> `A100-SXM4-40GB`, said by the user for this source.
+        given: `A100` -> `A100-SXM4-40GB`, given by the user for this source.
         every: one device for all rows, whatever the source says.
-        usual: what the published files of this format were measured on.
+        usual: the devices of the published files of this format.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class DeviceNames:
 
     @classmethod
     def of(cls, options: Sequence[str]) -> DeviceNames:
-        """From `--device A100=A100-SXM4-40GB` (repeated) or `--device A100-SXM4-40GB`.
+        """Parse `--device A100=A100-SXM4-40GB` (repeated) or `--device A100-SXM4-40GB`.
 
         Raises:
             InputError: the right side is no device of the catalogue, or two options contradict each other.
@@ -47,14 +47,14 @@ class DeviceNames:
         return cls(given, every)
 
     def knowing(self, usual: Mapping[str, str]) -> DeviceNames:
-        """The same, with what a format is known for."""
+        """Return the same names, with a format's usual devices."""
         return DeviceNames(self.given, self.every, usual)
 
     def resolve(self, found: str) -> str:
-        """The catalogue's name of what the source calls `found`.
+        """Return the catalogue's name of what the source calls `found`.
 
         Raises:
-            InputError: nobody says; the message names what was found and what comes nearest.
+            InputError: unknown; the message names what was found and the nearest name.
         """
         name = self.given.get(found) or self.every or in_catalogue(found) or self.usual.get(found)
         if name is None:
@@ -63,7 +63,7 @@ class DeviceNames:
 
 
 def in_catalogue(found: str) -> str | None:
-    """Its name in dejavu/devices.csv, also for torch's names of it (`Tesla V100-PCIE-32GB`), case and marks aside."""
+    """Return its name in dejavu/devices.csv, also for torch's names (`Tesla V100-PCIE-32GB`); ignores case and marks."""
     return _by_plain_name().get(_plain(found))
 
 

@@ -1,4 +1,4 @@
-"""From a source into the database: all rows are looked at before the first is written."""
+"""Import a source into the database: all rows are checked before the first is written."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dejavu.importers.screening import bad_rows
 from dejavu.importers.sources import num_rows
 from dejavu.profiles import SCHEMA, ProfileDatabase
 
-MOST_NAMED = 10  # bad rows that are told one by one; the rest are counted
+MOST_NAMED = 10  # bad rows that are reported one by one; the rest are counted
 
-# What is going on, rows done, and rows in all where that is known.
+# The current activity, rows done, and the total where that is known.
 Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass
 class ImportReport:
-    """What became of the rows of a source.
+    """Counts of the rows of a source.
 
     Attributes:
         num_read: rows of the source; the sum of the four below.
         num_new: rows that the database did not have.
         num_known: rows that it had, or that equal another row of the source in every column.
         skipped: rows without a measurement, by reason.
-        num_bad: rows that cannot be measurements, left out because that was asked for; `bad` names the first.
+        num_bad: rows that cannot be measurements, left out with `skip_bad`; `bad` names the first.
     """
 
     num_read: int = 0
@@ -60,9 +60,9 @@ def import_profile(
     skip_bad: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> ImportReport:
-    """Appends what the source measured and the database lacks.
+    """Append what the source measured and the database lacks.
 
-    A source with a bad row is refused as a whole, before anything is written, unless `skip_bad` leaves such rows out.
+    A source with a bad row is rejected as a whole, before anything is written, unless `skip_bad` leaves such rows out.
     Interrupted, it has written some batches or none; run again, it writes the rest.
 
     Raises:
@@ -94,7 +94,7 @@ def import_profile(
 
 
 def _sound(batch: Batch, report: ImportReport, skip_bad: bool) -> pa.Table:
-    """The batch's rows without the bad ones; the report counts them all."""
+    """Return the batch's rows without the bad ones; the report counts them all."""
     wrong = bad_rows(batch) if batch.table.num_rows else {}
     bad = [*batch.bad, *wrong.values()]
     if bad and not skip_bad:

@@ -22,7 +22,7 @@ _REMEMBERED_KERNELS = 200_000  # devices are measured with the same shapes: some
 
 
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The columns that a row's kernel decides."""
+    """Return the columns that follow from each row's kernel."""
     known = [_known(kernel) for kernel in kernels]
     return {
         "kind": "operator",
@@ -35,7 +35,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 
 def moved_bytes(kernels: Sequence[Kernel]) -> NDArray[np.float64]:
-    """What each reads and writes at least."""
+    """Return what each reads and writes at least."""
     return np.array([kernel.read_bytes + kernel.written_bytes for kernel in kernels], dtype=np.float64)
 
 
@@ -45,7 +45,7 @@ def _known(kernel: Kernel) -> tuple[str, str]:
 
 
 def devices_of(names: DeviceNames, found: NDArray[np.object_], problems: NDArray[np.object_]) -> NDArray[np.object_]:
-    """The catalogue's name for each row; where there is none, the row's entry in `problems` says so."""
+    """Return the catalogue's name for each row; where there is none, record that in `problems`."""
     resolved = np.full(len(found), None, dtype=object)
     for device in dict.fromkeys(found.tolist()):
         rows = found == device

@@ -195,7 +195,7 @@ def _numbers(file: Path, section: dict[str, Any], place: str, name: str) -> Any:
 
 
 def _per_layer(file: Path, section: Any, place: str, name: str, num_layers: int) -> Any:
-    """As `_numbers`, finite, 0 or more, one for each layer; None where the file has none."""
+    """Read `_numbers` that are finite, 0 or more, one for each layer; None where the file has none."""
     if not isinstance(section, dict) or section.get(name) is None:
         return None
     values = _numbers(file, section, place, name)

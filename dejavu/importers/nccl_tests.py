@@ -55,7 +55,7 @@ _MOST_RANKS = 65_536
 
 @dataclass
 class _Head:
-    """What the lines before the table say."""
+    """The information of the lines before the table."""
 
     programs: list[str] = field(default_factory=list)
     iterations: int = 1
@@ -98,7 +98,7 @@ class NcclTests(Importer):
             yield self._batch(file, head, told, lines)
 
     def _told(self, path: Path, head: _Head) -> tuple[Collective, str]:
-        """The collective and the device of a file, once its head is read."""
+        """Return the collective and the device of a file, once its head is read."""
         if head.columns is None or not {"size", "type", "time"} <= set(head.columns):
             raise InputError(f"{path}: expected a head with the columns size, type and time; found {head.columns}")
         devices = {device for _, _, _, device in head.ranks}
@@ -132,7 +132,7 @@ class NcclTests(Importer):
         raise InputError(f"{path} does not say which program printed it; say which with --collective all_reduce")
 
     def _mesh(self, path: Path, head: _Head) -> tuple[tuple[tuple[int, ...], ...], int, int]:
-        """The groups of ranks, counted node by node, the nodes, and the devices on each."""
+        """Return the groups of ranks, counted node by node, the nodes, and the devices on each."""
         if not head.ranks:
             if self.num_ranks is None:
                 raise InputError(f"{path} does not list its ranks; say how many with --num-ranks (and --num-nodes)")
@@ -209,7 +209,7 @@ class NcclTests(Importer):
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Its lines and their numbers from 1; a file with lines that no person would read is refused."""
+    """Yield its lines and their numbers from 1; a file with absurdly long lines is rejected."""
     with path.open(encoding="utf-8", errors="replace") as file:
         number = 0
         while line := file.readline(_MOST_LINE_BYTES):
@@ -222,7 +222,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _words_of_row(line: str) -> list[str] | None:
-    """The words of a row of the table; launchers may put the rank in front, as in `[1,0]<stdout>:`."""
+    """Split a row of the table into words; launchers may put the rank in front, as in `[1,0]<stdout>:`."""
     words = re.sub(r"^\s*\[[^\]]*\](?:<\w+>)?:?", "", line).split()
     is_row = len(words) >= 6 and words[0].lstrip("-").isdigit() and words[1].lstrip("-").isdigit()
     return words if is_row else None

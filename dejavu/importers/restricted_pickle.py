@@ -1,9 +1,9 @@
-"""A reader of pickles that runs nothing: it plays the opcodes on plain data, and one class becomes a plain record.
+"""A reader of pickles that runs nothing: it interprets the opcodes on plain data, and one class becomes a plain record.
 
-Unlike a subclass of `pickle.Unpickler` it has no object of Python's to call: names in the pickle stay names, and the
-three calls that NumPy's and `collections`' own objects need are recognised by their shape and answered here:
+Unlike a subclass of `pickle.Unpickler` it has no Python object to call: names in the pickle stay names, and the three
+calls that NumPy's and `collections`' own objects need are recognised by their form and evaluated here:
 `defaultdict(list)` is an empty dict, `dtype("f8", …)` a name, `scalar(dtype, bytes)` a number. Every other class, call,
-persistent id, extension code or set-up of an object's state is refused with the byte where it stands.
+persistent id, extension code or object state is rejected with its byte position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HARMLESS = (_DEFAULTDICT, _LIST, "__builtin__.list", _DTYPE, *_SCALARS)
 
 @dataclass(frozen=True)
 class Record:
-    """An object of the one class: its name, and the attributes that the pickle gives it."""
+    """An object of the one allowed class: its name, and the attributes that the pickle gives it."""
 
     name: str
     attributes: dict[str, Any]
@@ -57,10 +57,10 @@ class _Refused(Exception):
 
 
 def read_plain(data: bytes, record: str, where: str) -> Any:
-    """What the pickle holds, in numbers, text, tuples, lists, dicts and `Record`s of the class named `record`.
+    """Read the pickle as numbers, text, tuples, lists, dicts and `Record`s of the class named `record`.
 
     Raises:
-        InputError: it holds or does anything else, or passes a limit; the byte and what stands there are named.
+        InputError: it contains or does anything else, or exceeds a limit; the message names the byte and its content.
     """
     if len(data) > MOST_BYTES:
         raise InputError(f"{where} has {len(data):,} bytes; wanted at most {MOST_BYTES:,}")
@@ -179,7 +179,7 @@ class _Machine:
     def build(self) -> None:
         state, target = self.pop(), self.stack[-1] if self.stack else None
         if isinstance(target, Record):
-            # A state of a dict and slots, as objects with __slots__ have, would be a tuple: refused.
+            # A state of a dict and slots, as objects with __slots__ have, would be a tuple: rejected.
             if type(state) is not dict or not all(type(key) is str and key.isidentifier() for key in state):
                 raise _Refused(f"the state of {self.record} is {_described(state)}, expected a dict of attributes")
             target.attributes.update(state)
@@ -204,7 +204,7 @@ def _called(function: Any, arguments: Any) -> Any:
 
 
 def _check_key(key: Any) -> None:
-    """Keys are text, or tuples whose parts are few: a hash visits shared parts again and again."""
+    """Check that keys are text, or tuples with few parts: a hash visits shared parts again and again."""
     if type(key) is str:
         return
     if type(key) is not tuple:
@@ -223,7 +223,7 @@ def _check_key(key: Any) -> None:
 
 
 def _described(value: Any) -> str:
-    """Short whatever the value: what a hostile pickle holds may be endless to print."""
+    """Describe a value briefly, whatever it is: a hostile pickle's may be endless to print."""
     if isinstance(value, _Name):
         return value.name
     if isinstance(value, str):

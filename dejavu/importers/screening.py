@@ -1,4 +1,4 @@
-"""Times that cannot be true: named before they reach the database.
+"""Find impossible times before they reach the database.
 
 A wrong unit or a broken clock is off by factors of a thousand; bounds are as loose as that allows.
 """
@@ -28,7 +28,7 @@ LAYER_RATIO = 500.0
 
 
 def bad_rows(batch: Batch) -> dict[int, BadRow]:
-    """The rows of the table that cannot be measurements, by their number in it."""
+    """Return the rows of the table that cannot be measurements, by their number in it."""
     seconds = pc.fill_null(batch.table["seconds"], float("nan")).to_numpy()
     found: dict[int, BadRow] = {}
 
@@ -64,7 +64,7 @@ def _what(batch: Batch, row: int) -> str:
 
 
 def _kernel_bounds(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each row that is a kernel the least and the most that its device's peaks leave; NaN for the others."""
+    """Return the least and the most that its device's peaks allow for each kernel; NaN for the other rows."""
     devices = catalogue()
     pairs, codes = distinct_values(batch.table, ("device_type", "dtype"))
     flops_per_second = np.array([_peak(devices[device], dtype) for device, dtype in pairs])[codes]
@@ -76,12 +76,12 @@ def _kernel_bounds(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 def _peak(device: DeviceType, dtype: str) -> float:
-    """FLOP/s at this dtype, or of the fastest where the catalogue has none for it."""
+    """Return FLOP/s at this dtype, or of the fastest dtype where the catalogue has none for it."""
     return device.peak_flops_per_second.get(dtype, max(device.peak_flops_per_second.values()))
 
 
 def _neighbours(batch: Batch, seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each row the bounds that its neighbours leave: other sizes of a message; layers of one model count as of one
+    """Return the bounds from each row's neighbours: other sizes of a message; layers of one model count as of one
     size."""
     columns = ("kind", "device_type", "tensor_parallel", "microbatch_size", "direction", "num_ranks")
     if batch.table["kind"][0].as_py() == "layer":

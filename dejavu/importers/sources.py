@@ -15,10 +15,10 @@ from dejavu.importers._base import BATCH_ROWS
 
 
 def files_of(path: Path, patterns: Sequence[str], wanted: str) -> list[Path]:
-    """The file, or those of a folder whose names fit, in the order of their names.
+    """List the file, or those of a folder whose names match, in the order of their names.
 
     Raises:
-        InputError: there is no such file or folder, nothing that fits, or an empty file.
+        InputError: there is no such file or folder, no match, or an empty file.
     """
     if not path.exists():
         raise InputError(f"there is no {path}; wanted {wanted}")
@@ -34,7 +34,7 @@ def files_of(path: Path, patterns: Sequence[str], wanted: str) -> list[Path]:
 
 
 def parquet_columns(path: Path, wanted: str) -> list[str]:
-    """The names of its columns.
+    """Return the names of its columns.
 
     Raises:
         InputError: it is not a whole Parquet file.
@@ -46,7 +46,7 @@ def parquet_columns(path: Path, wanted: str) -> list[str]:
 
 
 def check_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> None:
-    """Raises InputError unless all expected columns are there; a column of another unit is told as what it is."""
+    """Check that all expected columns are there; the InputError names a similar column of another unit."""
     missing = [column for column in expected if column not in found]
     if not missing:
         return
@@ -59,7 +59,7 @@ def check_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> 
 
 
 def parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Pieces of the file and the row that each starts with.
+    """Yield pieces of the file and the row that each starts with.
 
     Raises:
         InputError: the file breaks off or cannot be decoded.
@@ -75,7 +75,7 @@ def parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd
 
 
 def csv_columns(path: Path, wanted: str) -> list[str]:
-    """The names in the first line of a CSV file. Raises InputError where that is none."""
+    """Return the names in the first line of a CSV file. Raises InputError where there is none."""
     try:
         return list(pd.read_csv(path, nrows=0).columns)
     except (ValueError, OSError) as error:
@@ -83,7 +83,7 @@ def csv_columns(path: Path, wanted: str) -> list[str]:
 
 
 def csv_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd.DataFrame]]:
-    """As `parquet_frames`, for CSV; the row is counted without the line of names."""
+    """Yield what `parquet_frames` does, for CSV; rows are counted without the header."""
     start = 0
     try:
         with pd.read_csv(path, usecols=list(columns), chunksize=BATCH_ROWS) as pieces:
@@ -95,7 +95,7 @@ def csv_frames(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pd.Dat
 
 
 def num_rows(files: Sequence[Path]) -> int | None:
-    """Of Parquet files, from their footers; None where one is no such file."""
+    """Count the rows of Parquet files from their footers; None where one is no Parquet file."""
     try:
         return sum(int(pq.read_metadata(file).num_rows) for file in files)
     except (pa.ArrowException, OSError):

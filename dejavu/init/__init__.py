@@ -1,4 +1,4 @@
-"""How initial weights are drawn (`SCHEMES`), where they are sought (`Space`), and which are tried (`PROPOSERS`)."""
+"""How initial weights are drawn (`SCHEMES`), the search space (`Space`), and which draws are tried (`PROPOSERS`)."""
 
 from __future__ import annotations
 

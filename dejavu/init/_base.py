@@ -21,7 +21,7 @@ class Draw:
         slope: the last layer's gain over the first layer's; geometric in between, with a mean logarithm of zero.
         embedding: on embedding tables.
         head: on the last layer's matrices.
-        residual: on what writes into a residual stream, times the gain.
+        residual: on matrices that write into a residual stream, times the gain.
         bias: on biases as the constructors drew them; 0.0: none.
         seed: of the random numbers; each layer has a stream of its own, so any stage can be drawn alone.
     """
@@ -41,7 +41,7 @@ class Draw:
         return ", ".join([f"{self.scheme} × {self.gain:.2f}", *changed, f"seed {self.seed}"])
 
     def factor(self, role: Role, *, position: int, depth: int) -> float:
-        """By what a matrix of the layer at this position of `depth` layers is multiplied after its scheme drew it."""
+        """Return the factor on a matrix of the layer at this position of `depth` layers, after its scheme drew it."""
         if role == "embedding":
             return self.embedding
         if role == "head":

@@ -1,4 +1,4 @@
-"""Drawing one layer: which of its parameters is what, and by what it is multiplied."""
+"""Drawing one layer: the roles of its parameters, and the factors on them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dejavu.workload.models import LayerBuilder
 
 
 def layer_seed(seed: int, name: str) -> int:
-    """The seed of one layer's own stream."""
+    """Return the seed of one layer's own random stream."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
 
 
 def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) -> nn.Module:
-    """The layer with its weights drawn, the same in every process; torch's global random state is left as it was.
+    """Build the layer with its weights drawn, the same in every process; torch's global random state is unchanged.
 
     Args:
         position: of the layer in its model of `depth` layers.
@@ -31,7 +31,7 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
     """
     scheme, seed = named(SCHEMES, draw.scheme), layer_seed(draw.seed, builder.name)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch's own asks every kind of device, for a millisecond
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, for a millisecond
         module = builder.build()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
 def roles(
     module: nn.Module, builder: LayerBuilder, *, is_last: bool
 ) -> Iterator[tuple[nn.Parameter, Role | Literal["bias"]]]:
-    """Each matrix and bias of a layer once, under the first of its names; other vectors (norms) are left out.
+    """List each matrix and bias of a layer once, under the first of its names; other vectors (norms) are left out.
 
     Args:
         is_last: the layer is the last of several. (The one layer of a model that could not be cut has no head.)

@@ -1,4 +1,4 @@
-"""LSUV's second half: weights rescaled by what a batch makes of them (Mishkin & Matas, 2016, algorithm 1)."""
+"""LSUV's second half: weights rescaled by their outputs on a batch (Mishkin & Matas, 2016, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 LINEAR_MAPS = (nn.Linear, _ConvNd)
-ROUNDING = 8.0  # a deviation of so many units in the last place of the largest output is none
+ROUNDING = 8.0  # a deviation of so many units in the last place of the largest output counts as zero
 
 
 def calibrate(module: nn.Sequential, inputs: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from dejavu.foundation.registry import Family
 from dejavu.init._base import Role, Scheme
 
 CUT = 2.0  # deviations at which a truncated normal ends, as in Flax
-# What is left of a unit deviation after that cut: sqrt(1 - 2 c φ(c) / (2 Φ(c) - 1)) at c = 2.
+# The remaining deviation of a unit normal after that truncation: sqrt(1 - 2 c φ(c) / (2 Φ(c) - 1)) at c = 2.
 LEFT_AFTER_CUT = 0.8796256610342398
 
 
@@ -64,7 +64,7 @@ class Uniform(Scheme):
 
 
 class TruncatedNormal(Scheme):
-    """Normal without its tails, with the variance 1 / fan-in that is left behind the cut: Flax's `lecun_normal`."""
+    """Truncated normal with the variance 1 / fan-in after truncation: Flax's `lecun_normal`."""
 
     @property
     def critical_gain(self) -> float:
@@ -87,7 +87,7 @@ class Normal(Scheme):
 
 @dataclass(frozen=True)
 class DepthScaled(Scheme):
-    """Normal, and what writes into a residual stream smaller by sqrt(2 · depth) (Radford et al., 2019, §2.3).
+    """Normal, with matrices that write into a residual stream smaller by sqrt(2 · depth) (Radford et al., 2019, §2.3).
 
     A layer adds to the stream twice. Depth counts all layers of the chain, the embedding and the head too.
     """
@@ -102,8 +102,8 @@ class DepthScaled(Scheme):
 class LSUV(Scheme):
     """Orthogonal, then every linear map rescaled to a unit variance of its outputs (Mishkin & Matas, 2016).
 
-    The rescaling takes a batch through the whole model, so a stage cannot draw such weights alone, and it undoes the
-    factors of a draw on all that it rescales.
+    The rescaling runs a batch through the whole model, so a stage cannot draw such weights alone, and it undoes the
+    factors of a draw on everything that it rescales.
     """
 
     calibrated: ClassVar[bool] = True

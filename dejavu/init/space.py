@@ -1,4 +1,4 @@
-"""The space that initializations are sought in: which scheme, and a few factors on what it draws.
+"""The search space of initializations: which scheme, and a few factors on what it draws.
 
 Shape letters: d = dimensions of the space, the scheme being the first.
 """
@@ -23,7 +23,7 @@ from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
 
 MOST_DIMENSIONS = 8  # more could not be covered by the tens of draws that are tried
-DIGITS = 4  # significant ones of a factor: a draw reads well, and goes through a file unchanged
+DIGITS = 4  # significant digits of a factor: a draw reads well, and survives a round trip through a file
 BELOW_ONE = math.nextafter(1.0, 0.0)  # coordinates are in [0, 1)
 
 
@@ -33,11 +33,11 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A factor of a draw and the range that it is sought in.
+    """A factor of a draw and its search range.
 
     Attributes:
         name: a field of `Draw`.
-        log: equal ratios are equally far apart, not equal differences.
+        log: the range is logarithmic.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Dimension:
             raise InputError(f"{self.name} begins at {self.least}; wanted a factor {'> 0' if self.log else '≥ 0'}")
 
     def value(self, coordinate: float) -> float:
-        """The factor at a coordinate in [0, 1), to `DIGITS` significant digits."""
+        """Return the factor at a coordinate in [0, 1), to `DIGITS` significant digits."""
         if self.log:
             value = self.least * (self.most / self.least) ** coordinate
         else:
@@ -65,7 +65,7 @@ class Dimension:
         return min(max(_rounded(value), self.least), self.most)
 
     def coordinate(self, value: float) -> float:
-        """Where a factor lies; what is outside of the range, at its nearer end."""
+        """Return the coordinate of a factor; outside of the range that of its nearer end."""
         if self.least == self.most:
             return 0.5
         inside = min(max(value, self.least), self.most)
@@ -82,11 +82,11 @@ DIMENSIONS = (
     Dimension("slope", 0.4, 2.5),
     Dimension("embedding", 0.01, 2.0),  # torch draws tables with deviation 1, GPT-2 with 0.02
     Dimension("head", 0.1, 4.0),
-    Dimension("residual", 0.01, 1.5),  # down to nearly nothing: blocks that begin as the identity train well
+    Dimension("residual", 0.01, 1.5),  # down to nearly zero: blocks that start as the identity train well
     Dimension("bias", 0.0, 1.0, log=False),
 )
-# Where neither a stream goes round the layers nor a norm evens them out, their gains multiply: 1.3 to the 20th power is
-# 190, and what is farther from the critical gain does not learn. The range is relative to that.
+# Without a residual stream or a norm the layers' gains multiply: 1.3 to the 20th power is 190, and a gain farther from
+# the critical one does not learn. The range is relative to that.
 CHAIN_DIMENSIONS = {"gain": Dimension("gain", 0.85, 1.3), "slope": Dimension("slope", 0.5, 2.0)}
 
 
@@ -119,7 +119,7 @@ class Space:
 
     @cached_property
     def scaled_schemes(self) -> tuple[str, ...]:
-        """Those that the first coordinate chooses from: in a chain they have a critical gain, if any has."""
+        """Schemes that the first coordinate chooses from: in a chain those with a critical gain, if any has one."""
         known = tuple(name for name in self.schemes if named(SCHEMES, name).critical_gain is not None)
         return known if known and self.is_chain else self.schemes
 
@@ -129,7 +129,7 @@ class Space:
         return 1 + len(self.dimensions)
 
     def draw(self, point_d: Sequence[float] | np.ndarray, seed: int) -> Draw:
-        """The draw at a point of the unit cube [0, 1)^d."""
+        """Return the draw at a point of the unit cube [0, 1)^d."""
         which, *where = map(float, point_d)
         factors = {one.name: one.value(x) for one, x in zip(self.dimensions, where, strict=True)}
         scheme = self.scaled_schemes[int(which * len(self.scaled_schemes))]
@@ -138,7 +138,7 @@ class Space:
         return Draw(scheme, **factors, seed=seed)
 
     def point(self, draw: Draw) -> np.ndarray:
-        """Where a draw of a scaled scheme lies: the inverse of `draw`, the scheme in the middle of its part."""
+        """Return the point of a draw of a scaled scheme: the inverse of `draw`; the scheme at its part's middle."""
         scheme = (self.scaled_schemes.index(draw.scheme) + 0.5) / len(self.scaled_schemes)
         unit = {"gain": self._unit_gain(draw.scheme)}
         factors = [getattr(draw, one.name) / unit.get(one.name, 1.0) for one in self.dimensions]
@@ -149,7 +149,7 @@ class Space:
 
 
 def space_of(workload: Workload) -> Space:
-    """The workload's schemes, and the dimensions that change something in its model.
+    """Return the space of the workload's schemes, and the dimensions that change something in its model.
 
     Raises:
         InputError: an unknown scheme, or none at all.
@@ -160,7 +160,7 @@ def space_of(workload: Workload) -> Space:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             module = builder.build()
         found = list(roles(module, builder, is_last=0 < position == depth - 1))
-        has_norms |= len(found) < len(list(module.parameters()))  # vectors that are no biases
+        has_norms |= len(found) < len(list(module.parameters()))  # vectors that are not biases
         for role in {role for _, role in found}:
             moving |= {name for name in FACTORS if _changes(name, role, position, depth)}
     schemes = MENU if workload.trials.schemes is None else workload.trials.schemes
@@ -170,7 +170,7 @@ def space_of(workload: Workload) -> Space:
 
 
 def _changes(name: str, role: Role | Literal["bias"], position: int, depth: int) -> bool:
-    """Whether a draw's factor of this name is one on weights with this role in this layer."""
+    """Return whether a draw's factor of this name applies to weights with this role in this layer."""
     if role == "bias":
         return name == "bias"
     changed: dict[str, Any] = {name: 0.5}

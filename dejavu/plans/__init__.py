@@ -1,4 +1,4 @@
-"""What a search is asked (`Problem`), what it answers (`Plan`), and the one price that all searches share.
+"""A search's input (`Problem`), its output (`Plan`), and the one price that all searches share.
 
 schedule.py     when each rank does what, by torch's own lists
 stage_costs.py  what stages cost: sums over layers, or a tensor

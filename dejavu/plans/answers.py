@@ -16,8 +16,8 @@ class SearchResult:
     Attributes:
         plan, step_seconds: the best plan found and its price.
         lower_bound_seconds: no plan of the problem is cheaper (what was proved; 0 if nothing).
-        search: who found it.
-        seconds: how long the search took, of processor time as its budget counts it.
+        search: the name of the search that found it.
+        seconds: CPU time of the search, as its budget counts it.
         history: (seconds by that clock, best price so far), for the convergence plot.
     """
 
@@ -30,12 +30,12 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far the plan can be from the best, of its price: 1 where nothing was proved, 0 for a free plan."""
+        """Upper bound on the relative distance to the best plan: 1 where nothing was proved, 0 for a free plan."""
         return 1.0 - self.lower_bound_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
 
 
 class Obstacle(StrEnum):
-    """Why a search that proved nothing has no plan."""
+    """Why a search found no plan without proving that there is none."""
 
     OUT_OF_TIME = "out of time"
     TOO_LARGE = "too large"  # for this search, or of a form that it does not take
@@ -47,7 +47,7 @@ class Infeasible:
     """It is proved that the problem has no plan.
 
     Attributes:
-        proof: a sentence for people: what is too large, and what would do.
+        proof: a sentence for people: what is too large, and what would suffice.
     """
 
     search: str
@@ -84,7 +84,7 @@ class NoPlanError(DejavuError):
     """A plan was wanted and there is none.
 
     Attributes:
-        answer: what the search said instead, whose sentence is the message unless a longer one is given.
+        answer: the search's outcome, whose sentence is the message unless a longer one is given.
     """
 
     def __init__(self, answer: Infeasible | NotFound, message: str = "") -> None:
@@ -92,14 +92,14 @@ class NoPlanError(DejavuError):
         self.answer = answer
 
     def __reduce__(self) -> tuple[type[NoPlanError], tuple[Infeasible | NotFound, str]]:
-        return type(self), (self.answer, str(self))  # to other processes, as exceptions go
+        return type(self), (self.answer, str(self))  # for pickling to other processes
 
 
 def solved(answer: Answer) -> SearchResult:
-    """The answer as a plan, for callers that have no use for another outcome.
+    """Return the answer as a plan, for callers that need one.
 
     Raises:
-        NoPlanError: it is none.
+        NoPlanError: it is not a plan.
     """
     if isinstance(answer, SearchResult):
         return answer

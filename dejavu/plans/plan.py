@@ -1,4 +1,4 @@
-"""What a search answers: stages in order, each with its devices.
+"""A search's result: stages in order, each with its devices.
 
 A stage holds layers `start` to `stop`, `stop` not included.
 """
@@ -22,7 +22,7 @@ class StageConfiguration:
         device_type: the kind of device; a stage never mixes kinds.
         num_nodes, devices_per_node: the mesh; their product is what the stage takes from the cluster.
         data_parallel, tensor_parallel: degrees; their product is the number of devices.
-        recompute: activations inside the stage are computed again in the backward pass instead of kept.
+        recompute: activations inside the stage are recomputed in the backward pass instead of kept.
         zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
     """
 
@@ -72,7 +72,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in order, the schedule that runs them, and into how many microbatches a step is split."""
+    """Stages in order, the schedule that runs them, and the number of microbatches (gradient accumulation steps)."""
 
     stages: tuple[Stage, ...]
     schedule: str
@@ -90,10 +90,10 @@ class Plan:
         return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
 
     def rank_configuration(self, rank: int) -> StageConfiguration:
-        """How a pipeline rank is spread over devices: as its stages are.
+        """Return how a pipeline rank is spread over devices, which is the same for all its stages.
 
         Raises:
-            PlanError: its stages differ in that.
+            PlanError: its stages differ.
         """
         stages = named(SCHEDULES, self.schedule).stages_of(rank, len(self.stages))
         found = {self.stages[s].configuration for s in stages}

@@ -1,4 +1,4 @@
-"""A problem, priced: what the simulator needs besides what searches are asked.
+"""A problem with the prices that the simulator needs in addition to the searches' input.
 
 Shape suffixes: L = layers, C = stage configurations.
 """
@@ -21,7 +21,7 @@ USUAL_PARTS = (0.57, 0.43)
 
 @dataclass(frozen=True)
 class PassCost:
-    """Measured on CPUs, where ranks compute and communicate on the same core; nothing where it was not measured.
+    """The runtime's overhead, measured on CPUs, where ranks compute and communicate on the same core; 0 if unmeasured.
 
     Attributes:
         pass_seconds: of every pass of a microbatch through a stage.
@@ -33,19 +33,19 @@ class PassCost:
     message_seconds_per_byte: float = 0.0
 
     def of_message(self, size_bytes: float) -> float:
-        """Device seconds at each end."""
+        """Return the device seconds of a message at each end."""
         return self.message_seconds + self.message_seconds_per_byte * size_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class PricedProblem:
-    """A problem, and what playing its plans needs besides.
+    """A problem, and what simulating its plans needs besides.
 
     Attributes:
         forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
-        pass_costs: what the runtime takes besides, by device type; nothing where a type is absent.
-        backward_parts_L2: by device type, what the input's and the weights' part of each layer's backward pass take
-            where they run apart, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
+        pass_costs: the runtime's overhead by device type; none where a type is absent.
+        backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
+            where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
     """
 
     problem: Problem
@@ -55,12 +55,12 @@ class PricedProblem:
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
-        """Forward and backward of one microbatch."""
+        """Return the seconds of forward and backward of one microbatch."""
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
         return float(self.forward_seconds_CL[c, span].sum()), float(self.backward_seconds_CL[c, span].sum())
 
     def parts_seconds(self, stage: Stage) -> tuple[float, float]:
-        """Of a microbatch's backward pass: the input's part, and the weights'."""
+        """Return the seconds of the input's and the weights' part of a microbatch's backward pass."""
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
         known = self.backward_parts_L2.get(stage.configuration.device_type)
         shares = np.array(USUAL_PARTS) if known is None else known[span]

@@ -80,7 +80,7 @@ def check(problem: Problem, plan: Plan) -> None:
 
 
 def is_valid(problem: Problem, plan: Plan) -> bool:
-    """Whether `check` accepts the plan."""
+    """Return whether `check` accepts the plan."""
     try:
         check(problem, plan)
     except (PlanError, DoesNotFitError):
@@ -89,12 +89,12 @@ def is_valid(problem: Problem, plan: Plan) -> bool:
 
 
 def price(problem: Problem, plan: Plan) -> Price:
-    """The one price of a plan, for every search; a plan that is not the problem's is refused.
+    """Price a plan by the cost model of all searches; a plan that does not fit the problem is rejected by `check`.
 
-    With t_s the stages' seconds for one microbatch, o_s what each does once a step and x_k the transfers' seconds,
+    With t_s the stages' seconds for one microbatch, o_s each stage's per-step work and x_k the transfers' seconds,
     step = Σ t + Σ x + max over stages and links of ((B − 1) · t_s + o_s, (B − 1) · x_k).
     Without o and x this is Alpa's objective (Zheng et al., OSDI 2022, eq. 2); a link is one more resource of the
-    pipeline, as in PipeDream (Narayanan et al., SOSP 2019); a fast stage's synchronization hides behind slow ones.
+    pipeline, as in PipeDream (Narayanan et al., SOSP 2019); a fast stage's synchronization overlaps with slow stages.
     """
     check(problem, plan)
     index = [problem.index(stage.configuration) for stage in plan.stages]
@@ -121,5 +121,5 @@ def price(problem: Problem, plan: Plan) -> Price:
 
 
 def step_seconds(problem: Problem, plan: Plan) -> float:
-    """The objective of every search; see `price`."""
+    """Return the objective of every search; see `price`."""
     return price(problem, plan).step_seconds

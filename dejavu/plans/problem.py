@@ -1,4 +1,4 @@
-"""What a search is asked. Arrays and records only: nothing here knows where a cost comes from.
+"""A search's input. Arrays and records only: nothing here knows where a cost comes from.
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions (0 and L are the ends), C = stage configurations.
 """
@@ -19,7 +19,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, Floats, PlanErro
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a search is asked.
+    """A search's input: layers, stage configurations, costs and links.
 
     Attributes:
         layers: the L names, for messages and plans.
@@ -29,7 +29,7 @@ class Problem:
         cut_bytes_L1: what crosses a cut before layer k, one microbatch, forward; the gradient that returns is as large.
         link_latency_seconds_CC, link_seconds_per_byte_CC: between neighbouring stages of two configurations.
         schedule: its name; it decides how many microbatches a stage holds.
-        num_microbatches: B, in one step.
+        num_microbatches: B, in one step (gradient accumulation steps).
         use_all_devices: every device must be used (Alpa's rule); otherwise devices may stay idle.
         max_stages: no plan may have more stages; None: as many as there are layers.
     """
@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def most_stages(self) -> int:
-        """The most stages that a plan can have, whatever the devices: one for each layer, and `max_stages`."""
+        """The most stages that a plan can have, whatever the devices: one per layer, at most `max_stages`."""
         return self.num_layers if self.max_stages is None else min(self.num_layers, self.max_stages)
 
     @cached_property
@@ -95,13 +95,13 @@ class Problem:
         return {configuration: c for c, configuration in enumerate(self.configurations)}
 
     def index(self, configuration: StageConfiguration) -> int:
-        """Which of the C configurations this is."""
+        """Return the index of this configuration among the C."""
         if configuration not in self._index:
             raise PlanError(f"configuration {configuration} is none of the problem's")
         return self._index[configuration]
 
     def transfer_seconds(self, cut: int, c: int, next_c: int) -> float:
-        """The activation forward and its gradient back across a cut, one microbatch."""
+        """Return the seconds of the activation forward and its gradient back across a cut, one microbatch."""
         return 2.0 * float(
             self.link_latency_seconds_CC[c, next_c] + self.link_seconds_per_byte_CC[c, next_c] * self.cut_bytes_L1[cut]
         )

@@ -17,12 +17,12 @@ from dejavu.foundation.registry import Family, named
 
 
 class Pass(StrEnum):
-    """Which part of the work on one microbatch an action does."""
+    """The part of a microbatch's work that an action does."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    BACKWARD_INPUT = "backward_input"  # the gradient of the stage's input, which the stage before waits for
-    BACKWARD_WEIGHT = "backward_weight"  # the gradients of the weights, which nobody waits for
+    BACKWARD_INPUT = "backward_input"  # the gradient of the stage's input, which the upstream stage waits for
+    BACKWARD_WEIGHT = "backward_weight"  # the gradients of the weights, which no other stage waits for
 
 
 PARTS = (Pass.BACKWARD_INPUT, Pass.BACKWARD_WEIGHT)  # of a backward pass
@@ -41,14 +41,14 @@ class Schedule:
     """One pipeline schedule.
 
     Attributes:
-        name: what a person writes, in a workload and in a plan.
-        torch_name: what `torch.distributed.pipelining.schedules.get_schedule_class` calls it.
+        name: as written in a workload and in a plan.
+        torch_name: its name for `torch.distributed.pipelining.schedules.get_schedule_class`.
         in_flight: (stage, num_stages, num_microbatches) -> microbatches whose activations the stage holds at once;
             for schedules of several stages a rank, at most so many.
         stages_per_rank: how many stages a pipeline rank runs.
         placement: `loop`: rank r of w runs stages r, r + w, …; `v`: stages r and 2w − 1 − r.
-        searched_as: the schedule of one stage a rank whose price and memory rule the searches use in its stead.
-        splits_backward: the backward pass is played in two parts.
+        searched_as: the schedule with one stage per rank whose price and memory rule the searches use instead.
+        splits_backward: the backward pass runs in two parts (input and weight gradients).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Schedule:
     splits_backward: bool = False
 
     def num_ranks(self, num_stages: int) -> int:
-        """Pipeline ranks for so many stages.
+        """Return the number of pipeline ranks for so many stages.
 
         Raises:
             InputError: the stages do not divide into ranks.
@@ -73,12 +73,12 @@ class Schedule:
         return num_stages // self.stages_per_rank
 
     def rank_of(self, stage: int, num_stages: int) -> int:
-        """The pipeline rank that runs the stage."""
+        """Return the pipeline rank that runs the stage."""
         ranks = self.num_ranks(num_stages)
         return num_stages - 1 - stage if self.placement == "v" and stage >= ranks else stage % ranks
 
     def stages_of(self, rank: int, num_stages: int) -> tuple[int, ...]:
-        """The stages of a pipeline rank, in the model's order."""
+        """Return the stages of a pipeline rank, in the model's order."""
         return tuple(stage for stage in range(num_stages) if self.rank_of(stage, num_stages) == rank)
 
 
@@ -115,7 +115,7 @@ def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) ->
     """Torch's own compute actions (`_Action`) by pipeline rank, without its bubbles; no process group is needed.
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
-    microbatch, backward of another) is listed as its two parts, which torch's runtime takes in turn.
+    microbatch, backward of another) is listed as its two parts, which torch's runtime runs one after the other.
 
     Raises:
         InputError: the schedule does not run so few or so many microbatches or stages.
@@ -125,7 +125,7 @@ def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) ->
 
     ranks, name = schedule.num_ranks(num_stages), schedule.name
     kind: Any = get_schedule_class(schedule.torch_name)
-    if issubclass(kind, PipelineScheduleMulti):  # adding the messages takes torch minutes where there are many
+    if issubclass(kind, PipelineScheduleMulti):  # torch takes minutes to add many messages
         kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
     if num_microbatches < ranks:
         raise InputError(
@@ -145,7 +145,7 @@ def _parts(order: list[Any]) -> list[Any]:
 
 
 def _numbered(order: list[Any]) -> list[Any]:
-    """Microbatches in turn: torch 2.13 lists 1F1B's forwards of the last rank as 1 to B, though it runs 0 to B − 1."""
+    """Renumber the microbatches: torch 2.13 lists 1F1B's forwards of the last rank as 1 to B, but runs 0 to B − 1."""
     done: dict[tuple[int, Any], int] = {}
     numbered = []
     for action in order:
@@ -176,7 +176,7 @@ def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tu
 
 
 def allowed_microbatches(name: str, num_stages: int, num_microbatches: int) -> bool:
-    """Whether the schedule runs so many microbatches through so many stages."""
+    """Return whether the schedule runs so many microbatches through so many stages."""
     try:
         actions(name, num_stages, num_microbatches)
     except InputError:

@@ -1,4 +1,4 @@
-"""What stages cost: one by one (`DenseCosts`), or as sums over layers (`AdditiveCosts`).
+"""Costs of stages: one by one (`DenseCosts`), or as sums over layers (`AdditiveCosts`).
 
 Shape suffixes: L = layers, L1 = L + 1 cut positions (0 and L are the ends), C = stage configurations.
 A stage holds layers `start` to `stop`, `stop` not included.
@@ -18,14 +18,14 @@ Floats = NDArray[np.float64]
 
 
 class PlanError(DejavuError):
-    """A problem or a plan that contradicts itself; the message names the row."""
+    """A problem or a plan is inconsistent; the message names the row."""
 
 
 UNBOUNDED = 2**31 - 1  # microbatches in flight where memory does not bind
 SUMMED = ("seconds_CL", "per_step_seconds_CL", "fixed_bytes_CL", "activation_bytes_CL", "step_bytes_CL")
 
 
-# A stage may need so much more than a device's memory: what is left of the order in which layers were summed.
+# A stage may exceed a device's memory by this much: rounding, which depends on the order of summation over layers.
 HAIR = 2.0**-40
 
 
@@ -40,7 +40,7 @@ class DenseCosts:
 
     Attributes:
         seconds_CLL1: [c, start, stop] one microbatch, forward and backward; inf where the stage is not possible.
-        per_step_seconds_CLL1: what the stage adds once a step: gradient synchronization and optimizer; inf as above.
+        per_step_seconds_CLL1: the stage's per-step work: gradient synchronization and optimizer; inf as above.
         max_in_flight_CLL1: with how many microbatches in flight the stage still fits its memory; 0: with none.
     """
 
@@ -78,11 +78,11 @@ class DenseCosts:
         return int(self.max_in_flight_CLL1[c, start, stop])
 
     def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
-        """Unknown in this form: only whether it fits was given."""
+        """Return nan: in this form only whether a stage fits is known."""
         return float("nan")
 
     def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
-        """Unknown in this form, and played as nothing."""
+        """Return zeros: unknown in this form, and simulated as nothing."""
         return 0.0, 0.0
 
     def dense(self) -> DenseCosts:
@@ -91,7 +91,7 @@ class DenseCosts:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Prefix sums over layers whose differences are right to the last bit, however different the layers are.
+    """Prefix sums over layers whose differences are accurate to the last bit, however different the layers are.
 
     A layer of 1e9 s before layers of 1e-8 s takes all digits of an ordinary prefix sum. So each number is split into
     a multiple of a grid on which all sums of a row are exact, and a rest that is smaller than the grid: the
@@ -122,27 +122,27 @@ class Sums:
         return float((grid[stop] - grid[start]) + (rest[stop] - rest[start]))
 
     def all_spans(self) -> Floats:
-        """[c, start, stop], the same float by float; of no meaning where the stop is not behind the start."""
+        """Return [c, start, stop], the same floats as `between`; meaningless where stop is not after start."""
         grid, rest = self.grid_CL1, self.rest_CL1
         return (grid[:, None, :] - grid[:, :-1, None]) + (rest[:, None, :] - rest[:, :-1, None])
 
 
 @dataclass(frozen=True, eq=False)
 class AdditiveCosts:
-    """Stage costs as sums over layers, kept as prefix sums: thousands of layers cost nothing extra.
+    """Stage costs as sums over layers, kept as prefix sums, so that any stage costs constant time.
 
     A layer whose seconds are infinite under a configuration cannot run there, and no stage with it can.
 
     Attributes:
         seconds_CL: a layer's forward and backward of one microbatch under each configuration; inf: not possible.
-        per_step_seconds_CL: a layer's part of gradient synchronization and optimizer, once a step.
-        per_step_latency_seconds_C: added once a step to any stage of the configuration (the collective's latency).
+        per_step_seconds_CL: a layer's part of the per-step work (gradient synchronization and optimizer).
+        per_step_latency_seconds_C: added per step to any stage of the configuration (the collective's latency).
         fixed_bytes_CL: parameters, gradients and optimizer state of a layer on one device.
         activation_bytes_CL: what a layer keeps for one microbatch in flight on one device.
         temporary_bytes_CL: a layer's scratch; a stage needs the largest of its layers'.
         capacity_bytes_C: memory of one device.
         message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
-        step_bytes_CL: what the optimizer needs besides while it steps, when no activations are held; none if not given.
+        step_bytes_CL: the optimizer's temporaries while it steps, when no activations are held; none if not given.
     """
 
     seconds_CL: Floats
@@ -198,23 +198,23 @@ class AdditiveCosts:
 
     @cached_property
     def least_seconds_L(self) -> Floats:
-        """A layer's seconds under the configuration where it takes least; 0 where it can run under none."""
+        """A layer's seconds under its fastest configuration; 0 where it can run under none."""
         least = np.where(self.can_run_CL, self.seconds_CL, np.inf).min(axis=0)
         return np.where(np.isfinite(least), least, 0.0)
 
     @cached_property
     def room_bytes_C(self) -> Floats:
-        """What a stage may need."""
+        """The memory that a stage may use: the capacity with its tolerance for rounding."""
         return self.capacity_bytes_C * (1 + HAIR)
 
     @cached_property
     def sums(self) -> dict[str, Sums]:
-        """Of the tables over layers, without the layers that cannot run; `blocked_CL1` counts these."""
+        """Prefix sums of the tables over layers, without the layers that cannot run; `blocked_CL1` counts these."""
         return {name: Sums.of(np.where(self.can_run_CL, getattr(self, name), 0.0)) for name in SUMMED}
 
     @cached_property
     def blocked_CL1(self) -> NDArray[np.int64]:
-        """Up to each cut, how many layers cannot run."""
+        """How many layers before each cut cannot run."""
         return np.pad(np.cumsum(~self.can_run_CL, axis=1), ((0, 0), (1, 0)))
 
     def _can_run(self, start: int, stop: int, c: int) -> bool:
@@ -232,13 +232,13 @@ class AdditiveCosts:
         return self._sum("per_step_seconds_CL", start, stop, c) + float(self.per_step_latency_seconds_C[c])
 
     def peak_bytes(self, start: int, stop: int, c: int, in_flight: int) -> float:
-        """Bytes on each device of the stage while `in_flight` microbatches are held, or the optimizer steps."""
+        """Return the peak bytes on each device of the stage, with `in_flight` microbatches or in the optimizer step."""
         working = float(self.temporary_bytes_CL[c, start:stop].max())
         working += in_flight * self._sum("activation_bytes_CL", start, stop, c)
         return self._always_bytes(start, stop, c) + max(working, self._sum("step_bytes_CL", start, stop, c))
 
     def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
-        """Bytes on each device of the stage: all through the step, and for each microbatch in flight."""
+        """Return the bytes on each device of the stage: throughout the step, and for each microbatch in flight."""
         working = float(self.temporary_bytes_CL[c, start:stop].max())
         return self._always_bytes(start, stop, c) + working, self._sum("activation_bytes_CL", start, stop, c)
 
@@ -257,7 +257,7 @@ class AdditiveCosts:
         return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
 
     def dense(self) -> DenseCosts:
-        """The same costs stage by stage; memory grows with configurations × layers²."""
+        """Return the same costs stage by stage; memory grows with configurations × layers²."""
         C, L = self.seconds_CL.shape
         starts, stops = np.arange(L)[:, None], np.arange(L + 1)[None, :]
         stages = stops > starts

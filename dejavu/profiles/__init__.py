@@ -1,4 +1,4 @@
-"""The cost database: what was measured, on what, how, and when, kept in a folder of Parquet files.
+"""The cost database: what was measured, on which device, how, and when, kept in a folder of Parquet files.
 
 `profiles_db/README.md` says what the columns mean and how files and manifest work.
 """

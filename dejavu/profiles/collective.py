@@ -1,7 +1,7 @@
-"""One collective over groups of ranks on a mesh: what a communication cost is asked about, whatever it came from.
+"""One collective over groups of ranks on a mesh: the key of communication costs, whatever their source.
 
-An imported row, a measurement and a question of the planner all become a `Collective`, so that what was measured by one
-prices the other. Rank r of a mesh sits in node r // `devices_per_node`.
+An imported row, a measurement and a query of the planner all become a `Collective`, so that one source's measurements
+price another's queries. Rank r of a mesh is in node r // `devices_per_node`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Collective:
 
     @property
     def num_ranks(self) -> int:
-        """Of one group."""
+        """The number of ranks of one group."""
         return len(self.replica_groups[0])
 
     def node(self, rank: int) -> int:
@@ -70,7 +70,7 @@ class Collective:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """For the column `extra` of the cost database; the name has a column of its own."""
+        """Return it for the column `extra` of the cost database; the name has a column of its own."""
         return json.dumps(
             {
                 "replica_groups": [list(group) for group in self.replica_groups],
@@ -81,7 +81,11 @@ class Collective:
 
     @classmethod
     def from_json(cls, name: str, text: str) -> Collective:
-        """Raises ValueError where the name or the text is no collective."""
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: the name or the text is no collective.
+        """
         try:
             content: dict[str, Any] = json.loads(text)
             groups: Sequence[Sequence[int]] = content["replica_groups"]

@@ -60,7 +60,7 @@ log = logging.getLogger("dejavu.profiles")
 SHIPPED = "shipped"
 OUTLIER_RATIO = 1000.0  # between repeated measurements of one thing; past it, a unit or a clock was wrong (fault 20)
 
-_TOLD: set[tuple[Path, str]] = set()  # what a process has said of rows; each is read many times in a run
+_TOLD: set[tuple[Path, str]] = set()  # warnings this process has given; rows are read many times in a run
 _PROFILED = {  # what `dejavu profile --measure` calls the kinds
     "layer": "layers",
     "transfer": "transfers",
@@ -97,7 +97,7 @@ class ProfileDatabase:
         object.__setattr__(self, "path", Path(self.path))
 
     def append(self, measurements: Iterable[Measurement]) -> int:
-        """Writes the rows that are not there yet, all or none of them; returns how many.
+        """Write the rows that are not there yet, all or none of them; return how many.
 
         One call for many rows is better than many calls: each writes and syncs two files, 6 to 20 ms.
 
@@ -107,7 +107,7 @@ class ProfileDatabase:
         return self.append_table(table_of(list(measurements)))
 
     def append_table(self, table: pa.Table) -> int:
-        """As `append`, for rows that are already a table of this schema."""
+        """Append rows that are already a table of this schema; see `append`."""
         table = conformed(table, where="the table")
         _check_plausible(table)
         if not table.num_rows:
@@ -122,10 +122,10 @@ class ProfileDatabase:
             return int(new.num_rows)
 
     def read(self, **filters: Any) -> pa.Table:
-        """The rows whose columns equal the filters: `read(kind="layer", device_type=["T4", "V100"], direction=None)`.
+        """Return the rows that match the filters: `read(kind="layer", device_type=["T4", "V100"], direction=None)`.
 
-        Files that are damaged are set aside with a warning, and the rest is used; rows that cannot be true are left out
-        with a warning, each told once.
+        Damaged files are set aside with a warning, and the rest is used; impossible rows are left out with a warning,
+        once each.
 
         Raises:
             ProfileError: no such column, or a file of another schema or a newer version.
@@ -154,7 +154,7 @@ class ProfileDatabase:
         ) from cause
 
     def _plausible(self, table: pa.Table) -> pa.Table:
-        """The rows that can be true; of each other one a warning, once in a process."""
+        """Return the plausible rows; warn of each other one, once per process."""
         wrong = implausible_rows(table)
         for row, why in wrong.items():
             said = f"{_row_of(table, row)}: {why}"
@@ -166,12 +166,12 @@ class ProfileDatabase:
         return table.filter(pa.array(sound)) if wrong else table
 
     def latest(self, **filters: Any) -> list[Measurement]:
-        """The newest row of each thing measured (equal `SAME_MEASUREMENT` columns); of equal times, the fastest.
+        """Return the newest row of each thing measured (equal `SAME_MEASUREMENT` columns); of equal times, the fastest.
 
         A disturbed row counts only where there is no other.
         """
         table = self.read(**filters)
-        # Other work can only slow a measurement down, and by how much nobody knows: a newer time is not a better one.
+        # Other work can only slow a measurement down, by an unknown amount: a newer disturbed time is not a better one.
         quiet = pc.less_equal(pc.fill_null(table["disturbed_share"], 0.0), MOST_DISTURBED_SHARE)
         order = [("quiet", "ascending"), ("measured_at", "ascending"), ("seconds", "descending")]
         table = table.append_column("quiet", pc.cast(quiet, pa.int8())).sort_by(order).drop_columns(["quiet"])
@@ -179,16 +179,16 @@ class ProfileDatabase:
         return measurements_of(table.take(newest.combine_chunks().sort()))
 
     def history(self, **filters: Any) -> list[list[Measurement]]:
-        """All rows of each thing measured, the oldest first; disturbed ones only where a thing has no others."""
+        """Return all rows of each thing measured, the oldest first; disturbed ones only where it has no others."""
         things: dict[tuple[Any, ...], list[Measurement]] = {}
         for row in measurements_of(self.read(**filters).sort_by("measured_at")):
             things.setdefault(tuple(getattr(row, column) for column in SAME_MEASUREMENT), []).append(row)
         return [[row for row in rows if not row.is_disturbed] or rows for rows in things.values()]
 
     def compact(self) -> None:
-        """Many small files into few, sorted by device type and kind; `sweep` removes the old ones later.
+        """Merge many small files into few, sorted by device type and kind; `sweep` removes the old ones later.
 
-        Holds the whole database in memory: some 0.3 GiB for a million rows.
+        Loads the whole database into memory: some 0.3 GiB for a million rows.
         """
         if not self.path.is_dir():
             return
@@ -196,7 +196,7 @@ class ProfileDatabase:
             self._rewrite(self._sound_files())
 
     def sweep(self) -> list[Path]:
-        """Removes temporaries and data files that nothing lists, once older than the grace period; returns them.
+        """Remove temporaries and unlisted data files older than the grace period; return them.
 
         Without a manifest nothing says which data files count, and only temporaries go.
         """
@@ -206,7 +206,7 @@ class ProfileDatabase:
             return self._sweep(self._listed_or_rebuilt(locked=True))
 
     def check(self) -> list[Finding]:
-        """What is damaged, foreign, left over or improbable here, and what to do; changes nothing."""
+        """Find what is damaged, foreign, left over or implausible, with a remedy for each; changes nothing."""
         try:
             files = read_manifest(self._manifest_path)
         except DamagedManifest as error:
@@ -247,7 +247,7 @@ class ProfileDatabase:
         return findings + self._outliers(table.filter(pa.array(~np.isin(np.arange(table.num_rows), list(wrong)))))
 
     def _outliers(self, table: pa.Table) -> list[Finding]:
-        """What was measured a thousandfold apart, until a newer measurement agrees with the most."""
+        """Find things measured a thousandfold apart, until a newer measurement agrees with the majority."""
         groups = table.group_by([*SAME_MEASUREMENT]).aggregate([("seconds", "min"), ("seconds", "max")])
         if not pc.any(pc.greater(groups["seconds_max"], pc.multiply(groups["seconds_min"], OUTLIER_RATIO))).as_py():
             return []
@@ -299,14 +299,14 @@ class ProfileDatabase:
                 return self._listed_or_rebuilt(locked=True)
 
     def _rebuild(self) -> list[DataFile]:
-        """Lists every whole data file again. Rows may be in two, if one was compacted: `_rewrite` keeps one of each."""
+        """List every intact data file again. Compacted rows may be in two files: `_rewrite` keeps one of each."""
         whole = [file for path in self._data_paths() if (file := file_at(path)).name == path.name]
         log.warning("%s is damaged; it is made again from %d data files", self._manifest_path, len(whole))
         set_aside(self._manifest_path)
         return self._rewrite([file for file in whole if damage_of(self.path, file) is None])
 
     def _rewrite(self, old: list[DataFile], beside: Sequence[DataFile] = ()) -> list[DataFile]:
-        """Lists the rows of the old files in new ones, and the files beside them as they are."""
+        """Rewrite the rows of the old files into new ones, and list the other files as they are."""
         table = self._load(old)
         new = [*beside, *(self._write_data(distinct(table)) if table.num_rows else [])]
         kept = {file.name for file in new}
@@ -365,7 +365,7 @@ class ProfileDatabase:
         return {file: reason for file in files if (reason := damage_of(self.path, file))}
 
     def _sound_files(self) -> list[DataFile]:
-        """What the manifest lists, less what is damaged, which is set aside. The lock is held."""
+        """Return the listed files without damaged ones, which are set aside. Requires the lock."""
         files = self._listed_or_rebuilt(locked=True)
         damage = self._damage(files)
         for file, reason in damage.items():
@@ -382,7 +382,7 @@ class ProfileDatabase:
         try:
             with self._locked():
                 self._sound_files()
-        except (ProfileError, OSError) as error:  # a reader may lack the right to write; it still has the rest
+        except (ProfileError, OSError) as error:  # a reader may lack write permission; it can still use the rest
             for file, reason in damage.items():
                 path = self.path / file.name
                 log.warning("%s: %s; not used (not set aside: %s); %s", path, reason, error, measure_again(file))
@@ -396,7 +396,7 @@ def _check_plausible(table: pa.Table) -> None:
 
 
 def _row_of(table: pa.Table, row: int) -> str:
-    """A row by what it is of: where a filter was read, its number says nothing."""
+    """Describe a row by what it measures: in a filtered table its number is meaningless."""
     known = {
         column: table[column][row].as_py()
         for column in (
@@ -430,7 +430,7 @@ def _remedy(table: pa.Table, row: int) -> str:
 
 
 def _newest(table: pa.Table) -> set[int]:
-    """The number of the newest row of each thing measured; of equal times, of the fastest."""
+    """Return the index of the newest row of each thing measured; of equal times, of the fastest."""
     order = numbered(table).sort_by([("measured_at", "ascending"), ("seconds", "descending")])
     positions = order["row"].to_numpy()
     last = numbered(order.drop_columns(["row"])).group_by([*SAME_MEASUREMENT]).aggregate([("row", "max")])["row_max"]

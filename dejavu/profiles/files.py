@@ -20,7 +20,7 @@ DATA_NAME = re.compile(r"[0-9a-f]{16}\.parquet")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something in the folder that a person should know: what it is, and what to do about it."""
+    """Something in the folder that a user should know: what it is, and what to do about it."""
 
     path: Path
     what: str
@@ -28,7 +28,7 @@ class Finding:
 
 
 def set_aside(path: Path) -> None:
-    """Out of the way, but kept: the folder's `set_aside/`. Data goes, a manifest stays until replaced."""
+    """Keep the file in the folder's `set_aside/`. Data is moved, a manifest is copied and stays until replaced."""
     folder = path.parent / "set_aside"
     folder.mkdir(exist_ok=True)
     if DATA_NAME.fullmatch(path.name):
@@ -43,7 +43,11 @@ def file_at(path: Path) -> DataFile:
 
 
 def damage_of(folder: Path, file: DataFile) -> str | None:
-    """Why this file cannot be used, or None. Raises ProfileError if it is whole, but of another schema."""
+    """Return why this file cannot be used, or None.
+
+    Raises:
+        ProfileError: it is intact, but of another schema.
+    """
     path = folder / file.name
     try:
         stat = path.stat()
@@ -69,6 +73,6 @@ def _damage_seen(path: Path, sha256: str, num_bytes: int, size_bytes: int, mtime
 
 
 def measure_again(file: DataFile) -> str:
-    """The remedy for rows that are lost: only such devices can measure them."""
+    """Return the remedy for lost rows: only such devices can measure them."""
     where = f" on {', '.join(file.device_types)}" if file.device_types else ""
     return f"measure again{where}: `dejavu profile`"

@@ -1,4 +1,4 @@
-"""Names that stay the same: of a value, and of this machine."""
+"""Stable names of this machine and its devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dejavu.foundation.hashing import stable_hash
 
 
 def host_fingerprint() -> str:
-    """A short name for this machine's hardware: equal machines share it, and restarts keep it."""
+    """Return a short name for this machine's hardware: equal machines share it, and restarts keep it."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return stable_hash(
         {
@@ -32,9 +32,9 @@ def cpu_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """The NVIDIA GPUs of this machine, without importing torch or starting CUDA."""
-    # The driver's own files first: they need no torch, so every process has one answer. Asking torch makes a CUDA
-    # context of hundreds of MiB, so it is asked only where there is one already.
+    """List the NVIDIA GPUs of this machine, without importing torch or starting CUDA."""
+    # The driver's own files first: they need no torch, so every process gets the same answer. Asking torch creates a
+    # CUDA context of hundreds of MiB, so it is asked only where there is one already.
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     if cards:
         return [line.split(":", 1)[1].strip() for card in cards for line in card.read_text().splitlines()[:1]]

@@ -1,7 +1,7 @@
-"""One kernel on one device: what a cost predictor is asked about, whatever it came from.
+"""One kernel on one device: the input of cost predictors, whatever its source.
 
-An operator that was captured, a row that was imported and a measurement all become a `Kernel`, so that what is learned
-from one prices the other.
+A captured operator, an imported row and a measurement all become a `Kernel`, so that what is learned from one prices
+the other.
 """
 
 from __future__ import annotations
@@ -52,10 +52,14 @@ class Kernel:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """For the column `extra` of the cost database."""
+        """Return it for the column `extra` of the cost database."""
         return json.dumps(vars(self), sort_keys=True)  # as asdict, without its copies: an import makes 300,000
 
     @classmethod
     def from_json(cls, text: str) -> Kernel:
-        """Raises TypeError or ValueError where the text is no kernel."""
+        """Read what `to_json` gave.
+
+        Raises:
+            TypeError, ValueError: the text is no kernel.
+        """
         return cls(**json.loads(text))

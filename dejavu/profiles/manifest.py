@@ -1,4 +1,4 @@
-"""The manifest: which data files count. Also the one way in which any file here is written."""
+"""The manifest: which data files count. Also the one function that writes any file here."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class DataFile:
 
 
 class DamagedManifest(Exception):
-    """The manifest is there, but says nothing that can be used."""
+    """The manifest exists, but cannot be used."""
 
 
 def read_manifest(path: Path) -> list[DataFile]:
-    """The data files that count; none if there is no manifest.
+    """Return the data files that count; none if there is no manifest.
 
     Raises:
         DamagedManifest: it is no manifest.
@@ -75,11 +75,15 @@ def _file_from(line: Any) -> DataFile:
 
 
 def _step(name: str) -> None:
-    """A named point of a write; does nothing. Tests replace it to kill the writer there."""
+    """Mark a named point of a write; does nothing. Tests replace it to kill the writer there."""
 
 
 def write_atomically(path: Path, payload: Any, what: str) -> None:
-    """The file is there whole, or what was there before is. Raises ProfileError, as when the disk is full."""
+    """Write the file atomically: on failure the old file is intact.
+
+    Raises:
+        ProfileError: it cannot be written, for example on a full disk.
+    """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:

@@ -1,4 +1,4 @@
-"""One row of the cost database: its columns, its units, and what is refused."""
+"""One row of the cost database: its columns, its units, and its validation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAME_MEASUREMENT = (
     *("microbatch_size", "tensor_parallel", "num_ranks", "size_bytes"),
 )
 
-MOST_DISTURBED_SHARE = 0.5  # with more, the median itself is of a repeat that had other work beside it
+MOST_DISTURBED_SHARE = 0.5  # with more, the median itself is of a disturbed repeat
 
 _SPREAD_SLACK = 1e-9  # relative; interpolated percentiles may pass the median by rounding
 
@@ -64,7 +64,7 @@ SCHEMA = pa.schema(
 
 
 class ProfileError(DejavuError):
-    """A row or a file that the cost database refuses, or a folder that it cannot write."""
+    """The cost database rejects a row or a file, or cannot write its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +114,24 @@ class Measurement:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other work beside it decided its median. Such a row never overrules one without."""
+        """Whether other work affected its median. Such a row never overrules an undisturbed one."""
         return self.disturbed_share is not None and self.disturbed_share > MOST_DISTURBED_SHARE
 
     def check(self) -> None:
-        """Raises ProfileError if the database would refuse this row."""
+        """Check the row.
+
+        Raises:
+            ProfileError: the database would reject it.
+        """
         check_rows(table_of([self]))
 
 
 def check_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
-    """Raises ProfileError, with expected and found, unless columns, types and version are ours or an older one's."""
+    """Check that columns, types and version are ours or an older version's.
+
+    Raises:
+        ProfileError: they are not; the message has expected and found.
+    """
     version = (schema.metadata or {}).get(b"dejavu_schema_version", b"none").decode()
     wrong_version = f"{where}: expected dejavu_schema_version {SCHEMA_VERSION} or older, found {version}"
     if version not in ("none", *map(str, range(1, SCHEMA_VERSION + 1))):
@@ -144,7 +152,7 @@ def check_schema(schema: pa.Schema, where: str, require_version: bool) -> None:
 
 
 def conformed(table: pa.Table, where: str) -> pa.Table:
-    """The same rows under `SCHEMA`: its order of columns, its metadata, no null where it has none."""
+    """Return the same rows under `SCHEMA`: its order of columns, its metadata, no nulls where it allows none."""
     check_schema(table.schema, where, require_version=False)
     for name in ADDED_COLUMNS:
         if name not in table.column_names:
@@ -195,13 +203,17 @@ def measurements_of(table: pa.Table) -> list[Measurement]:
 
 
 def row_name(table: pa.Table, row: int) -> str:
-    """A row as a person finds it: its number in the table, and what it is of."""
+    """Describe a row for people: its number in the table, and what it measures."""
     kind, name, device_type = (table[column][row].as_py() for column in ("kind", "name", "device_type"))
     return f"row {row} ({kind} {name!r} on {device_type})"
 
 
 def check_rows(table: pa.Table) -> None:
-    """Raises ProfileError for the first row that breaks a rule. A null breaks none; `conformed` has seen to those."""
+    """Check all rows. A null breaks no rule; `conformed` has checked those.
+
+    Raises:
+        ProfileError: of the first row that breaks a rule.
+    """
     found = broken_rows(table)
     if found:
         row = min(found)
@@ -209,7 +221,7 @@ def check_rows(table: pa.Table) -> None:
 
 
 def broken_rows(table: pa.Table) -> dict[int, str]:
-    """By number the rows that break a rule: the first column that does, the value found and the one wanted."""
+    """Return the rows that break a rule, by number: the first such column, the value found and the one wanted."""
     found: dict[int, str] = {}
 
     def flag(column: str, good: Any, wanted: str) -> None:

@@ -1,4 +1,4 @@
-"""What the other rows of a series leave open of one row: the same thing at other sizes, or others of its kind."""
+"""Bounds on one row from the other rows of its series: the same thing at other sizes, or others of its kind."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Floats = NDArray[np.float64]
 def bounds_of_neighbours(
     table: pa.Table, seconds: Floats, columns: Sequence[str], most_ratio: float
 ) -> tuple[Floats, Floats]:
-    """The least and the most that each row's neighbours allow it, in seconds; 0 and infinity where there are none.
+    """Return the least and the most seconds that each row's neighbours allow; 0 and infinity where there are none.
 
     A message twice as large takes no less time and, at equal bandwidth, twice the time; rows without a size count as of
-    one size. The nearest two on each side are asked, and one outlier among them does not condemn its neighbours.
+    one size. The nearest two on each side are used, so that one outlier among them does not condemn its neighbours.
 
     Args:
-        seconds: of each row; those that are no time above 0 are nobody's neighbours.
+        seconds: of each row; values that are not positive are never neighbours.
         columns: rows that agree in these are one series.
         most_ratio: how much further than that a row may be.
     """
@@ -46,12 +46,12 @@ def bounds_of_neighbours(
 
 
 def distinct_values(table: pa.Table, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
-    """The different values of some columns together, and which of them each row has."""
+    """Return the distinct tuples of some columns, and the index of each row's."""
     codes = np.zeros(table.num_rows, dtype=np.int64)
     for column in columns:
         encoded = pc.dictionary_encode(pc.fill_null(pc.cast(table[column], "string"), "")).combine_chunks()
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-        _, codes = np.unique(codes, return_inverse=True)  # dense again, so that many columns do not overflow
+        _, codes = np.unique(codes, return_inverse=True)  # renumber densely, so that many columns do not overflow
     _, first, dense = np.unique(codes, return_index=True, return_inverse=True)
     rows = table.select(list(columns)).take(first).to_pylist()
     return [tuple(row.values()) for row in rows], dense.ravel()

@@ -1,9 +1,8 @@
-"""Rows that cannot be true though each of their values could be: against what devices do, and against other sizes.
+"""Detect implausible rows whose single values are valid, by comparison with device limits and with other sizes.
 
 A wrong unit, a broken clock or a hand-made file is off by factors of a thousand. The bounds are as loose as that
-allows, for honest rows are not alike: of small layers on a core the same work takes ten times as long in one as in
-another. Where the layer itself is known, `dejavu.cost.sources.measured` holds its rows against its arithmetic and
-traffic.
+allows, because honest rows vary: of small layers on a core the same work takes ten times as long in one as in another.
+Where the layer itself is known, `dejavu.cost.sources.measured` checks its rows against its arithmetic and traffic.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ MOST_OF_PEAK_MEMORY = 16.0
 # And the slowest: a start, and the work at peak, this many times. The worst of those kernels took 40 ×.
 STARTUP_SECONDS = 5e-6
 SLOWEST_RATIO = 200.0
-# A message's time from other sizes': at most 5 × in 22,000 published ones (2026-11-21). A whole file is refused for one
-# that is further off than the first of these; a row that was measured here and is further off than the second is only
-# left out, and measured again.
+# A message's time from other sizes': at most 5 × in 22,000 published ones (2026-11-21). A whole file is rejected for
+# one that is further off than the first of these; a row that was measured here and is further off than the second is
+# only left out, and measured again.
 MESSAGE_RATIO = 100.0
 MEASURED_MESSAGE_RATIO = 20.0
 
@@ -47,15 +46,15 @@ CORE_MATRIX_RATIO = 32.0
 CORE_SLOWEST_RATIO = 50.0
 CORE_STARTUP_SECONDS = 2.5e-6  # of an operator on a core that others want, too
 LAUNCHES_SECONDS = 3e-5  # of the kernels of a layer's pass
-LEAST_KERNEL_SECONDS = 2e-7  # each that a pass launches takes at least as long, one behind the other
+LEAST_KERNEL_SECONDS = 2e-7  # each kernel of a pass takes at least as long, one after the other
 CORE_CACHE_BYTES_PER_SECOND = 1e12  # of the first-level cache: two loads of 64 bytes per cycle, with some to spare
 # No link, and no memory of one device, is as fast: B200's memory has 8e12.
 MOST_BYTES_PER_SECOND = 1e14
-# What the runtime takes for a pass is the difference of two noisy times: below the first all are alike, and what is
+# The runtime's overhead of a pass is the difference of two noisy times: below the first all are alike, and what is
 # below the second was lost in the noise.
 PASS_NOISE_SECONDS, LEAST_PASS_SECONDS = 1e-5, 1e-6
 LEAST_PART = 20.0  # each part of a backward pass of a layer with weights does a twentieth of the whole or more
-# The slowest network that anybody trains a pipeline on, and how long a message may wait on a busy host.
+# The slowest network plausible for pipeline training, and how long a message may wait on a busy host.
 LEAST_LINK_BYTES_PER_SECOND, MOST_MESSAGE_SECONDS = 1e6, 0.02
 
 SERIES = ("kind", "subject", "device_type", "peer_device_type", "dtype", "num_ranks", "tensor_parallel")
@@ -64,7 +63,7 @@ MOST_PARSED = 50_000  # operators whose traffic is read from `extra`; of more on
 
 
 def impossible_rows(table: pa.Table) -> dict[int, str]:
-    """By number the rows that nothing can have measured: a sentence with the value found and the one wanted."""
+    """Return the physically impossible rows, by number: a sentence with the value found and the one wanted."""
     found = broken_rows(table)
     seconds = _seconds(table)
     kinds = table["kind"].to_numpy()
@@ -92,10 +91,10 @@ def impossible_rows(table: pa.Table) -> dict[int, str]:
 
 
 def implausible_rows(table: pa.Table) -> dict[int, str]:
-    """The impossible rows, and those that kernels like them, or other sizes of the same message, contradict."""
+    """Return the impossible rows, and those that similar kernels, or other sizes of the same message, contradict."""
     found = impossible_rows(table)
     seconds = _seconds(table)
-    seconds[list(found)] = np.nan  # they are nobody's neighbours
+    seconds[list(found)] = np.nan  # never used as neighbours
     kinds = table["kind"].to_numpy()
     sources = table["source"].to_numpy()
     sent = np.isin(kinds, ("transfer", "collective")) & (sources != "training")  # those waited for others
@@ -129,7 +128,7 @@ def _seconds(table: pa.Table) -> Floats:
 
 
 def _most_flops_per_second(table: pa.Table) -> Floats:
-    """What no row's device exceeds in its dtype."""
+    """Return an upper bound on each row's device in its dtype."""
     known = catalogue()
     widest = max(max(device.peak_flops_per_second.values()) for device in known.values())
     pairs, codes = distinct_values(table, ("device_type", "dtype"))
@@ -146,12 +145,12 @@ def _most_flops_per_second(table: pa.Table) -> Floats:
 
 
 def is_core(device_type: str) -> bool:
-    """Whether the name is one that `this_machine` gives to the cores of a CPU."""
+    """Return whether the name is one that `this_machine` gives to the cores of a CPU."""
     return device_type.startswith("cpu-core")
 
 
 def _kernel_bounds(table: pa.Table, operators: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """The least and the most for operators on known devices; 0 and infinity for all other rows."""
+    """Return the least and the most seconds of operators on known devices; 0 and infinity for all other rows."""
     low, high = np.zeros(table.num_rows), np.full(table.num_rows, np.inf)
     if operators.sum() > MOST_PARSED:
         operators = operators & pc.equal(table["source"], "measured").to_numpy()
@@ -162,18 +161,18 @@ def _kernel_bounds(table: pa.Table, operators: NDArray[np.bool_]) -> tuple[Float
             continue
         try:
             kernel = Kernel.from_json(extra)
-        except (TypeError, ValueError):  # of an importer that keeps something else there
+        except (TypeError, ValueError):  # an importer keeps something else there
             continue
         low[row], high[row] = _of_kernel(kernel, known.get(name))
     return low, high
 
 
 def _pass_bounds(table: pa.Table, passes: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """The least and the most for passes of layers, stages and whole steps whose traffic is kept with them.
+    """Return the least and the most seconds of passes of layers, stages and whole steps whose traffic is recorded.
 
     0 and infinity for all other rows. Looser than where the layers themselves are known, whose kernels are priced one
-    by one. A step's work may be spread over all its ranks, or done by one of them with all messages in between. What is
-    kept with a part of a backward pass is what the whole of it does.
+    by one. A step's work may be spread over all its ranks, or done by one of them with all messages in between. A part
+    of a backward pass is recorded with the work of the whole pass.
     """
     low, high = np.zeros(table.num_rows), np.full(table.num_rows, np.inf)
     passes = passes & pc.is_in(table["source"], pa.array(("measured", "training"))).to_numpy()
@@ -183,7 +182,7 @@ def _pass_bounds(table: pa.Table, passes: NDArray[np.bool_]) -> tuple[Floats, Fl
         name, dtype, kind, direction, num_ranks, flops, extra = (table[column][int(row)].as_py() for column in columns)
         work, is_part = json.loads(extra or "{}"), direction in PARTS
         if is_part and not work.get("num_kernels"):
-            continue  # earlier versions kept nothing with it
+            continue  # earlier versions recorded no traffic
         if {"moved_bytes", "num_kernels"} <= work.keys() and (is_core(name) or name in known):
             flops = work.get("flops", flops or 0.0)
             least, most = _of_work(flops, float(work["moved_bytes"]), dtype, known.get(name))

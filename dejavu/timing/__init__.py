@@ -1,1 +1,1 @@
-"""Taking times on a machine that is not quiet: clocks, repeats, what other work did to them."""
+"""Timing on a machine that is not quiet: clocks, repeats, and detection of interference by other programs."""

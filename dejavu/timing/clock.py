@@ -1,4 +1,4 @@
-"""When each pass of each microbatch ran on this rank: light enough to be always on."""
+"""Record when each pass of each microbatch ran on this rank; cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from dejavu.plans.schedule import Pass
 
-KEPT_STEPS = 1000  # the last ones, for medians
+KEPT_STEPS = 1000  # most recent ones, for medians
 
 
 class Timed(NamedTuple):
@@ -31,8 +31,8 @@ class Timed(NamedTuple):
 class Clock:
     """Times passes by wrapping the methods of torch's stages.
 
-    On a GPU with events on the stream, which are read once a step, so that nothing waits for the clock. On a CPU the
-    medians are processor seconds: ranks that share a core do not count each other's work.
+    On a GPU it records events on the stream, read once per step, so that timing never synchronizes. On a CPU the
+    medians are CPU seconds: ranks that share a core do not count each other's work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class Clock:
         )
 
     def watch_loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """The same loss; its time belongs to the forward pass that it ends."""
+        """Return the same loss, timed; its time belongs to the forward pass that it ends."""
 
         def timed(*arguments: Any) -> torch.Tensor:
             busy = time.thread_time()
@@ -75,7 +75,7 @@ class Clock:
         self._began = self._now()
 
     def end_step(self) -> None:
-        """Add this step's passes up; the device has to be through with them."""
+        """Add up this step's passes; the device has to have finished them."""
         self.last_step, all_seconds = [], dict[tuple[int, Pass], list[float]]()
         for stage, direction, microbatch, start, stop, processor_seconds in self._open:
             timed = Timed(stage, direction, microbatch, self._since(self._began, start), self._since(self._began, stop))
@@ -85,11 +85,11 @@ class Clock:
         self._steps.append(all_seconds)
 
     def keep(self, steps: Collection[int]) -> None:
-        """Of the steps so far, numbered from 0, count only these: a first step also sets things up."""
+        """Keep only these of the steps so far, numbered from 0: a first step also sets things up."""
         self._steps = deque((step for k, step in enumerate(self._steps) if k in steps), maxlen=KEPT_STEPS)
 
     def median_seconds(self, stage: int, direction: Pass) -> float:
-        """Of the device, for one microbatch; 0.0 where the stage never ran this pass."""
+        """Return a pass's median seconds on the device, for one microbatch; 0.0 where the stage never ran it."""
         return median([one for step in self._steps for one in step.get((stage, direction), ())] or [0.0])
 
     def _timed(self, inner: Callable[..., Any], pass_of: Callable[[dict[str, Any]], Pass], stage: int) -> Any:

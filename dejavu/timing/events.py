@@ -1,4 +1,4 @@
-"""What a training's last step looked like: for a trace beside the simulated one, and for what is remembered of it."""
+"""The events of a training's last step: for a trace next to the simulated one, and for the database."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pas
 
 
 def first_replicas(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Sequence[Timed]]:
-    """One row for each pipeline rank: its first replica's first shard. Empty where nothing was measured."""
+    """Return one row for each pipeline rank: its first replica's first shard. Empty where nothing was measured."""
     rows = zip(binding.placements, passes or [()] * len(binding.placements), strict=True)
     return [row for placed, row in rows if placed.replica == 0 and placed.shard == 0]
 
 
 def measured_events(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Event]:
-    """The passes as the simulator names them."""
+    """Return the passes as the simulator's events."""
     return [
         Event(one.stage, f"{_LETTERS[one.direction]}{one.microbatch}", one.start_seconds, one.stop_seconds, rank)
         for rank, row in enumerate(first_replicas(binding, passes))
@@ -28,10 +28,10 @@ def measured_events(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
 
 
 def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Event]:
-    """Messages that were sent when the receiving rank had nothing else to do, from that moment until their pass began.
+    """Return messages that the receiving rank was idle for, from their sending until their pass started.
 
-    Of others nobody can tell when they arrived. Between stages of as many replicas on one host, whose ranks share a
-    clock.
+    For other messages the arrival is unknown. Only between stages with equally many replicas on one host, whose ranks
+    share a clock.
     """
     plan = binding.plan
     events = {(event.stage, event.name): event for event in measured_events(binding, passes)}
@@ -48,14 +48,14 @@ def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
         alike = plan.rank_configuration(rank).data_parallel == plan.rank_configuration(to_rank).data_parallel
         if rank == to_rank or not alike or hosts[rank] != hosts[to_rank]:
             continue
-        # A pass that began before is of a stage that waits for no gradient: nothing in front of it has weights.
+        # A pass that started earlier is of a stage that waits for no gradient: no upstream layer has weights.
         if free_seconds[received.stage, received.name] <= sent.stop_seconds < received.start_seconds:
             found.append(Event(sent.stage, sent.name, sent.stop_seconds, received.start_seconds, rank, to_rank))
     return found
 
 
 def _pairs(events: dict[tuple[int, str], Event]) -> Iterator[tuple[Event, Event]]:
-    """Every pass with the one that takes its result: an activation goes one stage on, a gradient one stage back."""
+    """Pair every pass with the one that receives its result: activations go downstream, gradients upstream."""
     for (stage, name), event in events.items():
         way, microbatch = name[0], name[1:]
         if way == "W":
@@ -67,7 +67,7 @@ def _pairs(events: dict[tuple[int, str], Event]) -> Iterator[tuple[Event, Event]
 
 
 def _free_seconds(events: list[Event]) -> dict[tuple[int, str], float]:
-    """When the rank of each pass was through with the one before it."""
+    """Return when each pass's rank had finished the previous pass."""
     found, before = {}, dict[int, float]()
     for event in sorted(events, key=lambda event: event.start_seconds):
         found[event.stage, event.name] = before.get(event.rank, 0.0)
@@ -76,7 +76,7 @@ def _free_seconds(events: list[Event]) -> dict[tuple[int, str], float]:
 
 
 def bubble_fraction(binding: Binding, passes: Sequence[Sequence[Timed]]) -> float | None:
-    """Share of the pipeline ranks' time, from the first pass to the last, in which no pass ran; None: nothing ran."""
+    """Return the share of the pipeline ranks' time, from first to last pass, in which no pass ran; None: none ran."""
     events = measured_events(binding, passes)
     if not events:
         return None

@@ -1,11 +1,11 @@
-"""Whether work on a CPU core had other work beside it, and which of many timings count.
+"""Detect whether other programs disturbed work on a CPU core, and choose which of many timings count.
 
 Two things slow work down, and they show in different places. Another program on the same core makes a process wait for
-it: the clock runs on while its processor time does not, which then is the time that counts; caches are colder after
-each wait, so passes that waited little count first. Another guest on the sibling of a virtual machine's hardware
-thread shows in no counter: no steal time, and processor time counts in full. A loop of plain Python suffers most, so it
-tells: on the machine of docs/log.md it takes twice as long, for a second or a few, while convolutions take 1.4 × and
-matrix products 1.1 × as long.
+it: wall-clock time advances while CPU time does not, so CPU time is the measure; caches are colder after each wait, so
+passes that waited little are preferred. Another guest on the sibling hyperthread of a virtual machine's core shows in
+no counter: no steal time, and CPU time counts in full. A loop of plain Python suffers most, so it serves as a probe: on
+the machine of docs/log.md it takes twice as long, for a second or a few, while convolutions take 1.4 × and matrix
+products 1.1 × as long.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 LOOPS, TURNS = 5_000, 3  # a tenth of a millisecond each
 CHECK_SECONDS = 0.1  # on each core
-DISTURBED = 1.25  # times what the loop takes, or what a piece of work takes on the clock, when nobody disturbs it
+DISTURBED = 1.25  # times the undisturbed duration of the loop, or of a piece of work on the wall clock
 
 
 def sample_seconds() -> float:
-    """What the loop takes of this core now; waiting for other programs does not count."""
+    """Time the probe loop on this core now; waiting for other programs does not count."""
     return median(_loop_seconds() for _ in range(TURNS))
 
 
@@ -40,7 +40,7 @@ def _loop_seconds() -> float:
 
 
 class InterferenceProbe:
-    """Looks before and after each piece of work on one core.
+    """Times the probe loop before and after each piece of work on one core.
 
     Attributes:
         least_seconds: the fastest look so far, which is taken for one that nobody disturbed; where an earlier one on
@@ -51,33 +51,33 @@ class InterferenceProbe:
         self.least_seconds, self._before = least_seconds, 0.0
 
     def sample(self, seconds: float | None = None) -> float:
-        """The slower look of now and the last call, so of those before and after a piece of work.
+        """Sample now; return the slower of this and the last sample, those before and after a piece of work.
 
         Args:
-            seconds: what the loop takes now, where another process has looked.
+            seconds: the loop's time now, where another process has sampled it.
         """
         before, self._before = self._before, sample_seconds() if seconds is None else seconds
         self.least_seconds = min(self.least_seconds, self._before)
         return max(before, self._before)
 
     def slowdown(self, seconds: float) -> float:
-        """Of a piece of work with this look; 1.0 where nobody disturbed it, as far as is known by now."""
+        """Return the slowdown of work with this sample; 1.0 where it was undisturbed, as far as is known by now."""
         return seconds / self.least_seconds
 
 
 def undisturbed(slowdowns: Sequence[float], least: int = 0) -> list[int]:
-    """Which pieces of work with these slowdowns nobody disturbed; at least as many as `least`, the best ones."""
+    """Return which pieces of work with these slowdowns were undisturbed; at least `least`, the best ones."""
     best = set(sorted(range(len(slowdowns)), key=slowdowns.__getitem__)[:least])
     return [k for k, slowdown in enumerate(slowdowns) if k in best or slowdown <= DISTURBED]
 
 
 class TimedWork(NamedTuple):
-    """One piece of work, and what was beside it.
+    """The timing of one piece of work, and how it was disturbed.
 
     Attributes:
-        seconds: what counts: processor time where other programs may share the core, otherwise the clock's.
-        stretch: seconds on the clock over seconds without waiting for other programs; 1.0: it never waited.
-        slowdown: of the loop beside it (`InterferenceProbe.slowdown`).
+        seconds: CPU time where other programs may share the core, otherwise wall-clock time.
+        stretch: wall-clock seconds over seconds without waiting for other programs; 1.0: it never waited.
+        slowdown: of the probe loop around it (`InterferenceProbe.slowdown`).
     """
 
     seconds: float
@@ -93,8 +93,8 @@ class Counted(NamedTuple):
     """The timings that count.
 
     Attributes:
-        places: which ones, in order.
-        disturbed_share: of these, the share that had other work beside it.
+        places: their indices, in order.
+        disturbed_share: the share of these that was disturbed by other work.
     """
 
     places: tuple[int, ...]
@@ -102,14 +102,13 @@ class Counted(NamedTuple):
 
 
 def counted(timings: Sequence[TimedWork], least: int = 1) -> Counted:
-    """The undisturbed timings, or, where these are fewer than `least`, the better half of all.
+    """Select the undisturbed timings, or, where these are fewer than `least`, the better half of all.
 
-    Other work only adds time, so of what was disturbed the fastest are nearest to what the work takes alone; a timing
-    beside a slow loop is wrong by more than one that waited, which is wrong by what the wait did to caches, and comes
-    after it.
+    Other work only adds time, so the fastest disturbed timings are closest to the undisturbed time. A timing with a
+    slow probe loop ranks after one that waited, which is off by less: only by the wait's effect on caches.
 
     Args:
-        least: so many count at least, if there are so many.
+        least: at least so many count, if there are so many.
     """
     order = sorted(range(len(timings)), key=lambda k: _badness(timings[k]))
     clean = sum(not one.is_disturbed for one in timings)
@@ -124,15 +123,15 @@ def _badness(one: TimedWork) -> tuple[bool, bool, float]:
 
 
 def waited_seconds(*, all_threads: bool = True) -> float:
-    """How long this process has waited for a core that it could have used; 0.0 if the kernel is mute.
+    """Return how long this process was runnable but waited for a core; 0.0 if the kernel does not tell.
 
-    Waiting for a message is not in it, waiting while another program has the core is (`run_delay`, Linux's
-    Documentation/scheduler/sched-stats). Under a CPU quota it is 0.0: pauses that the quota makes look the same, and
-    are not others' work.
+    Waiting for a message does not count, waiting while another program has the core does (`run_delay`, Linux's
+    Documentation/scheduler/sched-stats). Under a CPU quota it is 0.0: pauses due to the quota look the same, but are
+    not other programs' work.
 
     Args:
         all_threads: of all threads together; those that share a core wait for each other, too. Otherwise of the calling
-            one alone: where it computes, others of its process wait for it, and that disturbs nobody.
+            thread alone: while it computes, other threads of its process wait for it, which is no disturbance.
     """
     if _is_in_slices():
         return 0.0
@@ -142,7 +141,7 @@ def waited_seconds(*, all_threads: bool = True) -> float:
 def _waited_seconds(thread: Path) -> float:
     try:
         return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel keeps no such account
+    except (OSError, IndexError, ValueError):  # the thread has ended, or the kernel has no such counter
         return 0.0
 
 
@@ -162,10 +161,10 @@ def _is_in_slices() -> bool:
 
 
 def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether a process in these control groups, or in one above them, gets a limited part of the processors.
+    """Return whether a process in these control groups, or their ancestors, has a CPU quota.
 
     Args:
-        groups: what `/proc/PID/cgroup` says.
+        groups: the contents of `/proc/PID/cgroup`.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -175,7 +174,7 @@ def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
         for above in (Path(path), *Path(path).parents):
             try:
                 limit = (folder / str(above).lstrip("/") / name).read_text().split()[0]
-            except (OSError, IndexError):  # the root has no such file, nor has what a container does not show
+            except (OSError, IndexError):  # the root has no such file, and a container may hide it
                 continue
             if limit != unlimited:
                 return True
@@ -183,12 +182,12 @@ def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
 
 
 def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
-    """Whether this moment is one to measure in: nobody else is on the first so many cores, and none of them is slow.
+    """Return whether the machine is quiet now: no other program on the first `num_cores` cores, and none is slow.
 
     Args:
         least_look_seconds: the fastest look at a core of this host that is known.
     """
-    # A process of its own: threads of this one take turns. As a plain file it imports nothing and starts at once.
+    # A child process, because threads of this one take turns. As a plain file it imports nothing and starts at once.
     words = [sys.executable, "-I", __file__, str(num_cores)]
     seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     least = min(least_look_seconds, *(sample for _, sample in seen))
@@ -196,7 +195,7 @@ def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
 
 
 def _check(num_cores: int) -> list[tuple[float, float]]:
-    """Of each core what a busy process takes on the clock over its processor time, and the median look."""
+    """Return for each core a busy process's wall-clock time over its CPU time, and the median sample."""
     seen = []
     for core in sorted(os.sched_getaffinity(0))[:num_cores]:
         os.sched_setaffinity(0, {core})

@@ -1,8 +1,8 @@
-"""Repeating what several ranks do together until enough repeats had no other work beside them on any of their cores.
+"""Repeat what several ranks do together until enough repeats were undisturbed on all of their cores.
 
-Of messages processor time says little: a rank waits for the other, whose core somebody else may have. What the kernel
-made the ranks' threads wait for their cores (`quiet.waited_seconds`) tells which repeats had that in them. Where there
-are too few others, such a repeat counts without those waits, but as no less than the processor time of a rank.
+For messages CPU time says little: a rank waits for the other, whose core another program may have. How long the ranks'
+threads waited for their cores (`interference.waited_seconds`) tells which repeats were disturbed. Where there are too
+few others, such a repeat counts without those waits, but as no less than a rank's CPU time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch.distributed as dist
 from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 
 MOST_ROUNDS = 8  # of repeats, while too few are undisturbed
-MOST_SECONDS = 2.0  # on the clock; then what was measured has to do
-LEAST_REPEATS = 10  # count, however disturbed
-OWN_WAIT_SECONDS = 1e-4  # threads of a rank hand work to each other faster; another program keeps a core for longer
+MOST_SECONDS = 2.0  # of wall-clock time; then what was measured has to suffice
+LEAST_REPEATS = 10  # that count, even if disturbed
+OWN_WAIT_SECONDS = 1e-4  # threads of a rank hand over work faster; another program keeps a core for longer
 
 
 def repeat_together(
@@ -30,12 +30,12 @@ def repeat_together(
     before_each: Callable[[], object] = lambda: None,
     slowest: bool = True,
 ) -> tuple[list[float], float | None]:
-    """Seconds of the repeats that count, and the share of these that had other work beside them; alike on all ranks.
+    """Return the seconds of the repeats that count and their disturbed share; the same on all ranks.
 
     Args:
-        repeats: in a round; one round does where all of it was undisturbed, and on GPUs, where nobody can tell.
-        before_each: brings the ranks together; not timed.
-        slowest: what the slowest rank took counts, not what the first one did.
+        repeats: in a round; one round suffices if all of it was undisturbed, and on GPUs, where that is unknown.
+        before_each: synchronizes the ranks; not timed.
+        slowest: use the slowest rank's time instead of the first rank's.
     """
     if device.type != "cpu":
         return [_on_gpu(work, device, before_each, slowest) for _ in range(repeats)], None
@@ -54,7 +54,7 @@ def repeat_together(
 
 
 class _Repeat(NamedTuple):
-    """One repeat on one rank, in seconds: on the clock, of the processor, waiting for the core, and the look beside."""
+    """One repeat on one rank, in seconds: wall clock, CPU time, waiting for the core, and the sample around it."""
 
     clock: float
     processor: float
@@ -65,10 +65,10 @@ class _Repeat(NamedTuple):
 def _round(
     work: Callable[[], object], before_each: Callable[[], object], repeats: int, probe: InterferenceProbe
 ) -> Iterator[_Repeat]:
-    """So many repeats, with a look before and after all of them.
+    """Run so many repeats, with a sample before and after all of them.
 
-    A rank that waits for its core between two repeats comes late to the second, and the others' repeats begin and end
-    at other moments than its own: with each repeat count the waits since the one before it began.
+    A rank that waits for its core between two repeats comes late to the second, and the others' repeats start and end
+    at other moments than its own: so each repeat counts the waits since the start of the one before it.
     """
     probe.sample()
     taken, before = list[tuple[float, float, float]](), [waited_seconds()] * 2
@@ -84,7 +84,7 @@ def _round(
 
 
 def _of_all_ranks(ranks: Sequence[_Repeat], *, slowest: bool) -> TimedWork:
-    """One repeat. Which of the waits others had to wait for, too, nobody knows: less than all of them is not left."""
+    """Combine one repeat of all ranks. Which waits delayed other ranks is unknown, so all of them are subtracted."""
     clock = max(one.clock for one in ranks) if slowest else ranks[0].clock
     waited, slowdown = sum(one.waited for one in ranks), max(one.sample for one in ranks)
     if waited <= OWN_WAIT_SECONDS:
@@ -107,7 +107,7 @@ def _on_gpu(
 
 
 def stretch_of(seconds: float, waited_seconds: float) -> float:
-    """What a piece of work took over what it would have taken without waiting for a core."""
+    """Return the time of a piece of work over what it would have taken without waiting for a core."""
     if waited_seconds <= OWN_WAIT_SECONDS:
         return 1.0
     return max(seconds, OWN_WAIT_SECONDS) / max(seconds - waited_seconds, OWN_WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""What repeated timings come to, as the columns of the cost database."""
+"""Statistics of repeated timings, as the columns of the cost database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean, median, quantiles
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile, and the number of two or more repeats."""
+    """Return median, 10th and 90th percentile, and the number of repeats, of which there are two or more."""
     tenths = quantiles(seconds, n=10, method="inclusive")  # never outside what was measured
     return {
         "seconds": median(seconds),
@@ -18,7 +18,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def mean_spread(seconds: Sequence[float]) -> dict[str, float]:
-    """As `spread`, with the mean in place of the median; it is inside the two percentiles' range, or their end."""
+    """Return `spread` with the mean in place of the median, and the percentiles widened to include it."""
     found, mean = spread(seconds), fmean(seconds)
     ends = {"seconds_low": min(found["seconds_low"], mean), "seconds_high": max(found["seconds_high"], mean)}
     return {**found, **ends, "seconds": mean}

@@ -1,4 +1,4 @@
-"""How long the steps of a training took, and which of them had other work beside them on some rank's core."""
+"""How long the steps of a training took, and which of them were disturbed by other work on some rank's core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, wa
 from dejavu.timing.repeats import stretch_of
 from dejavu.timing.spread import spread
 
-LEAST_STEPS = 3  # count, however disturbed
+LEAST_STEPS = 3  # that count, even if disturbed
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class StepTimes:
         seconds: the median of the steps that count: the undisturbed ones, or the least disturbed where these are few.
         low_seconds, high_seconds: their 10th and 90th percentile.
         num_counted: how many these are.
-        disturbed_share: of these, the share that had other work beside them; None: nobody can tell, as on GPUs.
-        all_seconds: the median of all steps, disturbed or not: what the person waited for.
+        disturbed_share: the share of these that had other work beside them; None: unknown, as on GPUs.
+        all_seconds: the median of all steps, disturbed or not: what the user waited for.
         num_steps, num_disturbed: how many steps were timed, and how many of them had other work beside them.
     """
 
@@ -41,7 +41,7 @@ class StepTimes:
 
     @property
     def beside_other_work(self) -> bool:
-        """Whether `seconds` itself was measured beside other work: then it says nothing of a quiet machine."""
+        """Whether `seconds` itself was measured beside other work: then it says nothing about a quiet machine."""
         from dejavu.profiles import MOST_DISTURBED_SHARE  # half a second, which ranks need not wait for
 
         return self.disturbed_share is not None and self.disturbed_share > MOST_DISTURBED_SHARE
@@ -59,7 +59,7 @@ class RankStep(NamedTuple):
     """One step on one rank, in seconds on its clock.
 
     Attributes:
-        per_step_seconds: of the optimizer.
+        per_step_seconds: of the per-step work (gradient synchronization and optimizer).
         counts: whether it is not the first one, which also sets things up.
     """
 
@@ -71,10 +71,10 @@ class RankStep(NamedTuple):
 
 
 class StepWatch:
-    """Watches the steps of one rank: a look at its core before and after each, and what it waited for the core.
+    """Watches the steps of one rank: a sample of its core before and after each, and how long it waited for the core.
 
     Args:
-        is_alone: no other rank of the training shares the core: waiting for these is no disturbance.
+        is_alone: no other rank of the training shares the core: waiting for those is no disturbance.
     """
 
     def __init__(self, *, is_cpu: bool, is_alone: bool) -> None:
@@ -83,13 +83,13 @@ class StepWatch:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins, or what leads to it: a rank that waits for its core before a step keeps the others waiting."""
+        """Start a step, including what leads to it: a rank that waits for its core before a step delays the others."""
         if self._is_cpu:
             self._quiet.sample()
         self._waited, self._began = waited_seconds(all_threads=False) if self._is_cpu else 0.0, time.perf_counter()
 
     def end(self, seconds: float, per_step_seconds: float, *, counts: bool) -> None:
-        """A step ended that took so long."""
+        """End a step that took so long."""
         stretch = 1.0
         if self._is_cpu and self._is_alone:
             stretch = stretch_of(time.perf_counter() - self._began, waited_seconds(all_threads=False) - self._waited)
@@ -97,21 +97,21 @@ class StepWatch:
         self._steps.append((RankStep(seconds, per_step_seconds, stretch, 1.0, counts), sample))
 
     def steps(self) -> list[RankStep]:
-        """The last steps, as many as a `Clock` keeps."""
+        """Return the last steps, as many as a `Clock` keeps."""
         if not self._is_cpu:
             return [step for step, _ in self._steps]
         return [step._replace(slowdown=self._quiet.slowdown(sample)) for step, sample in self._steps]
 
 
 class CountedSteps(NamedTuple):
-    """Which steps count, as places in the ranks' lists, and what all come to; None: none was timed."""
+    """Which steps count, as indices into the ranks' lists, and their times; None: none was timed."""
 
     places: tuple[int, ...]
     times: StepTimes | None
 
 
 def count_steps(ranks: Sequence[Sequence[RankStep]], *, is_cpu: bool) -> CountedSteps:
-    """The steps of all ranks, each as disturbed as on the rank where it was disturbed most."""
+    """Select the steps that count; each is as disturbed as on its most disturbed rank."""
     places = [place for place, step in enumerate(zip(*ranks, strict=True)) if step[0].counts]
     if not places:
         return CountedSteps((), None)

@@ -10,7 +10,7 @@ from dejavu.timing.step_times import StepTimes
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one rank measured of one stage: median seconds of a microbatch, and of the optimizer once a step.
+    """What one rank measured of one stage: median seconds of a microbatch, and of the optimizer per step.
 
     Attributes:
         backward_seconds: of the whole pass; 0.0 where the schedule splits every one.
@@ -34,7 +34,7 @@ class StageTimes:
 
     @property
     def all_backward_seconds(self) -> float:
-        """Of a whole backward pass, or of its two parts together where every one was split; 0.0 where none ran."""
+        """Seconds of a whole backward pass, or of its two parts where every one was split; 0.0 where none ran."""
         return self.backward_seconds or self.backward_input_seconds + self.backward_weight_seconds
 
 
@@ -43,7 +43,7 @@ class TrainingTimes:
     """The times of the last attempt at a training.
 
     Attributes:
-        step_seconds: the median step, as `step_times` counts them; None: it had none to do.
+        step_seconds: the median step, as `step_times` counts them; None: it had no steps left.
         num_steps: of all attempts together.
         stages: each stage's times; empty where there are none.
         last_step_passes: when each pass ran in the last step, a row for each rank of the world.

@@ -1,4 +1,4 @@
-"""Records to MLflow: one run for a flow, child runs for its parts; MLflow failing never stops the flow.
+"""Record to MLflow: one run for a flow, child runs for its parts; a failing MLflow never stops the flow.
 
 `server.py` is the only file that imports mlflow.
 """

@@ -71,20 +71,20 @@ class Run:
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's name of the run; None while MLflow has not answered."""
+        """MLflow's id of the run; None while MLflow has not answered."""
         return self._recorder.server.run_id(self._key)
 
     @contextmanager
     def child(
         self, name: str, parameters: Mapping[str, Any] | None = None, tags: Mapping[str, Any] | None = None
     ) -> Iterator[Run]:
-        """A nested run for one part of the flow; it ends with the block, as FINISHED, FAILED or KILLED."""
+        """Open a nested run for one part of the flow; it ends with the block, as FINISHED, FAILED or KILLED."""
         run = Run(self._recorder, name, parameters or {}, tags or {}, parent=self)
         with run._ending():
             yield run
 
     def parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Settings, nested ones under dotted names; where a value is too long for MLflow, a file keeps all of them."""
+        """Record settings, nested ones under dotted names; if a value is too long for MLflow, also all in a file."""
         if not parameters:
             return
         flat = {_name(name): _text(value) for name, value in _flat(parameters)}
@@ -99,7 +99,7 @@ class Run:
         self.metrics([Metric(name, value, step)])
 
     def metrics(self, rows: Iterable[Metric | tuple[str, float, int | None]]) -> None:
-        """Many numbers at once, far faster than one by one; one that is not finite (MLflow: 1.8e308) becomes a tag."""
+        """Record many numbers at once, far faster than one by one; one that is not finite becomes a tag."""
         now, finite, tags = _now_milliseconds(), [], {}
         for row in rows:
             name, value, step = _name(row[0]), float(row[1]), row[2]
@@ -112,7 +112,7 @@ class Run:
             self._batch(metrics=finite, tags=tags)
 
     def artifact_file(self, path: Path, name: str | None = None) -> None:
-        """A file, under its own name or another, which may hold folders (`search/plan.json`)."""
+        """Record a file, under its own name or another, which may contain folders (`search/plan.json`)."""
         if not path.is_file():
             raise FileNotFoundError(f"the artifact {path} is not a file")
         target = Path(name or path.name)
@@ -128,11 +128,11 @@ class Run:
         self.artifact_text(name, json.dumps(content, indent=1, default=str, ensure_ascii=False))
 
     def artifact_table(self, name: str, table: pa.Table) -> None:
-        """A table as Parquet; the name ends in .parquet."""
+        """Record a table as Parquet; the name ends in .parquet."""
         self._artifact(name, lambda path: pq.write_table(table, path))
 
     def figure(self, name: str, figure: Figure) -> None:
-        """A figure as an image; the name ends in .png."""
+        """Record a figure as an image; the name ends in .png."""
         self._artifact(name, lambda path: figure.savefig(path, dpi=FIGURE_DOTS_PER_INCH))
 
     def _artifact(self, name: str, write: Callable[[Path], Any]) -> None:
@@ -184,8 +184,8 @@ class Tracker(Run):
         parameters: Mapping[str, Any] | None = None,
         tags: Mapping[str, Any] | None = None,
     ) -> Iterator[Tracker]:
-        """Begin a flow's run, after sending what earlier runs could not send and closing those that were killed."""
-        os.environ.pop("MLFLOW_RUN_ID", None)  # it would make our children, and theirs, write into some other run
+        """Start a flow's run, after sending what earlier runs could not send and closing those that were killed."""
+        os.environ.pop("MLFLOW_RUN_ID", None)  # or our child processes would write into some other run
         recorder = Recorder(Server(project))
         recorder.catch_up()
         try:
@@ -201,7 +201,7 @@ class Tracker(Run):
 
     @property
     def artifact_folder(self) -> Path | None:
-        """Where the parent run's artifacts lie on this machine; None if they are on a server."""
+        """The parent run's artifacts on this machine; None if they are on a server."""
         try:
             uri = self._recorder.server.artifact_uri(self._key) or ""
         except Exception as error:
@@ -227,13 +227,13 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Cut so that a reader sees that it was."""
+    """Truncate the text, and say so at its end."""
     note = f" … cut, {len(text):,} characters in all"
     return text if len(text) <= most else text[: most - len(note)] + note
 
 
 def _name(name: str) -> str:
-    """MLflow takes letters, digits and `_ - . : /` and spaces, as in a path that does not leave its folder."""
+    """Make a valid MLflow name: letters, digits, spaces and `_ - . : /`, as in a path that stays in its folder."""
     parts = (re.sub(r"[^\w.\- :]", "_", part) for part in name.split("/") if part.strip(".") or part == "")
     return "/".join(part for part in parts if part)[:MOST_NAME_CHARACTERS] or "_"
 

@@ -1,8 +1,8 @@
-"""MLflow itself: applies entries to it, finds what killed processes left behind, lists runs.
+"""MLflow itself: apply entries to it, close runs that killed processes left open, list runs.
 
-An entry is a dict of plain values, `{"kind": "create" | "batch" | "artifact" | "end", "run": key, ...}`. A run is known
-by a key of ours, kept in a tag, so that an entry can be made before MLflow answers. Applying an entry twice changes
-nothing: a run is looked up by its key, and MLflow keeps a value of equal time and step once.
+An entry is a dict of plain values, `{"kind": "create" | "batch" | "artifact" | "end", "run": key, ...}`. A run is
+identified by our own key, kept in a tag, so that an entry can be made before MLflow answers. Applying an entry is
+idempotent: a run is looked up by its key, and MLflow keeps a value of equal time and step once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 from filelock import FileLock
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # the import below reads it, and would call home
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import below, which would send telemetry
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.entities import Run as MlflowRun
@@ -41,13 +41,13 @@ HTTP_SETTINGS = {  # MLflow's own are 120 s and 7 retries, with which a flow wou
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-START_TOLERANCE_SECONDS = 2.0  # the boot time that the kernel states is whole seconds
+START_TOLERANCE_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST"}
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A flow's run in one line; a number that was not recorded is None.
+    """Summary of a flow's run; a number that was not recorded is None.
 
     Attributes:
         start_seconds: since the epoch.
@@ -62,12 +62,12 @@ class RunSummary:
 
 
 def tracking_uri(project: Path) -> str:
-    """Where records go: MLFLOW_TRACKING_URI, or a SQLite file beside the project."""
+    """Return the tracking URI: MLFLOW_TRACKING_URI, or a SQLite file in the project."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project.resolve() / 'mlflow.db'}"
 
 
 def runs(project: Path, most: int = 20) -> list[RunSummary]:
-    """The project's flow runs, the latest first; none where nothing was ever recorded."""
+    """Return the project's flow runs, the latest first; none where nothing was ever recorded."""
     server = Server(project)
     if server.database is not None and not server.database.exists():
         return []
@@ -76,7 +76,7 @@ def runs(project: Path, most: int = 20) -> list[RunSummary]:
 
 
 def sweep_killed(project: Path) -> list[str]:
-    """Set to KILLED the runs that processes of this host left open when they were killed; returns their names."""
+    """Set to KILLED the runs that processes of this host left open when they were killed; return their names."""
     server = Server(project)
     if server.database is not None and not server.database.exists():
         return []
@@ -84,7 +84,7 @@ def sweep_killed(project: Path) -> list[str]:
 
 
 def identity_tags() -> dict[str, str]:
-    """Which process this is; a process number alone is given out again."""
+    """Return tags that identify this process; a pid alone is reused."""
     return {
         HOST_TAG: socket.gethostname(),
         PID_TAG: str(os.getpid()),
@@ -93,12 +93,12 @@ def identity_tags() -> dict[str, str]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """MLflow is there and will never take this: trying again is of no use."""
+    """Return whether MLflow responded and rejected this for good, so that a retry is useless."""
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS
 
 
 class Server:
-    """A connection that is made when it is first needed, and again after a failure."""
+    """A lazy connection, opened again after a failure."""
 
     def __init__(self, project: Path) -> None:
         self.project = project.resolve()
@@ -112,7 +112,7 @@ class Server:
                 os.environ.setdefault(name, value)
 
     def run_id(self, key: str) -> str | None:
-        """MLflow's own name of a run, where this process knows it."""
+        """Return MLflow's own id of a run, where this process knows it."""
         return self._ids.get(key)
 
     def artifact_uri(self, key: str) -> str | None:
@@ -121,7 +121,7 @@ class Server:
         return client.get_run(found).info.artifact_uri if found else None
 
     def find(self, key: str) -> str | None:
-        """A run by our key, whichever process made it."""
+        """Find a run by our key, whichever process created it."""
         if key not in self._ids:
             for run in self.search(f"tags.`{KEY_TAG}` = '{key}'", most=1):
                 self._ids[key] = run.info.run_id
@@ -132,10 +132,10 @@ class Server:
         return list(client.search_runs([experiment], wanted, max_results=most))
 
     def apply(self, entry: Entry, *, again: bool = False) -> None:
-        """Carry out one entry.
+        """Apply one entry.
 
         Args:
-            again: it may have been carried out before (a replay).
+            again: it may have been applied before (a replay).
 
         Raises:
             Exception: of many kinds, MLflow's, its database's or its connection's.
@@ -193,7 +193,7 @@ class Server:
     def _experiment(self, client: MlflowClient) -> str:
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is None:
-            # A server has a store of its own for artifacts; a database file has none.
+            # A server has its own artifact store; a database file has none.
             artifacts = (self.project / "mlartifacts").as_uri() if self.database is not None else None
             try:
                 return client.create_experiment(EXPERIMENT, artifacts)
@@ -207,14 +207,14 @@ class Server:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While a SQLite file may have to be made: two processes that migrate a fresh one break it."""
+        """Lock while a SQLite file may have to be created: two processes that migrate a new one corrupt it."""
         if self.database is None:
             yield
             return
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every table that it makes
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table that it creates
         self.database.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.database}.lock", timeout=LOCK_SECONDS):
-            # MLflow tries again for minutes where the file is no database or cannot be written; SQLite says so at once.
+            # MLflow retries for minutes if the file is no database or cannot be written; SQLite fails at once.
             with closing(sqlite3.connect(self.database)) as connection:
                 connection.execute("PRAGMA user_version")
             yield
@@ -227,7 +227,7 @@ def _batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _process_start_seconds(pid: int) -> float | None:
-    """Since the machine's start, so that setting the clock does not change it; None: there is no such process."""
+    """Return seconds from boot to the process's start, independent of the clock; None: there is no such process."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""Entries in order to MLflow or, while it fails, to a file beside the project, and from there to MLflow later."""
+"""Send entries in order to MLflow or, while it fails, to a file in the project, and from there to MLflow later."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from filelock import FileLock, Timeout
 
 from dejavu.track.server import Entry, Server, is_refusal
 
-RETRY_SECONDS = 60.0  # while MLflow fails, one entry in this time waits for it; all others go to the file at once
+RETRY_SECONDS = 60.0  # while MLflow fails, one entry per this time retries it; all others go to the file at once
 
 log = logging.getLogger("dejavu.track")
 
 
 class Recorder:
-    """Carries out entries in their order, now or later, and never raises because of MLflow.
+    """Applies entries in their order, now or later, and never raises because of MLflow.
 
-    Each process that meets an outage has a folder of its own: `entries.jsonl`, copies of artifacts, and a lock that it
+    Each process that has an outage gets a folder of its own: `entries.jsonl`, copies of artifacts, and a lock that it
     holds while it lives, so that no other process sends what is still being written.
     """
 
@@ -40,7 +40,7 @@ class Recorder:
         return self._lock is not None
 
     def record(self, entry: Entry) -> None:
-        """Send the entry, or keep it if MLflow fails or has not yet got what came before."""
+        """Send the entry, or keep it if MLflow fails or has not received the earlier ones yet."""
         with self._thread_lock:
             if self.is_spooling and time.monotonic() >= self._retry_at:
                 self._send_mine()
@@ -66,7 +66,7 @@ class Recorder:
             self._begin(error)
 
     def close(self) -> None:
-        """A last attempt; what cannot be sent is sent at the next open."""
+        """Try to send a last time; what cannot be sent is sent at the next open."""
         with self._thread_lock:
             if self.is_spooling and not self._send_mine():
                 log.warning(
@@ -77,7 +77,7 @@ class Recorder:
 
     def _begin(self, error: Exception) -> None:
         log.warning(
-            "MLflow at %s fails (%s); the run goes on, its records are kept in %s and sent later",
+            "MLflow at %s fails (%s); the run continues, its records are kept in %s and sent later",
             self.server.uri,
             _line(error),
             self._mine,
@@ -122,7 +122,7 @@ class Recorder:
         path = folder / "entries.jsonl"
         try:
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill tears the last
+            entries: list[Entry] = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut
         except (OSError, ValueError) as error:
             log.warning("the MLflow records in %s cannot be read and are left: %s", path, _line(error))
             return
@@ -145,6 +145,6 @@ class Recorder:
 
 
 def _line(error: Exception) -> str:
-    """The error in one line of bearable length."""
+    """Return the error in one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,4 +1,4 @@
-"""What is trained: the workload's form (settings.py), the data sets (data/), the models (models/)."""
+"""What is trained: the workload's schema (settings.py), the data sets (data/), the models (models/)."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from dejavu.plans.schedule import SCHEDULES
 
 AUTO = "auto"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
-TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap beside the training that they start
-# Of a short training the longest trials take more than that: for two rungs up to one step in four, for the one
-# comparison without which no draw is chosen by how it learns, up to every second step. (The winner's steps are no loss:
-# the training goes on from them.)
+TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
+# In a short training the longest trials take a larger part: up to one step in four for two rungs, and up to every
+# second step for the one comparison without which no draw is chosen by how it learns. (The winner's steps are not lost:
+# the training continues from them.)
 HALVED_PART, COMPARED_PART = 4, 2
 
 
@@ -45,7 +45,7 @@ class OptimizerSettings(_Record):
 
     @property
     def kind(self) -> str:
-        """What its step costs depends on this and the weights alone: measurements are kept under it."""
+        """The key of its measurements: the cost of its step depends only on this and the weights."""
         return f"{self.name} with master weights" if self.master_weights else self.name
 
 
@@ -56,7 +56,8 @@ class TrialSettings(_Record):
         count: how many; 0: none, the framework's default is trained.
         steps: of the longest trials, the winner's among them; None: a twentieth of the training, and in a short one
             as many as two rungs need (10 and 30 steps) or at least one (10), where that leaves enough to train.
-        reduction: of so many trials about one goes on from a rung to the next, which is so many times longer.
+        reduction: of successive halving: one in about so many trials is promoted to the next rung, which is so many
+            times longer.
         proposer: a name of `dejavu.init.PROPOSERS`.
         schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
         deadline_seconds: for all trials together.
@@ -88,7 +89,7 @@ class TrialSettings(_Record):
 
 
 class SyntheticSettings(_Record):
-    """What random examples look like; the workload's `sequence_length` says how many tokens one has.
+    """The shape of random examples; the workload's `sequence_length` says how many tokens one has.
 
     Attributes:
         num_classes: the vocabulary of tokens, or the classes of images.
@@ -116,8 +117,8 @@ class Workload(_Record):
         mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
             crosses a cut stay float32.
         batch_size: examples in one step, over all devices.
-        schedule: which pipeline schedule; `auto`: the one whose played step is shortest.
-        num_microbatches: into how many equal parts a step is split.
+        schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
+        num_microbatches: into how many equal parts a step is split (gradient accumulation).
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
@@ -216,7 +217,7 @@ class Workload(_Record):
 
     @property
     def searched_schedule(self) -> str:
-        """The schedule of one stage a rank by which searches price plans for this workload."""
+        """The schedule, with one stage per rank, by which searches price plans for this workload."""
         return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
 
     @property
@@ -226,9 +227,9 @@ class Workload(_Record):
 
 
 def _belongs_to(key: str, data: str, value: object, info: ValidationInfo, needed: str = "") -> None:
-    """Refuse a key beside other data than its own; with `needed`, in which it is described, also its absence there."""
+    """Reject a key with data that it is not for; with `needed`, its description, also its absence where required."""
     found = info.data.get("data")
-    if found is None:  # it is wrong itself, and told so
+    if found is None:  # it is invalid itself, and reported
         return
     if value is not None and found != data:
         raise ValueError(f"{key} is given, but data is {found!r}; wanted data: {data}, or no {key}")

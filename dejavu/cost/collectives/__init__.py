@@ -1,1 +1,1 @@
-"""What communication takes: transfers between stages, collectives inside them."""
+"""Communication costs: transfers between stages, collectives inside them."""

@@ -1,4 +1,4 @@
-"""What a collective costs on links that nobody measured: an α–β model that knows the topology.
+"""Predict a collective's cost on links that were never measured: an α–β model that knows the topology.
 
 The time is a sum of terms, each a number of seconds that the links alone would take, times a fitted coefficient without
 a unit (`launch`, in seconds, excepted); so coefficients fitted on one cluster price another that is given only by its
@@ -55,7 +55,7 @@ FAMILY = {
     "all_reduce": "reduce",
     "all_to_all": "exchange",
 }
-# Where all_reduce goes over from rings to trees, and how gradually, in log2 bytes; tried when fitting.
+# Where all_reduce switches from rings to trees, and how gradually, in log2 bytes; tried when fitting.
 _TREE_CENTERS, _TREE_WIDTHS = (22.0, 24.0, 26.0, 28.0, 30.0), (0.7, 1.5)
 _ROBUST_LOG = 0.03  # log ratio below which an error counts by its square and above by its size (Huber)
 _FIT_ROUNDS = 6  # of reweighting; a choice, not tuned
@@ -101,10 +101,10 @@ FITTED_LINKS = Links(Link(150e9, NODE_LATENCY_SECONDS), Link(3.125e9, NETWORK_LA
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Of one collective: a factor for each of its terms.
+    """The coefficients of one collective: a factor for each of its terms.
 
     Attributes:
-        tree_center_log2_bytes, tree_width_log2_bytes: where all_reduce goes over to trees.
+        tree_center_log2_bytes, tree_width_log2_bytes: where all_reduce switches to trees.
         log_error: nine of ten predictions on a mesh that was not fitted are this close, as a log ratio.
         deviations: what nine of ten are within once measured neighbours correct them, in the standard deviations that
             `CurveProcess` gives, again on a mesh that was not fitted.
@@ -117,7 +117,7 @@ class Coefficients:
     deviations: float = 1.645  # as a Gaussian
 
     def seconds(self, name: str, layouts: Sequence[GroupLayout], sizes_bytes_P: Floats, links: Links) -> Floats:
-        """Of one collective each, in the order given; 0 for one rank."""
+        """Return the seconds of one collective each, in the order given; 0 for one rank."""
         terms_PC = terms(name, layouts, sizes_bytes_P, links, self.tree_center_log2_bytes, self.tree_width_log2_bytes)
         alone_P = np.array([layout.num_ranks == 1 for layout in layouts])
         return np.where(alone_P, 0.0, terms_PC @ np.array(self.values))
@@ -131,7 +131,7 @@ def terms(
     center: float = 26.0,
     width: float = 1.5,
 ) -> Floats:
-    """Seconds of each term at coefficient 1 (launch: 1): an array P × C, columns as in `TERMS`."""
+    """Return the seconds of each term at coefficient 1 (launch: 1): an array P × C, columns as in `TERMS`."""
     size = np.asarray(sizes_bytes_P, dtype=np.float64) * (2.0 if name == "send_recv" else 1.0)
     n, k, h = (np.array(column, dtype=np.float64) for column in zip(*_counts(layouts), strict=True))
     r = n / k
@@ -172,7 +172,7 @@ def fit(
     links: Links,
     prior: Coefficients,
 ) -> Coefficients:
-    """Nonnegative least squares of relative errors, robust; what no measurement tells stays as in `prior`."""
+    """Fit by robust nonnegative least squares of relative errors; what no measurement determines stays at `prior`."""
     centers = [(prior.tree_center_log2_bytes, prior.tree_width_log2_bytes)]
     if FAMILY[name] == "reduce":
         centers += [(center, width) for center in _TREE_CENTERS for width in _TREE_WIDTHS]
@@ -197,7 +197,7 @@ def fit(
 
 
 def bus_bytes_per_second(name: str, num_ranks: int, size_bytes: float, seconds: float) -> float:
-    """What one link carries, comparable with its bandwidth: `busbw` of nccl-tests (doc/PERFORMANCE.md).
+    """Return what one link carries, comparable with its bandwidth: `busbw` of nccl-tests (doc/PERFORMANCE.md).
 
     algbw = S / t; busbw = algbw × (n − 1) / n for all_gather and reduce_scatter, × 2 (n − 1) / n for all_reduce, × 1
     for send_recv; for all_to_all × (n − 1) / n where S is one rank's buffer, so × (n − 1) / n² of the whole tensor.
@@ -215,7 +215,7 @@ def bus_bytes_per_second(name: str, num_ranks: int, size_bytes: float, seconds: 
 
 @lru_cache
 def shipped() -> Mapping[str, Coefficients]:
-    """The fitted coefficients in `collective_coefficients.json`, which names source and date."""
+    """Load the fitted coefficients of `collective_coefficients.json`, which names source and date."""
     text = resources.files("dejavu.cost.collectives").joinpath("collective_coefficients.json").read_text()
     entries = json.loads(text)["coefficients"]
     return {
@@ -235,7 +235,7 @@ def _counts(layouts: Sequence[GroupLayout]) -> list[tuple[int, int, int]]:
 
 
 def _slowest(inside: Floats, card: Floats) -> tuple[Floats, Floats]:
-    """Bytes inside a node and through its card move at once: only the slower of the two counts."""
+    """Return the slower of the transfers inside a node and through its card: both run at once."""
     return np.where(inside > card, inside, 0.0), np.where(inside > card, 0.0, card)
 
 

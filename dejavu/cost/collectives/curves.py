@@ -1,4 +1,4 @@
-"""What collectives cost on a cluster: measured, interpolated between measurements, or predicted from the links.
+"""Costs of collectives on a cluster: measured, interpolated between measurements, or predicted from the links.
 
 A group whose curve over sizes was measured is interpolated, monotonically; any other is priced by the α–β model, which
 its measured neighbours correct; without measurements the shipped coefficients and the cluster's links do.
@@ -69,7 +69,7 @@ class Points:
 
 
 def screened(collectives: Sequence[Collective], dtypes: Sequence[str], sizes_bytes: Floats, seconds: Floats) -> Points:
-    """What of some rows is a measurement: the rest is dropped and counted, by reason."""
+    """Keep the rows that are measurements; drop the rest, counted by reason."""
     dropped: Counter[str] = Counter()
     curves: dict[tuple[str, str], dict[float, list[float]]] = {}
     layouts: dict[str, GroupLayout] = {}
@@ -120,7 +120,7 @@ class CollectiveModel:
 
     @classmethod
     def of(cls, name: str, points: Points, links: Links) -> CollectiveModel:
-        """Fitted to the points; without any, the shipped coefficients."""
+        """Fit the model to the points; without any, use the shipped coefficients."""
         prior = shipped()[name]
         if not len(points):
             return cls(name, links, points, prior)
@@ -143,7 +143,7 @@ class CollectiveModel:
     def predict(
         self, layouts: Sequence[GroupLayout], subjects: Sequence[str], dtypes: Sequence[str], sizes_bytes: Floats
     ) -> tuple[Floats, Floats]:
-        """Log seconds and their standard deviation, point by point, none of them taken as measured."""
+        """Return log seconds and their standard deviation, point by point, as if none of them were measured."""
         base = np.log(self.coefficients.seconds(self.name, layouts, sizes_bytes, self.links))
         if self.process is None:
             return base, np.full(len(base), _unmeasured_log_error(self.coefficients) / _GAUSSIAN_90)
@@ -158,7 +158,7 @@ class CollectiveModel:
         return base + mean, deviation
 
     def estimate(self, collective: Collective, size_bytes: float, dtype: str) -> Estimate:
-        """Of one call; 0 for one rank."""
+        """Estimate one call; 0 for one rank."""
         _check_size(size_bytes)
         if collective.num_ranks == 1:
             return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
@@ -175,14 +175,14 @@ class CollectiveModel:
         return _estimate(log_seconds, float(deviation[0]) * self.coefficients.deviations, CORRECTED)
 
     def _curve(self, subject: str, dtype: str) -> tuple[Floats, Floats, float]:
-        """Measured sizes of a group, and their log seconds with rises only."""
+        """Return the measured sizes of a group, and their log seconds made nondecreasing."""
         if not len(self.points):
             return np.array([]), np.array([]), 0.0
         from sklearn.isotonic import IsotonicRegression  # half a second to import; without measurements not needed
 
         own = [row for row, found in enumerate(self.points.subjects) if found == subject]
         same = [row for row in own if self.points.dtypes[row] == dtype]
-        rows = same or own  # another dtype's bytes travel alike
+        rows = same or own  # another dtype's bytes take as long
         if same == [] and own:
             rows = [row for row in own if self.points.dtypes[row] == self.points.dtypes[own[0]]]
         sizes = self.points.sizes_bytes[rows]
@@ -227,10 +227,10 @@ class CollectiveCosts:
     def estimate(
         self, name: str, size_bytes: float, groups: Sequence[Sequence[Device]], dtype: str = "float16"
     ) -> Estimate:
-        """Of all groups at once, each doing it for itself, as `Collective` has it.
+        """Estimate all groups running it concurrently, each on its own, as in `Collective`.
 
         Raises:
-            CostError: no such collective, a size that is none, or groups that are none.
+            CostError: no such collective, an invalid size, or invalid groups.
         """
         if name not in COLLECTIVES:
             raise CostError(f"unknown collective {name!r}; wanted one of {', '.join(COLLECTIVES)}")
@@ -242,13 +242,13 @@ class CollectiveCosts:
         if collective.num_ranks == 1:
             return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
         types = {device.type_name for group in groups for device in group}
-        device_type = types.pop() if len(types) == 1 else None  # of mixed groups nothing was measured
+        device_type = types.pop() if len(types) == 1 else None  # mixed groups are never measured
         return self.model(name, device_type, slowest_links(self.cluster, groups)).estimate(
             collective, size_bytes, dtype
         )
 
     def model(self, name: str, device_type: str | None, links: Links) -> CollectiveModel:
-        """Fitted to the database's rows of this device type; they are taken to be of these links."""
+        """Fit to the database's rows of this device type, assuming that they were measured on these links."""
         key = (name, device_type, links)
         if key not in self._models:
             self._models[key] = CollectiveModel.of(name, self._measured(name, device_type), links)
@@ -272,10 +272,10 @@ def collective_cost(
     groups: Sequence[Device] | Sequence[Sequence[Device]],
     dtype: str = "float16",
 ) -> Estimate:
-    """One price; for many, keep a `CollectiveCosts`. `groups` may be one group of devices.
+    """Estimate one collective; for many, keep a `CollectiveCosts`. `groups` may be one group of devices.
 
     Raises:
-        CostError: no such collective, a size that is none, or groups that are none.
+        CostError: no such collective, an invalid size, or invalid groups.
     """
     several = [[entry] if isinstance(entry, Device) else list(entry) for entry in groups]
     if groups and isinstance(groups[0], Device):
@@ -293,10 +293,10 @@ def mesh_cost(
     between: Link,
     concurrent_groups: int = 1,
 ) -> Estimate:
-    """Of groups that each span `nodes` nodes with `devices_per_node` ranks in each, on nothing but the links.
+    """Estimate groups that each span `nodes` nodes with `devices_per_node` ranks in each, from the links alone.
 
     Raises:
-        CostError: no such collective, or a size or count that is none.
+        CostError: no such collective, or an invalid size or count.
     """
     if name not in COLLECTIVES:
         raise CostError(f"unknown collective {name!r}; wanted one of {', '.join(COLLECTIVES)}")
@@ -317,7 +317,7 @@ def mesh_cost(
 
 
 def on_mesh(cluster: Cluster, name: str, groups: Sequence[Sequence[Device]]) -> Collective:
-    """The groups as ranks of the smallest mesh that holds their nodes, in the cluster's order.
+    """Map the groups to ranks of the smallest mesh that contains their nodes, in the cluster's order.
 
     Raises:
         ValueError: the groups are not of one size, empty, or share a device.
@@ -336,14 +336,14 @@ def on_mesh(cluster: Cluster, name: str, groups: Sequence[Sequence[Device]]) -> 
 
 
 def slowest_links(cluster: Cluster, groups: Sequence[Sequence[Device]]) -> Links:
-    """Of all pairs in one group, the slowest inside a node and between nodes: every ring waits for it.
+    """Return the slowest link of any pair in a group, inside a node and between nodes: every ring waits for it.
 
     Where the groups use no link of a kind it is the slowest of the cluster, which their neighbours were measured on.
     """
     inside: set[Link] = set()
     between: set[Link] = set()
     for group in groups:
-        # One device of each node tells all links between nodes, and one node tells its own.
+        # One device of each node suffices for all links between nodes.
         nodes: dict[tuple[str, int], list[Device]] = {}
         for device in group:
             nodes.setdefault((device.group, device.node_index), []).append(device)
@@ -358,7 +358,7 @@ def slowest_links(cluster: Cluster, groups: Sequence[Sequence[Device]]) -> Links
 
 
 def points_of(rows: Sequence[Measurement]) -> Points:
-    """Rows of the database (kind `collective`, one name) as points; what is none is dropped and counted."""
+    """Convert rows of the database (kind `collective`, one name) to points; invalid ones are dropped and counted."""
     collectives, good, unreadable = [], [], 0
     for row in rows:
         try:
@@ -388,7 +388,7 @@ def _check_size(size_bytes: float) -> None:
 
 
 def _raised(sizes: Floats, times: Floats) -> NDArray[np.bool_]:
-    """Points at exactly the smaller size's bandwidth: Alpa wrote them over slower measurements."""
+    """Find points at exactly the smaller size's bandwidth: Alpa wrote them over slower measurements."""
     raised = np.zeros(len(sizes), dtype=bool)
     rate = sizes / times
     raised[1:] = np.abs(rate[1:] / rate[:-1] - 1.0) < _SAME_RATE
@@ -396,7 +396,7 @@ def _raised(sizes: Floats, times: Floats) -> NDArray[np.bool_]:
 
 
 def _outliers(times: Floats) -> NDArray[np.bool_]:
-    """Points further than `OUTLIER_RATIO` from the median of the four around them: a unit or a clock was wrong."""
+    """Find points further than `OUTLIER_RATIO` from the median of the four around them: a unit or clock was wrong."""
     found = np.zeros(len(times), dtype=bool)
     for index in range(len(times) if len(times) >= 3 else 0):
         around = [there for there in range(index - 2, index + 3) if there != index and 0 <= there < len(times)]
@@ -406,7 +406,7 @@ def _outliers(times: Floats) -> NDArray[np.bool_]:
 
 
 def _numbers(values: Sequence[Any], known: Sequence[Any] | None = None) -> Integers:
-    """Equal values get equal numbers, those of `known` the numbers that they have there, others new ones."""
+    """Number the values: equal ones alike, those of `known` as there, others with new numbers."""
     numbers: dict[Any, int] = {}
     for value in known or ():
         numbers.setdefault(value, len(numbers))
@@ -414,7 +414,7 @@ def _numbers(values: Sequence[Any], known: Sequence[Any] | None = None) -> Integ
 
 
 def _factor(process: CurveProcess, blocks_P: Integers) -> float:
-    """Standard deviations that hold 90 % of the points when their blocks are left out."""
+    """Return how many standard deviations hold 90 % of the points when their blocks are left out."""
     if len(process.points) < _LEAST_POINTS_TO_CALIBRATE or len(np.unique(blocks_P)) < 2:
         return _GAUSSIAN_90
     mean, deviation = process.leave_out(blocks_P)

@@ -1,9 +1,9 @@
-"""What the devices of one stage say to each other: sums inside layers, gradients and weights of the replicas.
+"""Collectives inside one stage: tensor-parallel sums inside layers, gradients and weights of the replicas.
 
 A stage's mesh is `num_nodes` × `devices_per_node`; a tensor-parallel group is a run of devices inside one node, the
 replicas are strided over them, so that as many replica groups as there are tensor-parallel devices cross a node's
 network card at once. Where nodes differ, a stage may get the slowest: its links are the slowest of its device type.
-Nothing is hidden behind computing.
+No communication is assumed to overlap with computation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.collective import Collective
 
-# What replicas do once a step with all of a stage's gradients, and for each layer in each microbatch: forward, backward
+# The replicas' per-step work on all of a stage's gradients, and for each layer in each microbatch: forward, backward
 # (Rajbhandari et al., SC 2020, sections 5 and 7). Each is of the layer's weights on one device.
 PER_STEP = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_gather",), 3: ()}
 FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
@@ -31,7 +31,7 @@ _FITTED_SIZES = 6  # of messages, from one layer's to the whole model's
 
 
 class StageCollectives:
-    """Prices collectives inside stages, each asked once: measured where the database knows the device type."""
+    """Prices collectives inside stages, each computed once: measured where the database knows the device type."""
 
     def __init__(self, cluster: Cluster, database: ProfileDatabase | None, dtype: str) -> None:
         self._cluster, self._dtype = cluster, dtype
@@ -40,7 +40,7 @@ class StageCollectives:
         self._known: dict[tuple[str, Collective, str, float], float] = {}
 
     def tensor_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
-        """All-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
+        """Price all-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
         t, width = configuration.tensor_parallel, configuration.devices_per_node
         groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
         return sum(
@@ -73,7 +73,7 @@ class StageCollectives:
     def per_step_line(
         self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
     ) -> tuple[float, float]:
-        """Seconds and seconds per byte of what the replicas do once a step, as a line through the whole range of sizes.
+        """Fit seconds and seconds per byte of the replicas' per-step work, as a line over the whole range of sizes.
 
         A stage's gradients are one message, so its cost has to be a sum over layers and a constant. Least squares of
         relative errors, both parts ≥ 0.
@@ -109,15 +109,15 @@ class StageCollectives:
 
 
 def inside_link(cluster: Cluster, device_type: str) -> Link | None:
-    """The slowest link inside a node that has several devices of this type; None where no node has."""
+    """Return the slowest link inside a node that has several devices of this type; None where no node has."""
     links = [group.link for group in cluster.groups if dict(group.devices).get(device_type, 0) > 1]
     return slowest(links) if links else None
 
 
 def between_link(cluster: Cluster, a: str, b: str | None = None) -> Link:
-    """The slowest link between two nodes that have devices of these types; inside a node where there is but one node.
+    """Return the slowest link between two nodes that have devices of these types; inside a node if there is only one.
 
-    Where one device is all there is, nothing is ever sent.
+    With a single device nothing is ever sent.
     """
     names = (a, a if b is None else b)
     held = [[group.name for group in cluster.groups if dict(group.devices).get(name, 0)] for name in names]
@@ -130,10 +130,10 @@ def between_link(cluster: Cluster, a: str, b: str | None = None) -> Link:
 def stage_transfer(
     cluster: Cluster, transfers: dict[tuple[str, str], TransferCost], a: StageConfiguration, b: StageConfiguration
 ) -> tuple[float, float]:
-    """Latency and seconds per byte of a microbatch that stage `a` hands to `b`, each way.
+    """Return latency and seconds per byte of a microbatch that stage `a` sends to `b`, each way.
 
-    Each of the more numerous replicas sends or receives its own part. Two stages that one node has room for are taken
-    to sit in one node, as single devices are (`transfer_cost`), where every pair of replicas has its own link;
+    Each of the more numerous replicas sends or receives its own part. Two stages that fit in one node are assumed to be
+    in one node, as single devices are (`transfer_cost`), where every pair of replicas has its own link;
     otherwise all parts of one node share its network card, so that only the side with fewer nodes counts.
     """
     typical = transfers[a.device_type, b.device_type]
@@ -157,5 +157,5 @@ def _fit_one_node(cluster: Cluster, a: StageConfiguration, b: StageConfiguration
 
 
 def slowest(links: Sequence[Link]) -> Link:
-    """The least bandwidth and the greatest latency among them."""
+    """Return the least bandwidth and the greatest latency among them."""
     return Link(min(link.bytes_per_second for link in links), max(link.latency_seconds for link in links))

@@ -1,8 +1,8 @@
-"""Measured curves, continued: a Gaussian process over what an α–β model leaves, in log seconds over log bytes.
+"""Interpolating measured curves: a Gaussian process over an α–β model's residuals, in log seconds over log bytes.
 
 Curves of groups that are laid out alike (ranks per node, groups sharing a card, nodes) bend alike, since the library
 switches protocols at the same message sizes; so a size that was not measured, and a group that was not, learn from
-their neighbours. Noise is learned as noise: what is predicted does not chase it.
+their neighbours. Noise is modelled as noise, so predictions do not follow it.
 
 Shape suffixes: P = points measured, Q = points asked.
 """
@@ -92,13 +92,13 @@ class CurveProcess:
         object.__setattr__(self, "_weights_P", cho_solve(factor, self.residuals_P))
 
     def predict(self, asked: CurvePoints) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of a measurement there, noise included."""
+        """Return mean and standard deviation of a measurement there, noise included."""
         cross = covariance(asked, self.points)
         variance = prior_variance(asked) - np.einsum("qp,pq->q", cross, cho_solve(self._factor, cross.T))
         return cross @ self._weights_P, np.sqrt(np.maximum(variance, 0.0) + asked.noise_variance)
 
     def leave_out(self, blocks_P: Integers) -> tuple[Floats, Floats]:
-        """Each block of points predicted from all the others: mean and standard deviation, exactly, without refitting.
+        """Predict each block of points from all others: mean and standard deviation, exactly, without refitting.
 
         See Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
         """
@@ -113,7 +113,7 @@ class CurveProcess:
 
 
 def covariance(a: CurvePoints, b: CurvePoints) -> Floats:
-    """Between the residuals at two sets of points, noise not included."""
+    """Return the covariance between the residuals at two sets of points, noise not included."""
     size, ranks, sharing, nodes = (
         np.abs(a.coordinates[:, None, axis] - b.coordinates[None, :, axis]) for axis in range(4)
     )
@@ -133,7 +133,7 @@ def covariance(a: CurvePoints, b: CurvePoints) -> Floats:
 
 
 def prior_variance(points: CurvePoints) -> Floats:
-    """The diagonal of `covariance`."""
+    """Return the diagonal of `covariance`."""
     return _BROAD**2 + _amplitude(points) * (_BEND**2 + _OWN**2 + _OWN_BEND**2 + _OWN_DTYPE**2)
 
 

@@ -1,4 +1,4 @@
-"""What a transfer between two devices costs: a latency and a time per byte (the α–β model, Hockney 1994)."""
+"""Cost of a transfer between two devices: a latency and a time per byte (the α–β model, Hockney 1994)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCHANGE = "exchange"  # subject of a link's rows that were measured alone
 
 @dataclass(frozen=True)
 class TransferCost:
-    """Of one message: `latency_seconds` + size × `seconds_per_byte`; measured, declared or assumed."""
+    """Cost of one message: `latency_seconds` + size × `seconds_per_byte`; measured, declared or assumed."""
 
     latency_seconds: float
     seconds_per_byte: float
@@ -24,7 +24,7 @@ class TransferCost:
 
 
 def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, receiver: str) -> TransferCost:
-    """Between neighbouring stages on devices of these types.
+    """Return the transfer cost between neighbouring stages on devices of these types.
 
     Where some node has both types, neighbours can sit in one node, and the link inside it counts; otherwise the
     link between nodes. `bind` then tells what the actual devices' links cost. A link that was measured on this
@@ -39,7 +39,7 @@ def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, rece
 
 
 def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[str, str], TransferCost]:
-    """Between any two of the cluster's device types: (sender, receiver) -> cost."""
+    """Return the costs between any two of the cluster's device types: (sender, receiver) -> cost."""
     names = tuple(cluster.device_counts)
     return {(a, b): transfer_cost(cluster, database, a, b) for a in names for b in names}
 
@@ -62,7 +62,7 @@ def _typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
 
 
 def fit(rows: Sequence[Measurement]) -> TransferCost:
-    """Latency and time per byte by least squares on relative errors, so that small messages count as much as large."""
+    """Fit latency and time per byte by least squares of relative errors: small messages count as much as large ones."""
     sizes = np.array([float(row.size_bytes or 0) for row in rows])
     seconds = np.array([row.seconds for row in rows])
     design = np.stack([1.0 / seconds, sizes / seconds], axis=1)

@@ -1,1 +1,1 @@
-"""What one kernel takes on one device: roofline, what was learned from GPUs, calibration, parts of split layers."""
+"""Kernel times on one device: roofline, learned predictor, calibration, parts of sharded layers."""

@@ -1,7 +1,7 @@
-"""A few measured kernels correct the roofline of one device: three numbers, held near 1 while there are few.
+"""Calibrating the roofline of one device with a few measured kernels: three factors, held near 1 while there are few.
 
-The correction of the arithmetic, of the memory and of the launch is the most likely one under soft errors and a prior
-around 1. With no kernels it is 1; a dozen decide it.
+The corrections of arithmetic, memory and launch are the maximum a posteriori under robust errors and a prior around 1.
+Without kernels they are 1; a dozen kernels outweigh the prior.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Calibration:
     num_kernels: int = 0
 
     def law(self, law: KernelLaw) -> KernelLaw:
-        """The law of this device."""
+        """Return the calibrated law of this device."""
         return replace(
             law,
             compute_efficiency=law.compute_efficiency * self.compute,
@@ -53,7 +53,7 @@ class Calibration:
         )
 
     def roofline(self, roofline: KernelRoofline) -> KernelRoofline:
-        """The roofline of this device."""
+        """Return the calibrated roofline of this device."""
         return KernelRoofline(
             matrix_units=self.law(roofline.matrix_units),
             scalar_units=self.law(roofline.scalar_units),
@@ -67,10 +67,10 @@ def calibrate(
     device: DeviceType,
     roofline: KernelRoofline | None = None,
 ) -> Calibration:
-    """The calibration of one device from measured kernels.
+    """Calibrate one device from measured kernels.
 
     Raises:
-        CostError: a product in a dtype whose peak is not known.
+        CostError: a product in a dtype whose peak is unknown.
     """
     before, measured_K = roofline or KernelRoofline(), np.asarray(seconds, dtype=float)
     if not len(kernels):
@@ -90,7 +90,7 @@ def calibrate(
 
 
 def calibration_kernels(device: DeviceType) -> list[Kernel]:
-    """Some two dozen kernels, sized for the device, so that all take 15 seconds with the process' start."""
+    """Return some two dozen kernels, sized for the device so that all take 15 seconds with the process's start."""
     matrix = next((dtype for dtype in ("bfloat16", "float16") if has_matrix_units(device, dtype)), None)
     kernels: list[Kernel] = []
     for dtype in ("float32", matrix):
@@ -129,7 +129,7 @@ def _multiple(size: float) -> int:
 
 
 def product(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Kernel:
-    """Matrix products m × k by k × n, as many as `batch`."""
+    """Make a kernel of `batch` matrix products m × k by k × n."""
     item_bytes = ITEM_BYTES[dtype]
     return Kernel(
         family="matmul",
@@ -146,7 +146,7 @@ def product(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Kernel:
 
 
 def elementwise(name: str, elements: int, num_read: int, dtype: str = "float32") -> Kernel:
-    """An operation on each element of as many tensors as `num_read`."""
+    """Make a kernel that reads `num_read` tensors element by element."""
     size_bytes = float(ITEM_BYTES[dtype] * elements)
     return Kernel(
         family="elementwise",
@@ -159,7 +159,7 @@ def elementwise(name: str, elements: int, num_read: int, dtype: str = "float32")
 
 
 def row_wise(family: str, name: str, rows: int, width: int = ROW_ELEMENTS, dtype: str = "float32") -> Kernel:
-    """A softmax or a norm of each row."""
+    """Make a kernel of a softmax or a norm of each row."""
     size_bytes = float(ITEM_BYTES[dtype] * rows * width)
     return Kernel(
         family=family, name=name, dtype=dtype, m=rows, n=width, read_bytes=size_bytes, written_bytes=size_bytes

@@ -1,4 +1,4 @@
-"""What decides how well a kernel uses a device, without units: nothing here says which device it is.
+"""Dimensionless features of how well a kernel uses a device; none of them identifies the device.
 
 Shape suffixes: K = kernels, F = features.
 """
@@ -69,7 +69,7 @@ class KernelBounds:
 
 
 def peak_flops_per_second(device: DeviceType, dtype: str, model: str) -> float | None:
-    """Of the units that a kernel of this model uses.
+    """Return the peak of the units that a kernel of this model uses.
 
     float32 products run on matrix units of AMD's CDNA 1 and 2, twice as fast as what the catalogue quotes for
     float32; later ones, which the catalogue gives TF32 for, are quoted with them.
@@ -82,7 +82,7 @@ def peak_flops_per_second(device: DeviceType, dtype: str, model: str) -> float |
 
 
 def bounds(model: str, work: KernelWork, device: DeviceType, dtype: str) -> KernelBounds | None:
-    """None where the device's peak at this dtype is not known."""
+    """Compute the bounds; None where the device's peak at this dtype is unknown."""
     peak = peak_flops_per_second(device, dtype, model)
     if model in PRODUCTS:
         if peak is None:
@@ -109,7 +109,7 @@ def bounds(model: str, work: KernelWork, device: DeviceType, dtype: str) -> Kern
 def features(
     model: str, work: KernelWork, device: DeviceType, dtype: str, found: KernelBounds, launch_seconds: float
 ) -> Floats:
-    """KF, logarithms of ratios; `FEATURES[model]` names the columns."""
+    """Compute the features (KF), logarithms of ratios; `FEATURES[model]` names the columns."""
     fraction = sustained_fraction(device, dtype)
     size = np.log(np.maximum(np.maximum(found.compute_K / fraction, found.memory_K), 1e-12) / launch_seconds)
     if model in ("matmul", "convolution"):
@@ -151,7 +151,7 @@ def _waves(work: KernelWork, device: DeviceType, rows: int, columns: int) -> Flo
 
 
 def _quantized(waves: Floats) -> Floats:
-    """Whole waves for each wave of work: 1 where the last one is full."""
+    """Return whole waves over exact waves of work: 1 where the last one is full."""
     return np.ceil(waves) / waves
 
 

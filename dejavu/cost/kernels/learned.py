@@ -1,9 +1,8 @@
-"""Kernel times learned from measured devices, for devices that nobody has measured.
+"""Kernel times learned from measured devices, for devices that were never measured.
 
 A kernel's expected time follows from peaks, tiles, waves and the board's power (`features.bounds`). What is learned is
-the logarithm of measured over expected, from ratios that carry no unit, so that it holds on the next device as far as
-that one is built alike. Intervals are conformal: how far off the prediction was for each device when that device was
-left out.
+the logarithm of measured over expected, from dimensionless ratios, so that it transfers to another device of similar
+architecture. Intervals are conformal: how far off the prediction was for each device when that device was left out.
 
 Shape suffixes: K = kernels, F = features, D = devices, B = bins of size.
 """
@@ -42,7 +41,7 @@ Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("learned_kernels.npz")
 FORMAT = 1
 
-LAUNCH_SECONDS = 10e-6  # where no kernel is small enough to show it
+LAUNCH_SECONDS = 10e-6  # assumed where no kernel is small enough to show it
 SMALL_SECONDS = 1e-6  # a kernel with less work than this at the peaks takes the launch alone
 # Measured times outside are no kernel: nothing that is launched ends sooner, and an hour is another unit.
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
@@ -70,7 +69,7 @@ class Prediction:
     Attributes:
         low_seconds_K, high_seconds_K: 90 % intervals; equal to `seconds_K` where the kernel is not known.
         known_K: whether a model knows the kernel; the others have the roofline's time, or NaN without a peak.
-        launch_seconds: part of each time; in a full queue of kernels it is hidden behind the one before.
+        launch_seconds: part of each time; in a full queue of kernels it overlaps with the preceding kernel.
     """
 
     seconds_K: Floats
@@ -82,7 +81,7 @@ class Prediction:
 
     @property
     def queued_seconds_K(self) -> Floats:
-        """What each adds to a stream that has work waiting: without the launch, no less than the peaks allow."""
+        """What each adds to a stream with queued work: without the launch, no less than the peaks allow."""
         return np.maximum(self.seconds_K - self.launch_seconds, np.maximum(self.least_seconds_K, SMALL_SECONDS))
 
 
@@ -103,11 +102,11 @@ class FamilyModel:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A predictor by model, and where it is from.
+    """A predictor for each model, and its source.
 
     Attributes:
         source: what it was fitted on, by whom it was measured, when it was fitted.
-        notes: rows that were refused, models without enough rows.
+        notes: rejected rows, models without enough rows.
     """
 
     models: Mapping[str, FamilyModel]
@@ -128,7 +127,7 @@ class Learned:
     ) -> Learned:
         """Learn from measurements: three sequences of one length; `source` says whose they are.
 
-        Times that cannot be true are left out and counted in `notes`. With fewer than three devices, or without
+        Impossible times are left out and counted in `notes`. With fewer than three devices, or without
         `intervals`, the interval is of the training residuals, doubled: too few to know better.
 
         Raises:
@@ -150,7 +149,7 @@ class Learned:
         return cls(models, launch, text, tuple(notes))
 
     def predict(self, kernels: Sequence[Kernel], device: DeviceType) -> Prediction:
-        """What each kernel takes on one such device; equal kernels are priced once."""
+        """Predict each kernel on one such device; equal kernels are priced once."""
         distinct: dict[Kernel, int] = {}
         position_K = np.array([distinct.setdefault(kernel, len(distinct)) for kernel in kernels], dtype=np.intp)
         rows = np.full((4, len(distinct)), np.nan)  # seconds, low, high, least
@@ -180,7 +179,7 @@ class Learned:
         return clipped, low, np.maximum(clipped * np.exp(model.high_B[bin_K]), clipped)
 
     def save(self, path: Path) -> None:
-        """As .npz without pickles; `load` gives the same predictions."""
+        """Save as .npz without pickles; `load` gives the same predictions."""
         header: dict[str, Any] = {
             "format": FORMAT,
             "source": self.source,
@@ -200,7 +199,11 @@ class Learned:
 
     @classmethod
     def load(cls, path: Path) -> Learned:
-        """Raises CostError where the file is no predictor of this version."""
+        """Load a predictor.
+
+        Raises:
+            CostError: the file is no predictor of this version.
+        """
         try:
             with np.load(path, allow_pickle=False) as stored:
                 header = json.loads(stored["header"].tobytes().decode())
@@ -224,7 +227,7 @@ class Learned:
 
 @cache
 def shipped() -> Learned:
-    """The predictor in the package; `python -m benchmarks.cost.fit_kernels` makes it anew."""
+    """Load the predictor that ships with the package; `python -m benchmarks.cost.fit_kernels` refits it."""
     return Learned.load(SHIPPED)
 
 
@@ -263,7 +266,7 @@ def _screened(
 
 
 def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[tuple[str, str], NDArray[np.intp], KernelWork]]:
-    """By model and dtype: where those kernels are, and their numbers."""
+    """Group by model and dtype: the indices of the kernels, and their numbers."""
     places: dict[tuple[str, str], list[int]] = {}
     for index, kernel in enumerate(kernels):
         places.setdefault((BORROWED.get(kernel.family, kernel.family), kernel.dtype), []).append(index)
@@ -272,7 +275,7 @@ def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[tuple[str, str], NDArra
 
 
 def _base(name: str, found: KernelBounds, launch_seconds: float) -> Floats | float:
-    """What the learned logarithm multiplies: element-wise kernels are a function of their size alone."""
+    """Return the time that the learned factor multiplies: element-wise kernels depend on their size alone."""
     return launch_seconds if name == "elementwise" else launch_seconds + found.expected_K
 
 
@@ -283,7 +286,7 @@ def _tables(
     usable: NDArray[np.bool_],
     seed: int,
 ) -> tuple[list[_Table], float]:
-    """Each device's rows by model, against that device's own launch time; and the usual launch time."""
+    """Return each device's rows by model, relative to that device's own launch time; and the usual launch time."""
     random = np.random.default_rng(seed)
     by_name: dict[str, DeviceType] = {device.name: device for device in devices}
     names = np.array([device.name for device in devices])
@@ -310,7 +313,7 @@ def _tables(
 
 
 def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | None:
-    """The lower quartile of kernels with next to no work; None where a device has none."""
+    """Return the lower quartile of kernels with next to no work; None where a device has none."""
     small = np.concatenate([times[found.least_K < SMALL_SECONDS] for found, times in groups] or [np.zeros(0)])
     return float(np.quantile(small, 0.25)) if len(small) >= 5 else None
 
@@ -338,7 +341,7 @@ def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> 
 def _residuals(
     name: str, held_out: Sequence[tuple[list[_Table], Trees | Curve]], widen: float
 ) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Of each device: size, log error with the device's mean error made `widen` times as large, weight."""
+    """Return for each device: size, log error with the device's mean error made `widen` times as large, weight."""
     for tables, function in held_out:
         for table in tables:
             size = table.features_KF[:, FEATURES[name].index("size")]
@@ -347,7 +350,7 @@ def _residuals(
 
 
 def _quantiles(size_K: Floats, residual_K: Floats, weight_K: Floats) -> tuple[Floats, Floats]:
-    """By bins of size; bins with too few rows take those of all."""
+    """Return quantiles by bins of size; bins with too few rows use those of all."""
     edges = ((1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0)
     bin_K = np.digitize(size_K, SIZE_BIN_EDGES)
     limits = np.tile([[_quantile(residual_K, weight_K, edge)] for edge in edges], len(SIZE_BIN_EDGES) + 1)

@@ -1,7 +1,7 @@
-"""Which boards cannot run all their float32 units at the clock that their peak is quoted for: they run out of power.
+"""Boards whose power limit does not sustain their float32 peak at the quoted clock.
 
-A T4 (70 W) sustains half of its peak in matrix products, a V100 of the same process (250 W) all of it. No shape says
-so; watts do. Without this, what is learned from one board is wrong on the next by that factor.
+A T4 (70 W) sustains half of its peak in matrix products, a V100 of the same process (250 W) all of it. No kernel shape
+explains this; watts do. Without it, what is learned from one board is wrong on another by that factor.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _PROCESS_NANOMETRES = {
 
 
 def sustained_fraction(device: DeviceType, dtype: str) -> float:
-    """The share of the peak FLOP/s that the board's power pays for, at most 1; only float32 is ever short of it.
+    """Return the share of the peak FLOP/s that the board's power sustains, at most 1; below 1 only for float32.
 
     Matrix units take several times less energy for an operation, and are kept at 1.
     """

@@ -1,12 +1,12 @@
-"""The roofline of a kernel: arithmetic in waves of tiles, or memory traffic, whichever is longer, behind a launch.
+"""The roofline of a kernel: a launch, then arithmetic in waves of tiles or memory traffic, whichever is longer.
 
-A matrix product is cut into tiles that the multiprocessors work off in waves: the last wave takes as long as a full
+A matrix product is cut into tiles that the multiprocessors process in waves: the last wave takes as long as a full
 one (wave quantization). A tile takes its arithmetic and the time in which its operands pass the multiprocessor's shared
 memory, which is why a device with fast matrix units reaches less of its peak. Of a small menu of tiles, and of splits
-of the summed dimension, the fastest is taken, as cuBLAS' heuristic means to.
+of the summed dimension, the fastest is taken, which is what cuBLAS' heuristic aims for.
 
-Few parameters, each a plain physical figure, so that the law carries to devices that nobody measured. See Williams et
-al., "Roofline", CACM 2009, and NVIDIA's "Matrix multiplication background user's guide" on tiles and waves.
+Few parameters, each a plain physical quantity, so that the law transfers to devices that were never measured. See
+Williams et al., "Roofline", CACM 2009, and NVIDIA's "Matrix multiplication background user's guide" on tiles and waves.
 
 Shape suffixes: K = kernels, T = tiles of the menu, S = splits of the summed dimension.
 """
@@ -66,7 +66,7 @@ class KernelLaw:
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, columns: Columns, family: str, peak_flops_per_second: float, device: DeviceType) -> Floats:
-        """Of kernels of one family; the peak does not matter outside `PRODUCTS`."""
+        """Return the seconds of kernels of one family; the peak does not matter outside `PRODUCTS`."""
         bandwidth = device.memory_bytes_per_second * self.traffic_efficiency.get(family, self.memory_efficiency)
         if family not in PRODUCTS:
             return self.launch_seconds + self._memory_seconds(columns.bytes_K, bandwidth, device)
@@ -85,7 +85,7 @@ class KernelLaw:
         )
 
     def _tiled_seconds(self, columns: Columns, rate: float, bandwidth: float, device: DeviceType) -> Floats:
-        """The fastest tile and split of each product."""
+        """Return each product's time with its fastest tile and split."""
         count = device.num_multiprocessors
         assert count is not None
         rows_T, width_T = (np.array(sizes, dtype=float)[None, :, None] for sizes in zip(*TILES, strict=True))
@@ -189,8 +189,8 @@ CPU_CORE = KernelLaw(
 class KernelRoofline:
     """Seconds of any kernel on any device whose peaks are known.
 
-    It promises no more than its physics: on the devices that it was fitted to, products are 7 % off in fp16 and 20 % in
-    float32, convolutions 40 % and the rest 17 to 20 %. `calibration` corrects it with a few measured kernels.
+    It is no more accurate than its physics: on the devices that it was fitted to, products are 7 % off in fp16 and 20 %
+    in float32, convolutions 40 % and the rest 17 to 20 %. `calibration` corrects it with a few measured kernels.
     """
 
     matrix_units: KernelLaw = MATRIX_UNITS
@@ -198,10 +198,10 @@ class KernelRoofline:
     cpu_core: KernelLaw = CPU_CORE
 
     def seconds(self, kernels: Sequence[Kernel], device: DeviceType) -> Floats:
-        """Of each kernel.
+        """Return the seconds of each kernel.
 
         Raises:
-            CostError: a product in a dtype whose peak is not known on this device.
+            CostError: a product in a dtype whose peak is unknown on this device.
         """
         columns, seconds_K = Columns.of(kernels), np.empty(len(kernels))
         groups: dict[tuple[str, str], list[int]] = {}
@@ -221,20 +221,20 @@ class KernelRoofline:
         return seconds_K
 
     def law(self, device: DeviceType, dtype: str) -> KernelLaw:
-        """Which law holds for this dtype on this device."""
+        """Return the law for this dtype on this device."""
         if device.kind == "cpu":
             return self.cpu_core
         return self.matrix_units if has_matrix_units(device, dtype) else self.scalar_units
 
 
 def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:
-    """The peak that kernels of this dtype can reach; tfloat32 is float32 where the device has no such units."""
+    """Return the peak that kernels of this dtype can reach; tfloat32 is float32 where the device has no such units."""
     peak = device.peak_flops_per_second.get(dtype)
     return device.peak_flops_per_second.get("float32") if peak is None and dtype == "tfloat32" else peak
 
 
 def has_matrix_units(device: DeviceType, dtype: str) -> bool:
-    """Whether products in this dtype run on matrix units (tensor cores)."""
+    """Return whether products in this dtype run on matrix units (tensor cores)."""
     peaks = device.peak_flops_per_second
     if dtype in ("float32", "float64") or dtype not in peaks or device.kind == "cpu":
         return False

@@ -1,4 +1,4 @@
-"""Fitting the few figures of a roofline to measured kernels: least mean relative error, every device weighs the same.
+"""Fitting the few parameters of a roofline to measured kernels: least mean relative error, devices weighted equally.
 
 Shape suffix: K = kernels.
 """
@@ -37,7 +37,7 @@ MATMUL_FIELDS = tuple(LIMITS)[:6]
 
 
 class FitError(DejavuError):
-    """Nothing that a law could be fitted to."""
+    """There is nothing that a law could be fitted to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,11 @@ class Sample:
 
     @classmethod
     def of(cls, kernels: Sequence[Kernel], seconds: Sequence[float] | Floats, device: DeviceType) -> Sample:
-        """Raises FitError unless all kernels are of one family and dtype, and times are positive."""
+        """Make a sample.
+
+        Raises:
+            FitError: kernels of several families or dtypes, or a time that is not positive.
+        """
         kinds = {(kernel.family, kernel.dtype) for kernel in kernels}
         if len(kinds) != 1:
             raise FitError(f"{len(kinds)} families and dtypes of kernels on {device.name!r}; wanted one")
@@ -65,18 +69,18 @@ class Sample:
         return cls(Columns.of(kernels), family, peak or 1.0, device, seconds_K)
 
     def some(self, most: int, seed: int) -> Sample:
-        """At most this many of them, drawn at random."""
+        """Draw at most this many of them at random."""
         if len(self.seconds_K) <= most:
             return self
         chosen = np.random.default_rng(seed).choice(len(self.seconds_K), most, replace=False)
         return replace(self, columns=self.columns.at(chosen), seconds_K=self.seconds_K[chosen])
 
     def predicted_K(self, law: KernelLaw) -> Floats:
-        """Seconds by the law."""
+        """Predict the seconds by the law."""
         return law.seconds(self.columns, self.family, self.peak_flops_per_second, self.device)
 
     def mape(self, law: KernelLaw) -> float:
-        """Mean absolute relative error."""
+        """Return the mean absolute relative error."""
         return float(np.mean(np.abs(self.predicted_K(law) / self.seconds_K - 1)))
 
 
@@ -88,7 +92,7 @@ def fit(
     limits: Mapping[str, tuple[float, float, float]] = LIMITS,
     seed: int = 0,
 ) -> KernelLaw:
-    """The law with these fields fitted; Nelder and Mead's simplex walks over their logarithms.
+    """Fit these fields of the law with Nelder and Mead's simplex over their logarithms.
 
     Raises:
         FitError: no sample.

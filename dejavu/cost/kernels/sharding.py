@@ -1,6 +1,6 @@
-"""What one of t tensor-parallel devices computes of a layer: each kernel's part of the work.
+"""The part of a layer's kernels that one of t tensor-parallel devices computes.
 
-Weights are cut as in Megatron (Shoeybi et al., 2019): of a product with weights the larger side, of attention the
+Weights are sharded as in Megatron (Shoeybi et al., 2019): of a product with weights the larger side, of attention the
 heads, of everything else the tokens, as with sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2), which
 is what the memory formulas assume. A part that does not divide is rounded up: the last device pads.
 """
@@ -17,17 +17,17 @@ from dejavu.profiles.kernel import Kernel
 
 
 def most_tensor_parallel(graph: Graph) -> int:
-    """The degree that every allowed one divides, over all layers that can be split; 1 where none can."""
+    """Return the highest tensor-parallel degree over all layers that can be sharded; every allowed one divides it."""
     return gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel)) or 1
 
 
 def degree_of(layer: Layer, tensor_parallel: int) -> int:
-    """Over how many of the stage's devices this layer is split: one that allows no splitting is whole on each."""
+    """Return over how many of the stage's devices this layer is sharded; 1 for a layer that cannot be."""
     return tensor_parallel if layer.tensor_parallel and layer.tensor_parallel.most % tensor_parallel == 0 else 1
 
 
 def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Iterator[Kernel]:
-    """The kernels of a layer's forward or backward on one of so many devices."""
+    """Yield the kernels of a layer's forward or backward on one of so many devices."""
     degree = degree_of(layer, tensor_parallel)
     for operator in layer.operators:
         if operator.direction == direction and (kernel := kernel_of(operator)) is not None:
@@ -35,7 +35,7 @@ def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Ite
 
 
 def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
-    """One device's part of a kernel; `holds_weights`: one of a product's factors is a weight."""
+    """Return one device's part of a kernel; `holds_weights`: one of a product's factors is a weight."""
     if degree == 1:
         return kernel
     side = _side(kernel, holds_weights=holds_weights)
@@ -50,7 +50,7 @@ def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
 
 
 def _side(kernel: Kernel, *, holds_weights: bool) -> str:
-    """Which of a kernel's sizes is divided."""
+    """Return which of a kernel's sizes is divided."""
     if kernel.family == "attention":
         return "batch"
     if kernel.family == "convolution":

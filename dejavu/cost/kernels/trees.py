@@ -1,4 +1,4 @@
-"""Boosted trees and curves as plain arrays: what a predictor ships, without a pickle and without scikit-learn.
+"""Boosted trees and curves as plain arrays, so that a predictor ships without a pickle and without scikit-learn.
 
 Shape suffixes: K = kernels, F = features, T = trees, N = nodes of the largest tree.
 """
@@ -62,7 +62,7 @@ class Trees:
         return np.concatenate(chunks) if chunks else np.zeros(0)
 
     def _chunk(self, features_KF: NDArray[np.float32]) -> Floats:
-        """All trees a level at a time: nodes of tree t are numbered from t × N."""
+        """Walk all trees one level at a time: nodes of tree t are numbered from t × N."""
         kernels, nodes = np.arange(len(features_KF))[:, None], self.feature_TN.shape[1]
         root_T = np.arange(len(self.feature_TN)) * nodes
         feature, threshold, value = self.feature_TN.ravel(), self.threshold_TN.ravel(), self.value_TN.ravel()
@@ -93,7 +93,7 @@ class Curve:
 
     @classmethod
     def of(cls, feature_K: Floats, target_K: Floats, weight_K: Floats, num_knots: int = 24) -> Curve:
-        """Through the weighted medians of equal shares of the points, a dip raised to what came before it."""
+        """Fit through the weighted medians of equal shares of the points, made nondecreasing."""
         order = np.argsort(feature_K, kind="stable")
         parts = [part for part in np.array_split(order, num_knots) if len(part)]
         knot = np.array([np.median(feature_K[part]) for part in parts])

@@ -1,1 +1,1 @@
-"""The ways to know what a pass of a layer takes: measured, interpolated, predicted."""
+"""Sources of a layer's pass times: measured, interpolated, predicted."""

@@ -1,4 +1,4 @@
-"""What the database remembers: layers that were measured, and what follows for other microbatch sizes."""
+"""Measured layers of the database, and interpolation to other microbatch sizes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("dejavu.cost")
 
 @dataclass(frozen=True)
 class Measured(CostSource):
-    """Layers that were measured on that very type of device, with that dtype and microbatch size.
+    """Layers that were measured on exactly that type of device, with that dtype and microbatch size.
 
     Attributes:
-        host: only what was measured on this host (its fingerprint) counts; None: on any.
+        host: use only what was measured on this host (its fingerprint); None: on any.
 
-    A row that the layer's arithmetic and traffic contradict is not used.
+    A row that contradicts the layer's arithmetic and traffic is not used.
     """
 
     database: ProfileDatabase
@@ -50,7 +50,7 @@ class Measured(CostSource):
         return Estimate(row.seconds, *_range(row), source=MEASURED)
 
     def _tell(self, row: Measurement, allowed: Limits) -> None:
-        """Warn of a row that cannot be true, once for each source; it is measured again where such a device is."""
+        """Warn of an impossible row, once for each source; it is measured again where such a device is present."""
         key = (row.subject, str(row.direction), row.device_type)
         if key not in self._told:
             self._told.add(key)
@@ -67,7 +67,7 @@ class Measured(CostSource):
             )
 
     def rows(self, device_type: str, dtype: str) -> Mapping[tuple[str, str, int | None], Measurement]:
-        """The newest row of every layer: (subject, direction, microbatch size) -> row; read once."""
+        """Return the newest row of every layer: (subject, direction, microbatch size) -> row; read once."""
         key = (device_type, dtype)
         if key not in self._rows:
             of_host = {"host_fingerprint": self.host} if self.host else {}
@@ -83,7 +83,7 @@ class Interpolated(CostSource):
     """Layers that were measured at a smaller and at a larger microbatch.
 
     Between two neighbours the time follows a power law. It cannot fall as the microbatch grows, nor grow faster than
-    the microbatch: the interval is what these two leave open.
+    the microbatch: the interval spans what these two limits allow.
     """
 
     measured: Measured
@@ -92,7 +92,7 @@ class Interpolated(CostSource):
     def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
         subject = subject_of(layer.family, direction, self.measured.optimizer)
         curve = self._of(device.name, graph.dtype).get((subject, direction), [])
-        if direction == "optimizer":  # once a step, whatever the microbatch
+        if direction == "optimizer":  # per step, whatever the microbatch
             return None if not curve else Estimate(curve[-1].seconds, *_range(curve[-1]), source=INTERPOLATED)
         return between(curve, graph.microbatch_size)
 
@@ -111,7 +111,7 @@ class Interpolated(CostSource):
 
 
 def between(curve: Sequence[Measurement], microbatch_size: int) -> Estimate | None:
-    """What lies between two neighbours of a curve, sorted by microbatch size; None outside."""
+    """Interpolate between two neighbours of a curve sorted by microbatch size; None outside."""
     below = [row for row in curve if (row.microbatch_size or 0) < microbatch_size]
     above = [row for row in curve if (row.microbatch_size or 0) > microbatch_size]
     if not below or not above:
@@ -127,12 +127,12 @@ def between(curve: Sequence[Measurement], microbatch_size: int) -> Estimate | No
 
 
 def subject_of(signature: str, direction: str, optimizer: OptimizerSettings) -> str:
-    """Under which key a layer's pass is kept; the optimizer's own depends on which optimizer it is."""
+    """Return the key of a layer's pass in the database; the optimizer pass's key depends on the optimizer."""
     return stable_hash([signature, optimizer.kind]) if direction == "optimizer" else signature
 
 
 def _range(row: Measurement) -> tuple[float, float]:
-    """The 10th and 90th percentile of its repeats."""
+    """Return the 10th and 90th percentile of its repeats."""
     low = row.seconds if row.seconds_low is None else row.seconds_low
     high = row.seconds if row.seconds_high is None else row.seconds_high
     return low, high

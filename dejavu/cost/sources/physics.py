@@ -1,7 +1,7 @@
-"""What a layer's arithmetic and traffic allow a measurement of it: rows outside are not used.
+"""Physical limits of a layer's measured time, from its arithmetic and traffic: rows outside are not used.
 
-The bounds come from the roofline with the device's nominal figures alone. Measured kernels would correct it, but they
-are rows, too.
+The limits come from the roofline with the device's nominal peaks alone. Measured kernels could correct it, but they
+are rows of the database, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAUNCHES_SECONDS = 1e-4  # of a layer's kernels: a layer that does next to nothi
 
 @dataclass(frozen=True)
 class Limits:
-    """Between which times a pass of a layer can have been measured, and what the roofline expects."""
+    """Plausible limits of a pass's measured time, and what the roofline expects."""
 
     expected_seconds: float
 
@@ -36,7 +36,7 @@ class Limits:
         return SLOWEST_RATIO * max(self.expected_seconds, LAUNCHES_SECONDS)
 
     def hold(self, seconds: float) -> bool:
-        """Whether a measurement can be true."""
+        """Return whether a measurement is within the limits."""
         return self.least_seconds <= seconds <= self.most_seconds
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Limits:
 def limits(
     layer: Layer, direction: str, graph: Graph, device: DeviceType, optimizer: OptimizerSettings
 ) -> Limits | None:
-    """Of one pass of one layer; None where the device's peak in the graph's dtype is not known."""
+    """Return the limits of one pass of one layer; None where the device's peak in the graph's dtype is unknown."""
     if peak_flops_per_second(device, graph.dtype) is None:
         return None
     kernels = layer_kernels(layer, direction, graph.dtype, optimizer)

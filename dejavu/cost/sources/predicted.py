@@ -1,7 +1,7 @@
-"""What physics and other devices' measurements say of a layer: the sum of its kernels.
+"""Predict a layer as the sum of its kernels, from physics and other devices' measurements.
 
-Each kernel takes its number from the best that knows it: a measurement of that very kernel on such a device, then what
-was learned from measured devices, then the roofline. A few measured kernels calibrate the other two to the device.
+Each kernel takes its number from the best source that knows it: a measurement of exactly that kernel on such a device,
+then what was learned from measured devices, then the roofline. A few measured kernels calibrate the latter two.
 
 Shape suffixes: K = kernels.
 """
@@ -34,8 +34,8 @@ MEASURED_KERNELS, LEARNED, ROOFLINE = "measured kernels", "learned", "roofline"
 # Half of the roofline's 90 % interval, as a logarithm: products on matrix units are 7 % off in the mean on the device
 # that was left out (A100 and A40, 2026-11-21), anything else 20 to 30 %; a CPU core is not in the catalogue.
 ROOFLINE_LOG_INTERVAL_HALF_WIDTH = {"matrix units": math.log(1.2), "other": math.log(1.6), "cpu": math.log(3.0)}
-LEAST_CALIBRATION = 8  # measured kernels, before the calibrated reach is taken from what is left of their errors
-FAMILY_PRIOR = 5.0  # as many imagined kernels without error hold a family's correction back
+LEAST_CALIBRATION = 8  # measured kernels, before the calibrated interval is taken from their residuals
+FAMILY_PRIOR = 5.0  # weight of the prior on a family's correction, in kernels without error
 
 # How torch's optimizers pass over memory, one kernel after another: (name, tensors read, tensors written); from
 # torch/optim/adamw.py and sgd.py (`_single_tensor_*`, `_multi_tensor_*`), torch 2.13.
@@ -50,7 +50,7 @@ _OPTIMIZER_PASSES = {
 
 @dataclass(frozen=True, eq=False)
 class KernelPrices:
-    """What each of K kernels takes: 90 % intervals, and which source said so."""
+    """Times of K kernels: 90 % intervals, and their sources."""
 
     seconds_K: Floats
     low_seconds_K: Floats
@@ -95,7 +95,7 @@ class Predicted(CostSource):
         )
 
     def prices(self, kernels: Sequence[Kernel], device: DeviceType) -> KernelPrices:
-        """Of each kernel, from the best source that knows it."""
+        """Price each kernel from the best source that knows it."""
         own = _latest(self.database, device, [kernel.subject for kernel in kernels])
         calibration, spread = self._calibration(device)
         seconds_K = calibration.roofline(self.roofline).seconds(kernels, device)
@@ -117,7 +117,7 @@ class Predicted(CostSource):
         return found
 
     def _take_learned(self, found: KernelPrices, kernels: Sequence[Kernel], device: DeviceType) -> None:
-        """Overwrites the roofline's numbers where the learned predictor knows better: not products on matrix units."""
+        """Overwrite the roofline's numbers where the learned predictor is better: not for products on matrix units."""
         learned = shipped()
         prediction = learned.predict(kernels, device)
         take_K = prediction.known_K & np.array([not _on_matrix_units(kernel, device) for kernel in kernels])
@@ -133,7 +133,7 @@ class Predicted(CostSource):
         found.source_K[take_K] = LEARNED
 
     def _calibration(self, device: DeviceType) -> tuple[Calibration, float]:
-        """How this device differs from the roofline, and how far the calibrated one is still off, as a logarithm."""
+        """Return this device's calibration, and the log error that remains after it."""
         kernels, seconds = _calibrating(self.database, device)
         usable = [k for k, kernel in enumerate(kernels) if _has_peak(kernel, device)]
         kernels, seconds_K = [kernels[k] for k in usable], np.array([seconds[k] for k in usable])
@@ -144,9 +144,9 @@ class Predicted(CostSource):
         return calibration, float(np.quantile(left, 0.9))
 
     def _family_corrections(self, learned: Learned, device: DeviceType) -> dict[str, float]:
-        """Measured over learned seconds of each family on this device, held back where few kernels were measured.
+        """Return measured over learned seconds of each family on this device, shrunk where few kernels were measured.
 
-        Kernels are measured here one behind the other, so that launches are hidden, as in a training.
+        Kernels are measured here back to back, so that launches overlap, as in a training.
         """
         kernels, seconds = _calibrating(self.database, device)
         if not kernels:
@@ -163,7 +163,7 @@ class Predicted(CostSource):
         }
 
     def _of(self, graph: Graph, device: DeviceType) -> dict[Kernel, Estimate]:
-        """The prices of all of a graph's kernels on one device, asked once."""
+        """Return the prices of all of a graph's kernels on one device, computed once."""
         key = (device.name, graph.fingerprint, graph.microbatch_size)
         if key not in self._prices:
             distinct = {layer.signature: layer for layer in graph.layers}.values()
@@ -188,7 +188,7 @@ class Predicted(CostSource):
 
 
 def layer_kernels(layer: Layer, direction: str, dtype: str, optimizer: OptimizerSettings) -> list[Kernel]:
-    """What one pass of a layer launches."""
+    """Return the kernels that one pass of a layer launches."""
     if direction == "optimizer":
         return optimizer_kernels(layer.parameter_bytes, optimizer, dtype)
     operators = (operator for operator in layer.operators if operator.direction == direction)
@@ -196,7 +196,7 @@ def layer_kernels(layer: Layer, direction: str, dtype: str, optimizer: Optimizer
 
 
 def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtype: str) -> list[Kernel]:
-    """What torch's optimizer does to so many bytes of weights, once a step: passes over memory.
+    """Return the kernels of torch's optimizer step on so many bytes of weights: passes over memory.
 
     With master weights the passes are over float32 tensors, and one more copies the masters to the weights.
     """
@@ -220,8 +220,8 @@ def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtyp
 
 
 def _sum(kernels: Iterable[tuple[str, Estimate]]) -> Estimate:
-    """One after another. Errors inside a family are one error (the device is better or worse at it than thought), those
-    of different families are independent."""
+    """Sum kernels that run in series. Errors inside a family are fully correlated (the device is better or worse at it
+    than predicted), those of different families are independent."""
     total = 0.0
     shares, below, above = (defaultdict[str, float](float) for _ in range(3))
     for family, price in kernels:
@@ -239,7 +239,7 @@ def _latest(database: ProfileDatabase, device: DeviceType, subjects: list[str]) 
 
 
 def _calibrating(database: ProfileDatabase, device: DeviceType) -> tuple[list[Kernel], list[float]]:
-    """The kernels that were measured here on such a device; imported ones taught the shipped predictor already."""
+    """Return the kernels measured here on such a device; the shipped predictor was fitted to imported ones already."""
     rows = database.latest(kind="operator", device_type=device.name, source="measured")
     known = [(Kernel.from_json(row.extra), row.seconds) for row in rows if row.extra]
     return [kernel for kernel, _ in known], [seconds for _, seconds in known]

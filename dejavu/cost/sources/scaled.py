@@ -1,4 +1,4 @@
-"""Predictions of layers that were measured at another microbatch size, held to that measurement."""
+"""Predictions of layers that were measured at another microbatch size, scaled to that measurement."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def scaled(
 ) -> CostTable:
     """Replace each prediction of `table` whose layer `measured` knows by measured(m0) × predicted(m) / predicted(m0).
 
-    What a prediction is off by at one size it is mostly off by at another; the ratio of two predictions says how the
-    time grows. It cannot fall as the microbatch grows, nor grow faster than the microbatch.
+    A prediction's error at one size is mostly its error at another; the ratio of two predictions gives the growth. The
+    time cannot fall as the microbatch grows, nor grow faster than the microbatch.
 
     Args:
         table, graph: at the microbatch size m that is asked for.

@@ -1,1 +1,1 @@
-"""What trainings teach: their times as rows of the database, and how they correct later prices."""
+"""Feedback from trainings: their times as rows of the database, and how these correct later prices."""

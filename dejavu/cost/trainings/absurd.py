@@ -1,4 +1,4 @@
-"""Times of trainings that cannot be true, held against what today's prices say of the same stage or step."""
+"""Impossible times of trainings, found by comparison with today's prices of the same stage or step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cache
 from dejavu.foundation.units import format_seconds
 from dejavu.profiles import Measurement
 
-MOST_FACTOR = 100.0  # what is so far from its prices was measured on another machine, or not at all
+MOST_FACTOR = 100.0  # anything so far from its price was measured on another machine, or not at all
 
 log = logging.getLogger(__name__)
 
 
 def believable(rows: Iterable[Measurement], expected_seconds: float) -> list[Measurement]:
-    """The rows within a factor of `MOST_FACTOR` of what was expected; of each other one a warning, once a process."""
+    """Return the rows within a factor of `MOST_FACTOR` of the expected time; warn of others, once per process."""
     found = []
     for row in rows:
         if expected_seconds / MOST_FACTOR <= row.seconds <= expected_seconds * MOST_FACTOR:

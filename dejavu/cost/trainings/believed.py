@@ -1,4 +1,4 @@
-"""How far a difference between what was predicted and what was measured is believed, given how much such times vary."""
+"""Shrinking a difference between prediction and measurement, given how much such times vary by chance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LEAST_DEVIATION = 0.02  # of a logarithm: times of equal trainings differ by abo
 
 
 def believed(log_ratio: float, deviation: float) -> float:
-    """The part of a measured log ratio that is taken for real, where chance alone has this standard deviation.
+    """Return the part of a measured log ratio that is believed, where chance alone has this standard deviation.
 
-    Nothing of what chance explains in nine of ten cases, so that memory changes no prediction that was right; nearly
-    all of what is far beyond, and no jump between. The nonnegative garrote: between the soft threshold, which never
-    believes all, and the hard one, which jumps ([Breiman, Technometrics 1995](https://doi.org/10.2307/1269730),
+    Zero within the 90 % range of chance, so that memory changes no prediction that was right; nearly all of it far
+    beyond, and continuous between. The nonnegative garrote: between the soft threshold, which always shrinks, and the
+    hard one, which jumps ([Breiman, Technometrics 1995](https://doi.org/10.2307/1269730),
     [Gao, JCGS 1998](https://doi.org/10.1080/10618600.1998.10474789)).
     """
     reach = NORMAL_90 * deviation
@@ -23,16 +23,16 @@ def believed(log_ratio: float, deviation: float) -> float:
 
 
 def deviation_of(seconds: float, low: float | None, high: float | None) -> float:
-    """The standard deviation of the logarithm, from a 90 % interval; at least `LEAST_DEVIATION`."""
+    """Return the standard deviation of the logarithm, from a 90 % interval; at least `LEAST_DEVIATION`."""
     if low is None or high is None or low <= 0 or seconds <= 0:
         return LEAST_DEVIATION
     return max(LEAST_DEVIATION, math.log(high / low) / (2 * NORMAL_90))
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]], expected: float) -> float:
-    """The standard deviation of repeated values around their group's mean; `expected` counts as one more of them.
+    """Return the standard deviation of repeated values around their group's mean; `expected` counts as one more.
 
-    With nothing repeated it is what was expected; the more repeats there are, the more they say themselves.
+    Without repeats it is `expected`; the more repeats there are, the less `expected` weighs.
     """
     squares = sum((value - fmean(group)) ** 2 for group in groups for value in group)
     return math.sqrt((expected**2 + squares) / (1 + sum(len(group) - 1 for group in groups)))

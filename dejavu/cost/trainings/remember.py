@@ -1,4 +1,4 @@
-"""What a training measured becomes rows of the database."""
+"""Saving what a training measured as rows of the database."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dejavu.timing.events import bubble_fraction, waited_messages
 from dejavu.timing.training_times import TrainingTimes
 from dejavu.workload import Workload
 
-MESSAGE = "message"  # subject of what a training's messages took; a link measured alone is an "exchange"
+MESSAGE = "message"  # subject of the messages of a training; a link measured alone is an "exchange"
 
 
 def remember(
     workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, database: ProfileDatabase
 ) -> int:
-    """Append the measured times of the step and of every stage; the number of rows written."""
+    """Append the measured times of the step and of every stage; return the number of rows written."""
     if measured.step_seconds is None:
         return 0
     plan = binding.plan
@@ -132,7 +132,7 @@ def _num_steps(measured: TrainingTimes) -> int:
 
 
 def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
-    """How many messages a step sends between stages, and their bytes together."""
+    """Count the messages that a step sends between stages, and their bytes together."""
     sent = [graph.layers[cut - 1].output_bytes for cut in plan.cuts]
     each_way = 2 * plan.num_microbatches
     return {"num_messages": each_way * len(sent), "sent_bytes": each_way * sum(sent)}
@@ -141,7 +141,7 @@ def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
 def _message_rows(
     workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, shared: Mapping[str, Any]
 ) -> list[Measurement]:
-    """What a message took across each cut in the last step, where somebody waited for it; prices do not use these."""
+    """Make rows of the messages across each cut in the last step that a rank waited for; prices do not use these."""
     plan, found = binding.plan, dict[tuple[int, int], list[float]]()
     for event in waited_messages(binding, measured.last_step_passes):
         cut, way = (event.stage, 0) if event.name[0] == "F" else (event.stage - 1, 1)

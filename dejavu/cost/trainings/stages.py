@@ -1,10 +1,10 @@
-"""What trainings taught: measured stages correct the prices of the layers in them (déjà vu).
+"""Feedback from trainings: measured stages correct the prices of their layers (déjà vu).
 
-A stage's measured time over the sum of its layers' prices is a factor that its layers share. What of it chance
+A stage's measured time over the sum of its layers' prices is a factor that its layers share. The part that chance
 explains, given how much trainings of equal stages differ, is not believed (`believed`). How far a price follows the
-rest depends on how sure each of the two was: a Gaussian update of the log of the factor, for each layer and pass. A
-prediction moves almost all the way, a measurement of the layer alone about half. Trainings that were disturbed say
-something only where prices are predictions: these err by more.
+rest depends on how certain each of the two was: a Gaussian update of the log of the factor, for each layer and pass. A
+prediction moves almost all the way, a measurement of the layer alone about half. Disturbed trainings are used only
+where prices are predictions: these err by more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dejavu.workload import OptimizerSettings
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Which layers a measured stage held: signature -> how often. Kept beside its row, in the column `extra`."""
+    """The layers of a measured stage: signature -> how often. Kept in its row's column `extra`."""
 
     signatures: Mapping[str, int]
     optimizer: str
@@ -42,7 +42,7 @@ class StageRecord:
 
     @classmethod
     def from_json(cls, text: str | None) -> StageRecord | None:
-        """None where the row is from a version that did not keep its layers."""
+        """Parse it; None where the row is from a version that did not keep its layers."""
         found = json.loads(text or "{}")
         return cls(found["signatures"], found["optimizer"]) if "signatures" in found else None
 
@@ -57,7 +57,7 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Correction:
-    """How trainings moved the prices of one pass on one type of device: least and most, as factors."""
+    """How trainings changed the prices of one pass on one type of device: least and most, as factors."""
 
     device_type: str
     direction: str
@@ -67,7 +67,7 @@ class Correction:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_prices} {self.direction} prices on {self.device_type} follow what trainings measured: "
+            f"{self.num_prices} {self.direction} costs on {self.device_type} corrected by earlier trainings: "
             f"{self.least - 1:+.1%} to {self.most - 1:+.1%}"
         )
 
@@ -75,9 +75,9 @@ class Correction:
 def remember_stages(
     table: CostTable, graph: Graph, database: ProfileDatabase, optimizer: OptimizerSettings
 ) -> tuple[CostTable, tuple[Correction, ...]]:
-    """The table as trainings of these layers, on these devices and at this microbatch size, correct it.
+    """Correct the table by trainings of these layers, on these devices and at this microbatch size.
 
-    A stage whose row is absurd is left out with a warning.
+    A stage whose row is absurd is skipped with a warning.
     """
     corrections: list[Correction] = []
     grids: dict[str, EstimateGrid] = {}
@@ -121,9 +121,9 @@ class _TrainedStage(NamedTuple):
 def _stages(
     database: ProfileDatabase, graph: Graph, prices: Mapping[str, Estimate], device_type: str, direction: str
 ) -> list[_TrainedStage]:
-    """Every stage of these layers that was trained, the newest last.
+    """Return every trained stage of these layers, the newest last.
 
-    Of one that was ever trained in quiet only those times, and none that cannot be true at these prices.
+    If a stage was ever trained undisturbed, only those times count; times that are impossible at these prices do not.
     """
     rows = database.history(
         kind="stage",
@@ -151,10 +151,10 @@ def _stages(
 
 
 def _follow(stage: _TrainedStage, prices: Mapping[str, Estimate], beside_seconds: float) -> dict[str, Estimate]:
-    """The prices of one stage's layers after its measurement.
+    """Update the prices of one stage's layers by its measurement.
 
     Args:
-        beside_seconds: what the runtime itself takes of a pass: how much of it is in the stage's time nobody knows.
+        beside_seconds: the runtime's own overhead of a pass; how much of it is in the stage's time is unknown.
     """
     held = {signature: count * prices[signature].seconds for signature, count in stage.record.signatures.items()}
     predicted_seconds = sum(held.values())
@@ -169,7 +169,7 @@ def _follow(stage: _TrainedStage, prices: Mapping[str, Estimate], beside_seconds
 
 
 def _updated(price: Estimate, factor: float, measured_variance: float, share: float) -> Estimate:
-    """Kalman's update of one log time. A layer that is only a `share` of the stage keeps that much of its own doubt."""
+    """Kalman-update one log time; of the variance only the part `share`, the layer's share of the stage, shrinks."""
     variance = deviation_of(price.seconds, price.low_seconds, price.high_seconds) ** 2
     gain = variance / (variance + measured_variance)
     left = share * (1 - gain) * variance + (1 - share) * variance

@@ -1,4 +1,4 @@
-"""What steps that trainings measured say of the next plan's predicted step."""
+"""Correcting the predicted step by steps that earlier trainings measured."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from dejavu.profiles import Measurement, ProfileDatabase
 
 
 def step_subject(graph: Graph, plan: Plan) -> str:
-    """Under which key a plan's measured step is remembered."""
+    """Return the key of a plan's measured step in the database."""
     return stable_hash([graph.fingerprint, plan.to_dict()])
 
 
 def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase) -> float | None:
-    """What this very plan took when it was last trained undisturbed; None: never."""
+    """Return this plan's step when it was last trained undisturbed; None: never."""
     rows = database.latest(kind="step", subject=step_subject(graph, plan))
     quiet = [row for row in rows if not row.is_disturbed]
     return max(quiet, key=lambda row: row.measured_at).seconds if quiet else None
 
 
 def remembered_plans(graph: Graph, database: ProfileDatabase) -> list[Plan]:
-    """Every plan under which this very model was trained undisturbed, at this microbatch size."""
+    """Return every plan under which this model was trained undisturbed, at this microbatch size."""
     return [trained.plan for trained in _trained(graph, database)]
 
 
 class Basis(StrEnum):
-    """What a factor rests on."""
+    """Which trainings a factor is based on."""
 
     OWN = "this plan's own trainings"
     ALIKE = "trainings of plans that differ only in their cuts"
@@ -47,12 +47,12 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class StepFactor:
-    """What the simulated step of a plan is multiplied with, as remembered trainings say, and how sure that is.
+    """The factor on a plan's simulated step that remembered trainings give, and its uncertainty.
 
     Attributes:
-        deviation: standard deviation of the logarithm of what the plan will take over what is predicted; infinite
-            where no training of this model is remembered.
-        num_trainings: on how many it rests.
+        deviation: standard deviation of the logarithm of the plan's actual over its predicted step; infinite where no
+            training of this model is remembered.
+        num_trainings: on how many trainings it is based.
     """
 
     factor: float
@@ -61,7 +61,7 @@ class StepFactor:
     num_trainings: int
 
     def interval(self, step_seconds: float) -> tuple[float, float]:
-        """The 90 % interval of the step that is predicted at `step_seconds`, the factor included."""
+        """Return the 90 % interval of the step that is predicted at `step_seconds`, the factor included."""
         if math.isinf(self.deviation):
             return 0.0, math.inf
         reach = math.exp(NORMAL_90 * self.deviation)
@@ -72,7 +72,7 @@ NO_FACTOR = StepFactor(1.0, math.inf, Basis.NOTHING, 0)
 
 
 def is_surely_faster(new_seconds: float, new: StepFactor, kept_seconds: float, kept: StepFactor) -> bool:
-    """Whether the gain of a new plan over one that is kept otherwise is larger than what is uncertain of the two.
+    """Return whether a new plan's gain over one that is kept otherwise exceeds the uncertainty of the two.
 
     Args:
         new_seconds, kept_seconds: the two predicted steps, their factors included.
@@ -98,16 +98,16 @@ def _trained(graph: Graph, database: ProfileDatabase) -> list[_TrainedStep]:
 
 
 def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, simulate: Callable[[Plan], float]) -> StepFactor:
-    """What remembered trainings of this model say of a plan's simulated step.
+    """Return the correction of a plan's simulated step by remembered trainings of this model.
 
-    Messages and waiting cost time that no price holds. A plan that was trained knows its own factor best, one that
-    differs from trained ones only in its cuts takes theirs. Any other plan takes what those that were trained have in
-    common, as far as each of them would have been foretold by the rest: one plan's factor may be its schedule's own, so
-    it says nothing of other schedules. Of each, only what chance does not explain is believed; steps that were measured
-    beside other work say nothing.
+    Messages and waiting cost time that no price includes. A plan that was trained uses its own factor; one that differs
+    from trained ones only in its cuts uses theirs. Any other plan uses what the trained ones have in common, as far as
+    each of them would have been predicted by the rest: one plan's factor may be specific to its schedule, so it says
+    nothing about other schedules. Of each, only what chance does not explain is believed; steps that were measured
+    beside other work are not used.
 
     Args:
-        play: the step seconds of a plan by today's prices; may refuse one that is not of today's question.
+        simulate: the step seconds of a plan by today's prices; may raise for one that is not of today's request.
     """
     logs, expected = dict[Plan, list[float]](), list[float]()
     for trained in _trained(graph, database):
@@ -123,11 +123,11 @@ def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, simulate: C
 
 
 def factor_from(logs: Mapping[Plan, Sequence[float]], expected: float, plan: Plan) -> StepFactor:
-    """The rule of `step_factor`.
+    """Apply the rule of `step_factor`.
 
     Args:
-        logs: of each plan that was trained, the logarithms of its measured steps over the simulated one.
-        expected: by how much equal trainings are thought to differ before any were repeated, as a deviation of these.
+        logs: for each trained plan, the logarithms of its measured steps over the simulated one.
+        expected: prior standard deviation of these between equal trainings, before any were repeated.
     """
     if not logs:
         return NO_FACTOR
@@ -135,7 +135,7 @@ def factor_from(logs: Mapping[Plan, Sequence[float]], expected: float, plan: Pla
     own = logs.get(plan)
     if own:
         log = believed(fmean(own), noise / math.sqrt(len(own)))
-        # What was not believed of the difference stays as doubt.
+        # The part of the difference that was not believed adds to the uncertainty.
         doubt = math.hypot(noise * math.sqrt(1 + 1 / len(own)), fmean(own) - log)
         return StepFactor(math.exp(log), doubt, Basis.OWN, len(own))
     alike = [fmean(steps) for other, steps in logs.items() if _alike(other, plan)]
@@ -147,7 +147,7 @@ def factor_from(logs: Mapping[Plan, Sequence[float]], expected: float, plan: Pla
 
 
 def _of_others(logs: Mapping[Plan, Sequence[float]], noise: float) -> StepFactor:
-    """What plans of other kinds have in common, tried on themselves: each foretold by the mean of the rest."""
+    """Return what other plans have in common, cross-validated: each is predicted by the mean of the rest."""
     kinds: list[tuple[Plan, list[float]]] = []
     for plan, steps in logs.items():
         same = next((means for other, means in kinds if _alike(other, plan)), None)
@@ -156,7 +156,7 @@ def _of_others(logs: Mapping[Plan, Sequence[float]], noise: float) -> StepFactor
         same.append(fmean(steps))
     means = [fmean(steps) for _, steps in kinds]
     count = sum(len(steps) for steps in logs.values())
-    if len(means) == 1:  # nothing says whether it is this kind's own
+    if len(means) == 1:  # it may be specific to this one plan
         return StepFactor(1.0, math.hypot(noise, means[0]), Basis.NOTHING, count)
     rest = [(sum(means) - mean) / (len(means) - 1) for mean in means]
     explained = sum(mean * others for mean, others in zip(means, rest, strict=True))

@@ -125,7 +125,7 @@ class Alpa(Importer):
 def _thing(
     nodes: int, devices_per_node: int, operation: str, groups: str, dtype: str, elements: int, _: float, flop: float
 ) -> Kernel | Collective:
-    """What a point measured. Raises ValueError where it is nothing that we know."""
+    """Return what a point measured. Raises ValueError where it is unknown."""
     if dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; wanted one of {', '.join(_DTYPES)}")
     if operation == "dot":

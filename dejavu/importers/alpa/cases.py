@@ -20,7 +20,7 @@ _LABELS = tuple((recompute, zero) for recompute in (False, True) for zero in ran
 
 
 def load_case(path: str | Path, num_microbatches: int) -> Problem:
-    """A problem from Alpa's form, with Alpa's rule that every device is used.
+    """Load a problem from Alpa's form, with Alpa's rule that every device is used.
 
     The file does not say what its configurations are, so of those of one submesh only the choices remain that are not
     both slower and larger in memory than another: slot 0 the fastest, slot 1 the next, and so on, stage by stage. Slots
@@ -68,7 +68,7 @@ def load_case(path: str | Path, num_microbatches: int) -> Problem:
 
 
 def _slots(seconds: np.ndarray, in_flight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Along the last axis: fastest first, only those that hold more microbatches than every faster one."""
+    """Sort along the last axis, fastest first; keep only those that hold more microbatches than every faster one."""
     order = np.lexsort((-in_flight, seconds), axis=-1)
     seconds = np.take_along_axis(seconds, order, axis=-1)
     in_flight = np.take_along_axis(in_flight, order, axis=-1)

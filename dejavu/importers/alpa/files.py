@@ -43,14 +43,14 @@ class MeshProfile:
 
 
 def parquet_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Pieces with `COLUMNS` and `FLAGS`, and the point that each starts with. Raises InputError for other columns."""
+    """Yield pieces with `COLUMNS` and `FLAGS`, and each one's first point. Raises InputError for other columns."""
     check_columns(path, parquet_columns(path, WANTED), (*COLUMNS, *FLAGS))
     for start, frame in parquet_frames(path, (*COLUMNS, *FLAGS)):
         yield start, frame.astype({"op": str, "dtype": str, "replica_groups": str})
 
 
 def pickle_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
-    """As `parquet_pieces`. Raises InputError for anything but such a profile; nothing in the pickle is run."""
+    """Yield what `parquet_pieces` does. Raises InputError for anything but such a profile; runs nothing in it."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise InputError(f"{path} has {size:,} bytes; wanted at most {MOST_BYTES:,}")
@@ -68,7 +68,7 @@ def pickle_pieces(path: Path) -> Iterator[tuple[int, pd.DataFrame]]:
 
 
 def _series(content: Any, where: str) -> Iterator[pd.DataFrame]:
-    """One collective over one grouping, or the products, of one dtype, size by size."""
+    """Yield one collective over one grouping, or the products, of one dtype, size by size."""
     if type(content) is not dict:
         raise InputError(f"{where} holds a {type(content).__name__}; wanted a dict of meshes")
     for key, value in content.items():
@@ -142,5 +142,5 @@ def _frame(operation: str, groups: tuple[Any, ...], dtype: str, points: list[Any
 
 
 def _short(value: Any) -> str:
-    """A few words, whatever a file holds."""
+    """Return a short description of whatever a file holds."""
     return type(value).__name__ if not isinstance(value, str | int | float) else repr(value)[:60]

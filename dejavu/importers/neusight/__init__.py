@@ -84,7 +84,7 @@ class NeuSight(Importer):
 
 
 def _problems(frame: pd.DataFrame) -> NDArray[np.object_]:
-    """For each row what keeps it from being a kernel; None where nothing does."""
+    """Return for each row why it is no kernel; None where it is one."""
     problems = np.full(len(frame), None, dtype=object)
     operations = frame["op"].astype(str).to_numpy()
     for operation in np.unique(operations):

@@ -58,7 +58,7 @@ def bmm(batch: int, m: int, reduced: int, n: int) -> Kernel:
 
 
 def linear(m: int, reduced: int, n: int) -> Kernel:
-    """A product with a weight (n × reduced), and a bias of n added."""
+    """Make the kernel of a product with a weight (n × reduced), and a bias of n added."""
     return Kernel(
         family="matmul",
         name="linear",
@@ -73,7 +73,7 @@ def linear(m: int, reduced: int, n: int) -> Kernel:
 
 
 def convolution(images: int, cin: int, cout: int, ksize: int, insize: int, stride: int, pad: int) -> Kernel:
-    """Square images and filters, as all of NeuSight's are."""
+    """Make the kernel of a convolution with square images and filters, as all of NeuSight's are."""
     outsize = (insize + 2 * pad - ksize) // stride + 1
     m, k = images * outsize**2, cin * ksize**2
     return Kernel(
@@ -90,7 +90,7 @@ def convolution(images: int, cin: int, cout: int, ksize: int, insize: int, strid
 
 
 def row_wise(operation: str, rows: int, width: int) -> Kernel:
-    """An element-wise operation, a softmax or a layer norm over `rows` of `width` elements."""
+    """Make the kernel of an element-wise operation, softmax or layer norm over `rows` of `width` elements."""
     elements = rows * width
     if operation in ROW_WISE:
         family, name, flops = ROW_WISE[operation]
@@ -117,7 +117,7 @@ def row_wise(operation: str, rows: int, width: int) -> Kernel:
 
 
 def memory(shapes: Sequence[Sequence[int]]) -> Kernel:
-    """NeuSight's MEM: tensors read, and the last written, without arithmetic."""
+    """Make the kernel of NeuSight's MEM: tensors read, and the last written, without arithmetic."""
     *read, written = [math.prod(shape) for shape in shapes]
     return Kernel(
         family="copy",
@@ -133,7 +133,7 @@ _OF_ROW: dict[str, Callable[..., Kernel]] = {"bmm": bmm, "linear": linear, "conv
 
 
 def kernels_of(frame: pd.DataFrame) -> list[Kernel]:
-    """The kernel of each row of kernels.parquet, in order; further columns are ignored.
+    """Return the kernel of each row of kernels.parquet, in order; further columns are ignored.
 
     Equal rows share one `Kernel`.
 
@@ -182,10 +182,10 @@ def _sizes(frame: pd.DataFrame, operation: str, positions: NDArray[np.intp]) -> 
 
 
 def kernel_of_operation(entry: Sequence[Any]) -> Kernel:
-    """The kernel of one entry of fw_ops, bw_ops or acc_ops in models.parquet, such as `['BMM', (80, 1024, 64, 1024)]`.
+    """Return the kernel of an entry of fw_ops, bw_ops or acc_ops in models.parquet, as `['BMM', (80, 1024, 64, 1024)]`.
 
     Raises:
-        NeuSightError: it is none that is known.
+        NeuSightError: it is unknown.
     """
     try:
         operation, shape = entry

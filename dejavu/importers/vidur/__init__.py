@@ -110,7 +110,7 @@ class Vidur(Importer):
         return _batch(path, frame, table, used, problems)
 
     def _things(self, frame: pd.DataFrame, calls: list[tuple[Any, tuple[Any, ...]]]) -> tuple[list[Any], Any, Any]:
-        """What each row measured (None: nothing that we know), on which device, and what is wrong with it."""
+        """Return what each row measured (None: unknown), on which device, and what is wrong with it."""
         problems = np.full(len(frame), None, dtype=object)
         names = self.devices.knowing(USUAL_DEVICES)
         devices = devices_of(names, frame["device"].astype(str).to_numpy(dtype=object), problems)
@@ -146,7 +146,7 @@ def _seconds(frame: pd.DataFrame) -> Any:
 
 @lru_cache(maxsize=100_000)
 def _kernel(operation: str, tokens: Any, reduced: Any, width: Any, gated: bool | None) -> Kernel | None:
-    """The kernel of an operator; None where the file does not tell its work. Raises ValueError for none of vidur's."""
+    """Return an operator's kernel; None where the file does not tell its work. Raises ValueError if not vidur's."""
     if operation not in OPERATORS:
         raise ValueError(f"unknown operator {operation!r}; wanted one of {', '.join(OPERATORS)}")
     m, n = _whole("the tokens M", tokens), _whole("the width K", width)

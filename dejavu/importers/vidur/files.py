@@ -28,7 +28,7 @@ _NETWORK = ("collective", "num_workers", "devices_per_node", "size")
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of a file's columns. Raises InputError where it is no such file."""
+    """Return the names of a file's columns. Raises InputError where it is no such file."""
     return sources.csv_columns(path, WANTED) if path.suffix == ".csv" else sources.parquet_columns(path, WANTED)
 
 
@@ -37,7 +37,7 @@ def holds_collectives(found: list[str]) -> bool:
 
 
 def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
-    """A row for each message: row, device, collective, num_workers, devices_per_node, size (bytes), ms.
+    """Yield a row for each message: row, device, collective, num_workers, devices_per_node, size (bytes), ms.
 
     Raises:
         InputError: other columns, or a file that breaks off.
@@ -53,7 +53,7 @@ def network_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
 
 
 def compute_frames(path: Path, found: list[str]) -> Iterator[pd.DataFrame]:
-    """A row for each operator: row, device, op, M tokens, N wide in, K wide out, gated (or None), ms.
+    """Yield a row for each operator: row, device, op, M tokens, N wide in, K wide out, gated (or None), ms.
 
     `gated` says whether the model multiplies its activation with a second product, as Llama does.
 
@@ -78,7 +78,7 @@ def _pieces(path: Path, columns: list[str]) -> Iterator[tuple[int, pd.DataFrame]
 
 
 def _gated(path: Path) -> dict[str, bool]:
-    """By model: its first product is twice as wide as its activation."""
+    """Return by model whether its MLP is gated: its first product is twice as wide as its activation."""
     wanted = [("op", "in", ["mlp_up_proj", "mlp_act"])]
     table = pq.read_table(path, columns=["model", "op", "K"], filters=wanted).to_pandas()
     widest = table.astype({"model": str, "op": str}).groupby(["model", "op"])["K"].max().unstack()

@@ -42,17 +42,17 @@ class Adaptive(Proposer):
         points_Nd = hypercube(count, space.num_dimensions, random)
         finite = [one for one in usable(space, known) if math.isfinite(one.score)]
         if finite:
-            # In `batches`, at most twice a second batch stands before it, and more than twice a third before that.
+            # By `batches`, a second batch has at most twice its own size before it, a third more than twice.
             side = 0.5 if len(known) <= 2 * count else 0.25
             best_d = space.point(min(finite, key=lambda one: one.score).draw)
-            points_Nd[:, 0] = best_d[0]  # schemes next to each other are not alike
+            points_Nd[:, 0] = best_d[0]  # neighbouring schemes are unrelated
             least_d = np.clip(best_d[1:] - side / 2, 0.0, 1.0 - side)
             points_Nd[:, 1:] = least_d + side * points_Nd[:, 1:]
         return draws_at(space, points_Nd, seed=seed, first=len(known))
 
 
 def _grid(space: Space, num_points: int, random: np.random.Generator) -> list[np.ndarray]:
-    """N points of the coarsest grid that has so many, in random order: all schemes, and levels of the factors.
+    """Return N points of the coarsest grid that has so many, in random order: all schemes, and levels of the factors.
 
     The first factors get their levels first; those without levels are left as published.
     """
@@ -70,5 +70,5 @@ def _grid(space: Space, num_points: int, random: np.random.Generator) -> list[np
 
 
 def _middles(count: int) -> np.ndarray:
-    """The middles of so many equal parts of [0, 1)."""
+    """Return the middles of so many equal parts of [0, 1)."""
     return (np.arange(count) + 0.5) / count

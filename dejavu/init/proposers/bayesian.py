@@ -1,4 +1,4 @@
-"""A Gaussian process over the space, and the draws that promise the largest improvement by it.
+"""Bayesian optimization: a Gaussian process over the space, and the draws with the largest expected improvement.
 
 Shape letters: N = draws that were scored, C = candidates, d = dimensions of the space, f = features of a point.
 """
@@ -17,9 +17,9 @@ from dejavu.init._base import Draw
 from dejavu.init.proposers._base import Proposer, Scored, draws_at, hypercube, usable
 from dejavu.init.space import MOST_DIMENSIONS, Space
 
-NUM_BATCHES = 4  # behind the first one; each waits for all trials of the one before it
+NUM_BATCHES = 4  # after the first one; each waits for all trials of the one before it
 MOST_FIRST = 2 * MOST_DIMENSIONS  # draws that are not chosen by scores: two for each dimension
-MOST_FITTED = 300  # scores, and as many assumed ones: a fit takes the third power of them
+MOST_FITTED = 300  # scores, and as many assumed ones: a fit takes time cubic in them
 MOST_FITS = 32  # in one batch; a larger one takes several candidates at a time
 NUM_CANDIDATES = 1000
 NOISE = 0.01  # variance of a score over seeds, as a share of the variance between draws
@@ -54,7 +54,7 @@ class Bayesian(Proposer):
 
 
 def _improving(space: Space, seen: list[Scored], count: int, random: np.random.Generator) -> np.ndarray:
-    """The points that a batch tries."""
+    """Choose the points that a batch tries."""
     seen = sorted(seen, key=lambda one: one.score if math.isfinite(one.score) else math.inf)
     seen = seen[:: math.ceil(len(seen) / MOST_FITTED)]  # the best, and what is spread evenly below it
     points_Nd = np.array([space.point(one.draw) for one in seen])
@@ -77,9 +77,9 @@ def _improving(space: Space, seen: list[Scored], count: int, random: np.random.G
 
 
 def _bounded(scores: Sequence[float]) -> np.ndarray:
-    """Scores as the process sees them: mean 0, deviation 1, and none further above the median than the best below it.
+    """Normalize scores: mean 0, deviation 1, and none further above the median than the best is below it.
 
-    So a loss that exploded weighs no more than any other bad one. A failed draw has the worst finite score.
+    So a diverged loss weighs no more than any other bad one. A failed draw has the worst finite score.
     """
     scores_N = np.array(scores)
     finite_N = np.isfinite(scores_N)
@@ -90,13 +90,13 @@ def _bounded(scores: Sequence[float]) -> np.ndarray:
 
 
 def _features(space: Space, points_Nd: np.ndarray) -> np.ndarray:
-    """(N, f): a column for each scheme, any two of them as far apart as the ends of a factor's range; the factors."""
+    """Return (N, f): one-hot schemes, any two as far apart as the ends of a factor's range, and the factors."""
     which_N = (points_Nd[:, 0] * len(space.scaled_schemes)).astype(int)
     return np.hstack([np.eye(len(space.scaled_schemes))[which_N] / math.sqrt(2.0), points_Nd[:, 1:]])
 
 
 def _fitted(features_Nf: np.ndarray, scores_N: np.ndarray, kernel: Any = None) -> Any:
-    """The process given these scores; without a kernel its scale and a length for each feature are fitted too."""
+    """Fit the process to these scores; without a kernel also its scale and a length for each feature."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern
@@ -104,12 +104,12 @@ def _fitted(features_Nf: np.ndarray, scores_N: np.ndarray, kernel: Any = None) -
     optimizer = None if kernel is not None else "fmin_l_bfgs_b"
     kernel = kernel or ConstantKernel(1.0, (0.1, 10.0)) * Matern([0.5] * features_Nf.shape[1], (0.1, 5.0), nu=2.5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a scale at its bound is as good as few scores can tell
+        warnings.simplefilter("ignore", ConvergenceWarning)  # with few scores a scale at its bound is normal
         return GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=optimizer).fit(features_Nf, scores_N)
 
 
 def _candidates(best_d: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """Half of them anywhere, half around the best draw: of its scheme, or with its factors under any other."""
+    """Sample half of the candidates anywhere, half around the best draw: of its scheme, or its factors under others."""
     anywhere_Cd = random.random((count - count // 2, len(best_d)))
     near_Cd = best_d + NEAR * random.standard_normal((count // 2, len(best_d)))
     near_Cd[::2, 0] = best_d[0]
@@ -118,7 +118,7 @@ def _candidates(best_d: np.ndarray, count: int, random: np.random.Generator) -> 
 
 
 def _expected_improvement(mean_C: np.ndarray, deviation_C: np.ndarray, best: float) -> np.ndarray:
-    """By how much a score will on average be lower than the best one (Jones et al., 1998, equation 15)."""
+    """Return the expected improvement over the best score (Jones et al., 1998, equation 15)."""
     from scipy.stats import norm
 
     deviation_C = np.maximum(deviation_C, 1e-12)  # of a candidate at a known point, rounding may leave 0

@@ -1,4 +1,4 @@
-"""The paper's filter: of many draws, those that promise most before any step."""
+"""The paper's filter: of many draws, keep the most promising before any step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dejavu.init.space import Space
 class LossAndGradient(Proposer):
     """The default and a Latin hypercube, of which those with a small first loss and a large first gradient are tried.
 
-    A gradient is also large where training is about to explode, so this gains little and can harm; it is here as the
-    ablation that it is.
+    A gradient is also large where training is about to diverge, so this gains little and can harm; it is here as an
+    ablation.
 
     Attributes:
         candidates_per_draw: how many are probed for each that is tried.
@@ -34,9 +34,9 @@ class LossAndGradient(Proposer):
         return [Draw(seed=seed), *draws_at(space, points_Nd, seed=seed, first=1)][:count]
 
     def choose(self, probes: Sequence[Probe], count: int) -> list[Draw]:
-        """Those with the lowest sum of two ranks: loss upwards and gradient norm downwards; of equals the lower loss.
+        """Choose by the lowest sum of two ranks: of the loss, ascending, and the gradient norm, descending.
 
-        A probe that is not finite is taken only where too few others are left.
+        Ties go to the lower loss. A probe that is not finite is chosen only where too few others are left.
         """
         sound = [probe for probe in probes if math.isfinite(probe.loss) and math.isfinite(probe.gradient_norm)]
         by_loss = sorted(sound, key=lambda probe: probe.loss)

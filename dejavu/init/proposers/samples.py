@@ -1,4 +1,4 @@
-"""Draws that no score is needed for: one, other seeds, the published schemes, samples of the space, and a mixture."""
+"""Proposers that use no scores: one draw, other seeds, the published schemes, samples of the space, and a mixture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Single(Proposer):
 
 @dataclass(frozen=True)
 class Seeds(Proposer):
-    """The framework's default with other seeds: the ablation that any cleverer proposer has to beat."""
+    """The framework's default with other seeds: the baseline that any cleverer proposer has to beat."""
 
     def propose(self, space: Space, count: int, *, seed: int, known: Sequence[Scored] = ()) -> list[Draw]:
         return [Draw(seed=seed + k) for k in range(count)]

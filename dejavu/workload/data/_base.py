@@ -1,4 +1,4 @@
-"""What every data set gives: any step's batch, computed from its number alone, so that a resumed run sees the same."""
+"""The interface of data sets: a step's batch depends on its number alone, so that a resumed run sees the same data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPLIT_STREAM, _TEST_STREAM = 0, 1
 
 @dataclass(frozen=True)
 class ExampleShape:
-    """One example without the batch: what a model is fed and what its loss compares with.
+    """The shape of one example, without the batch: a model's input and its loss's target.
 
     Attributes:
         input_shape, input_dtype: of one example.
@@ -55,18 +55,18 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def content_hash(self) -> str:
-        """The same for the same examples, whatever their file is called."""
+        """A hash of the examples, independent of their file's name."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same examples, the same of them held out."""
+        """A hash of the examples and of which are held out."""
         if not self.held_out:
             return self.content_hash
         return hash_of(f"{self.content_hash} held_out={self.held_out!r} seed={self.split_seed}".encode())
 
     @abstractmethod
     def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
-        """Inputs and targets of one step, the same wherever and whenever it is asked.
+        """Return inputs and targets of one step, deterministically.
 
         Raises:
             InputError: `held_out` leaves nothing to train on, or nothing to test on.
@@ -74,7 +74,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def test_batch(self, count: int, *, seed: int) -> Batch:
-        """So many examples that no step trains on, none of them twice; all of them where there are fewer.
+        """Return so many distinct examples that no step trains on; all of them where there are fewer.
 
         Raises:
             InputError: there is none: `held_out` is 0, and the data have no test part of their own.
@@ -94,7 +94,7 @@ class Part:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray, take: Callable[[np.ndarray], Batch]) -> Part:
-        """Of some rows of a table; `take` gives any row of it."""
+        """Make a part of some rows of a table; `take` gives any row of it."""
         return cls(len(rows), lambda places: take(rows[places]))
 
 
@@ -104,7 +104,7 @@ class Stored(Dataset):
 
     @abstractmethod
     def parts(self) -> tuple[Part, Part]:
-        """What is trained on and what is tested on; the latter is empty where nothing is held out."""
+        """Return the training part and the test part; the latter is empty where nothing is held out."""
 
     def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
         train, _ = self._usable_parts
@@ -116,7 +116,7 @@ class Stored(Dataset):
             raise nothing_held_out()
         return test.take(stream_of_tests(seed).choice(test.num_examples, min(count, test.num_examples), replace=False))
 
-    @cached_property  # a text's windows are counted anew otherwise for every batch
+    @cached_property  # otherwise a text's windows would be counted for every batch
     def _usable_parts(self) -> tuple[Part, Part]:
         train, test = self.parts()
         if self.held_out and not (train.num_examples and test.num_examples):
@@ -130,19 +130,19 @@ class Stored(Dataset):
 
 @lru_cache(maxsize=64)  # splits: a permutation of 50,000 rows takes milliseconds, as much as a small model's step
 def split_rows(num_rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows to train on and those held out, each in ascending order; of share 0 all and none."""
+    """Return the rows to train on and those held out, each in ascending order; none are held out for share 0."""
     order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SPLIT_STREAM,))).permutation(num_rows)
     num_held_out = round(share * num_rows)
     return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
 
 def stream_of_tests(seed: int) -> np.random.Generator:
-    """The random numbers that choose or make what is tested on."""
+    """Return the random stream that chooses or generates test examples."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_TEST_STREAM,)))
 
 
 def nothing_held_out() -> InputError:
-    """The error of asking for test examples where there are none."""
+    """Return the error for test examples where there are none."""
     return InputError(
         "held_out is 0 and the data have no test part of their own; wanted a share of the examples, as 0.1",
         ("held_out",),
@@ -150,5 +150,5 @@ def nothing_held_out() -> InputError:
 
 
 def hash_of(content: bytes) -> str:
-    """16 hex digits that stand for the content."""
+    """Hash the content to 16 hex digits."""
     return hashlib.sha256(content).hexdigest()[:16]

@@ -25,9 +25,9 @@ _DEVIATION = np.array([0.2470, 0.2435, 0.2616], dtype=np.float32).reshape(3, 1, 
 
 @dataclass(frozen=True)
 class Cifar10(Stored):
-    """Images less the data's mean, over its deviation, channel by channel.
+    """Images, normalized by the data's mean and deviation per channel.
 
-    Tested on are the images of test_batch.bin; where a share is held out, that share of the training images instead.
+    The test images are those of test_batch.bin; where a share is held out, that share of the training images instead.
 
     Attributes:
         folder: has data_batch_1.bin to data_batch_5.bin (fewer will do) and test_batch.bin, or the folder
@@ -77,7 +77,7 @@ class _Files:
 
     @cached_property
     def content_hash(self) -> str:
-        """Of all bytes, 150 MB of them: only once."""
+        """Hash all bytes, 150 MB: only once."""
         content = hashlib.sha256(f"{len(self.train)} to train on, {len(self.test)} to test on".encode())
         for file in (*self.train.files, *self.test.files):
             content.update(file.data)
@@ -99,7 +99,7 @@ def _read(folder: Path) -> _Files:
 
 
 def _map(path: Path) -> np.ndarray:
-    """The records of one file, (records, bytes of a record), left on disk until they are asked for.
+    """Map the records of one file, (records, bytes of a record), without reading them into memory.
 
     Raises:
         InputError: they are no records of CIFAR-10.

@@ -1,4 +1,4 @@
-"""Random examples of any shape, to plan for a model whose data is not here, or to see that it trains at all."""
+"""Random examples of any shape, to plan for a model whose data is not here, or to check that it trains at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SKEW = 3
 class Synthetic(Dataset):
     """Tokens, the target being the next one, or images that are noise made brighter by their class.
 
-    There is no end of them: any share held out is a stream of random numbers of its own.
+    The data is infinite: any held-out share is a random stream of its own.
 
     Attributes:
         num_classes: values that a token can take, or classes of images.

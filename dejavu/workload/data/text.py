@@ -24,8 +24,7 @@ NUM_BLOCKS = 64
 class Text(Stored):
     """Windows of a text, byte by byte; the target is the same window one byte later.
 
-    Held out are whole blocks of 1/64 of the text. No window reaches from one part into the other, so no byte that is
-    tested on was ever trained on.
+    Whole blocks of 1/64 of the text are held out. No window spans both parts, so no test byte was ever trained on.
 
     Attributes:
         path: a file, or a folder whose *.txt, *.md and *.py files are joined in the order of their names;
@@ -56,7 +55,7 @@ class Text(Stored):
         return self._windows(text, _runs(len(text), train)), self._windows(text, _runs(len(text), test))
 
     def _windows(self, text: np.ndarray, runs: np.ndarray) -> Part:
-        """All windows that lie inside one of these runs of bytes, (run, begin and end)."""
+        """Return all windows inside one of these ranges of bytes, (range, begin and end)."""
         length = self.sequence_length
         ends = np.cumsum(np.maximum(runs[:, 1] - runs[:, 0] - length, 0))  # of each run's windows, all counted on
 
@@ -70,7 +69,7 @@ class Text(Stored):
 
 
 def _runs(num_bytes: int, blocks: np.ndarray) -> np.ndarray:
-    """Begin and end of each run of neighbouring blocks; `blocks` ascend."""
+    """Return begin and end of each range of adjacent blocks; `blocks` ascend."""
     bounds = np.arange(NUM_BLOCKS + 1) * num_bytes // NUM_BLOCKS
     first = blocks[np.diff(blocks, prepend=-2) > 1]
     last = blocks[np.diff(blocks, append=NUM_BLOCKS + 1) > 1]
@@ -79,7 +78,7 @@ def _runs(num_bytes: int, blocks: np.ndarray) -> np.ndarray:
 
 @cache
 def _read(path: Path | None) -> tuple[np.ndarray, str]:
-    """The text and its hash."""
+    """Return the text and its hash."""
     if path is None:
         files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     elif path.is_dir():

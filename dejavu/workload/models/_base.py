@@ -1,4 +1,4 @@
-"""What every model of the zoo gives: its layers in order, each built on its own, and its loss."""
+"""The interface of the zoo's models: layers in order, each built on its own, and the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dejavu.workload.data import ExampleShape
 
 
 def source_hash(thing: object) -> str:
-    """A hash of the whole file that defines a class, a function or a module."""
+    """Hash the whole file that defines a class, a function or a module."""
     return hashlib.sha256(inspect.getsource(inspect.getmodule(thing) or type(thing)).encode()).hexdigest()[:16]
 
 
@@ -30,13 +30,13 @@ Split = Literal["columns", "rows", "gathered"]
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How one layer may be split over devices that each hold a part of every weight (Shoeybi et al., 2019).
+    """How one layer may be sharded over devices that each hold a part of every weight (Shoeybi et al., 2019).
 
     Attributes:
         most: the highest degree; every degree must divide it (attention heads stay whole).
         forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
-        weights: which modules inside the layer are cut, by name: `columns` of a linear map (its outputs stay cut), its
-            `rows` (its outputs are summed; of an embedding its words), or columns `gathered` behind it. All others are
+        weights: which modules inside the layer are sharded, by name: `columns` of a linear map (outputs stay sharded),
+            its `rows` (outputs are summed; of an embedding its words), or columns `gathered` after it. All others are
             whole on every device. None: priced, but not trained so.
     """
 
@@ -47,7 +47,7 @@ class TensorParallel:
 
     @classmethod
     def block(cls, num_heads: int, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> TensorParallel:
-        """A transformer block: a sum behind attention, one behind the feed-forward network, and as many backward."""
+        """Shard a transformer block: a sum after attention and after the feed-forward network, and as many backward."""
         weights: list[tuple[str, Split]] = [
             *((name, "columns") for name in columns),
             *((name, "rows") for name in rows),
@@ -56,12 +56,12 @@ class TensorParallel:
 
     @classmethod
     def embedding(cls, num_heads: int, words: str | None = None) -> TensorParallel:
-        """Words cut into parts, padded to any degree as Megatron does: each device adds the vectors of its own."""
+        """Shard the vocabulary, padded to any degree as Megatron does: each device adds its own words' vectors."""
         return cls(num_heads, (1.0,), (), None if words is None else ((words, "rows"),))
 
     @classmethod
     def head(cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None) -> TensorParallel:
-        """Words cut into parts: the scores stay cut, and what returns is the sum of the input's gradient.
+        """Shard the vocabulary: the scores stay sharded, and backward sums the input's gradient.
 
         The loss needs a maximum and two sums of one number a token besides, which are left out. (A training gathers
         the scores.)
@@ -72,12 +72,12 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class LayerBuilder:
-    """One layer: its name, unique in the model, and how it is made.
+    """One layer: its name, unique in the model, and its constructor.
 
     A stage builds its own layers only, so no process ever holds a model that is too large for it.
 
     Attributes:
-        tensor_parallel: how it may be split; None: not at all.
+        tensor_parallel: how it may be sharded; None: not at all.
         residual: names of the modules inside the layer whose output is added to a residual stream; a scheme may draw
             their weights smaller. Empty: none is known.
     """
@@ -92,45 +92,45 @@ class Model(ABC):
     """A model as a chain of layers: each takes the output of the one before it. Settings are the fields.
 
     Attributes:
-        usual_data: the workload's fields that say what such a model is trained on, where nobody says it; empty: text.
+        usual_data: default fields of the workload for such a model's data; empty: text.
     """
 
     usual_data: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
-        """The layers in order, for examples of this shape.
+        """Return the layers in order, for examples of this shape.
 
         Raises:
             InputError: the model cannot take such examples.
         """
 
     def untied_parameters(self, shape: ExampleShape) -> int:
-        """Weights that the published model shares with others and that are weights of their own here.
+        """Count weights that are tied in the published model and separate here.
 
-        Tied weights have to be on one stage, and a head is seldom on the stage of its embedding. What the paper calls
-        the model's number of parameters is what is captured less these.
+        Tied weights have to be on one stage, and a head is seldom on the stage of its embedding. The paper's number of
+        parameters is the captured number minus these.
         """
         return 0
 
     def notes(self, shape: ExampleShape) -> tuple[str, ...]:
-        """What a person should know of how the model was cut into layers; empty where nothing is unusual."""
+        """Return notes for the user on how the model was cut into layers; empty where nothing is unusual."""
         return ()
 
     @property
     def code(self) -> str:
-        """Names the code behind the model: what was learned under one code is not taken for another's."""
+        """A hash of the model's code: measurements under one code are not used for another's."""
         used = {str(getattr(one, "__module__", "")) for one in vars(sys.modules[type(self).__module__]).values()}
         shared = sorted(name for name in used if name.startswith(f"{__package__}.modules."))
         return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in shared)))
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy over all targets of a microbatch; classes are the last dimension of the output."""
+        """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension."""
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
 def check_whole_numbers(model: Model, *names: str) -> None:
-    """That these settings are whole numbers ≥ 1.
+    """Check that these settings are whole numbers ≥ 1.
 
     Raises:
         InputError: one is not.
@@ -142,7 +142,7 @@ def check_whole_numbers(model: Model, *names: str) -> None:
 
 
 def check_divides(model: Model, name: str, divisor: str) -> None:
-    """That one setting is a multiple of another.
+    """Check that one setting is a multiple of another.
 
     Raises:
         InputError: it is not.
@@ -155,7 +155,7 @@ def check_divides(model: Model, name: str, divisor: str) -> None:
 
 
 def check_tokens(model: str, shape: ExampleShape, least_length: int = 1) -> None:
-    """That examples are tokens, at least so many.
+    """Check that examples are tokens, at least so many.
 
     Raises:
         InputError: they are not.
@@ -171,7 +171,7 @@ def check_tokens(model: str, shape: ExampleShape, least_length: int = 1) -> None
 
 
 def check_images(model: str, shape: ExampleShape, least_pixels: int = 1) -> None:
-    """That examples are images (channels, height, width), at least so many pixels high and wide.
+    """Check that examples are images (channels, height, width), at least so many pixels high and wide.
 
     Raises:
         InputError: they are not.

@@ -26,7 +26,7 @@ RESIDUAL = ("projection", "contract")  # what a block adds to its input
 
 
 def masked_positions(length: int) -> list[int]:
-    """The positions whose tokens are hidden, of every example alike: embedding and loss must agree."""
+    """Return the positions of hidden tokens, the same in every example: embedding and loss must agree."""
     return list(range(MASK_FROM, length, MASK_EVERY))
 
 
@@ -91,7 +91,7 @@ class TokenHead(nn.Module):
 
 @dataclass(frozen=True)
 class BERT(Model):
-    """Trained to say which tokens were hidden.
+    """Trained to predict the hidden tokens (masked language modelling).
 
     Base is 12 blocks, width 768, 12 heads; large 24, 1024, 16; BERT-48 is large with 48 blocks (as PipeDream and DAPPLE
     use it). Dropout is left out: a step has to give the same loss under every plan. The hidden positions are fixed and
@@ -118,10 +118,10 @@ class BERT(Model):
         return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
-        """The head's table, which BERT shares with the embedding."""
+        """Count the head's table, which BERT ties to the embedding."""
         return shape.num_classes * self.width
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of the hidden tokens; the target of a position is the token behind it."""
+        """Return mean cross entropy of the hidden tokens; the token at a position is the target one before it."""
         hidden = torch.tensor(masked_positions(output.shape[1]), device=output.device)
         return super().loss(output[:, hidden], target[:, hidden - 1])

@@ -61,5 +61,5 @@ class GPT(Model):
         return text_layers(shape, self.width, heads, blocks)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
-        """The head's table, which GPT-2 and GPT-3 share with the embedding."""
+        """Count the head's table, which GPT-2 and GPT-3 tie to the embedding."""
         return shape.num_classes * self.width

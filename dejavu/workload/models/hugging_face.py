@@ -33,7 +33,7 @@ DROPOUTS = (
 
 @dataclass(frozen=True)
 class Family:
-    """Where a kind of model keeps its parts.
+    """Where a family of models has its parts.
 
     Attributes:
         module: transformers' module, below `transformers.models`.
@@ -144,7 +144,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class HuggingFace(Model):
-    """Embedding, blocks, head; every position is held against its target, which an encoder such as BERT can see.
+    """Embedding, blocks, head; the loss is over every position, also for an encoder such as BERT, which sees targets.
 
     Weights are drawn here, never loaded. A head that the config ties to the embedding has a table of its own.
 
@@ -221,7 +221,7 @@ def _module(family: Family) -> Any:
 
 
 def load_config(reference: str, options: Mapping[str, Any]) -> HuggingFace:
-    """The model behind `hf:PATH`, a config.json or the folder that holds one.
+    """Load the model of `hf:PATH`, a config.json or the folder that contains one.
 
     Raises:
         InputError: transformers is missing, there is no such file, or it describes a model that is not known here.

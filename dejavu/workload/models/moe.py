@@ -29,7 +29,7 @@ RESIDUAL = ("projection", "feedforward.contract")  # what a block adds to its in
 
 
 class FeedForward(nn.Module):
-    """What every token of a dense block passes through."""
+    """The feed-forward network of a dense block."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Experts(nn.Module):
         expert = choice.T.flatten()  # all first choices, then all second ones
         rank = nn.functional.one_hot(expert, E).cumsum(0).gather(1, expert[:, None]).squeeze(1) - 1
         fits = rank < C
-        place = torch.where(fits, expert * C + rank, E * C)  # behind the last: what does not fit
+        place = torch.where(fits, expert * C + rank, E * C)  # after the last: what does not fit
         waiting = tokens.new_zeros(E * C + 1, W).index_copy(0, place, tokens.repeat(NUM_CHOICES, 1))
         inner = torch.bmm(waiting[:-1].view(E, C, W), self.expand.weight.view(E, -1, W).transpose(1, 2))
         done = torch.bmm(nn.functional.gelu(inner), self.contract.weight.view(E, W, -1).transpose(1, 2))
@@ -141,5 +141,5 @@ class MoE(Model):
         return text_layers(shape, self.width, heads, blocks)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
-        """The head's table, which the published sizes share with the embedding."""
+        """Count the head's table, which the published sizes tie to the embedding."""
         return shape.num_classes * self.width

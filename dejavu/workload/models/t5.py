@@ -1,9 +1,9 @@
-"""T5: an encoder and a decoder that looks at it (Raffel et al., 2020), pre-norm, relative positions.
+"""T5: an encoder and a decoder with cross-attention (Raffel et al., 2020), pre-norm, relative positions.
 
 Shape letters: B = batch, E = encoder's tokens, D = decoder's tokens, W = width.
 
-What one layer gives to the next is one tensor (B, E + D, W): the encoder's states, then the decoder's. A layer works on
-its part and hands the other on, so a cut anywhere carries what it has to carry: in the encoder the decoder's embedded
+A layer's output is one tensor (B, E + D, W): the encoder's states, then the decoder's. A layer transforms its part and
+passes the other on, so any cut carries everything that it has to: in the encoder the decoder's embedded
 tokens (the embedding is shared and lives in the first layer), in the decoder the encoder's result.
 """
 
@@ -175,7 +175,7 @@ class Head(nn.Module):
 def _split(
     attention: str, feedforward: str = "", *, relative: bool = False, gated: bool = False
 ) -> tuple[tuple[str, Split], ...]:
-    """Which weights of a block are cut, and how: heads, and the inner width of the feed-forward network."""
+    """Return which weights of a block are sharded: heads, and the inner width of the feed-forward network."""
     columns = [f"{attention}.{name}" for name in ("query", "key", "value", *(("bias.table",) if relative else ()))]
     rows = [f"{attention}.projection"]
     if feedforward:
@@ -247,10 +247,10 @@ class T5(Model):
         )
 
     def untied_parameters(self, shape: ExampleShape) -> int:
-        """All but one relative table on each side, and the head's table (T5 1.1, the gated one, has that too)."""
+        """Count all but one relative table on each side, and the head's table (T5 1.1, the gated one, has that too)."""
         tables = 2 * (self.num_blocks - 1) * NUM_BUCKETS * self.num_heads
         return tables + (0 if self.gated else shape.num_classes * self.width)
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy over the decoder's part of the targets."""
+        """Return mean cross entropy over the decoder's part of the targets."""
         return super().loss(output, target[:, -output.shape[1] :])

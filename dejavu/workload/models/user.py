@@ -23,10 +23,10 @@ _BATCH_SIZE = 2  # of the examples on which a model's boundaries are looked for;
 
 @dataclass(frozen=True)
 class UserModel(Model):
-    """What the user's factory returns: the children of an `nn.Sequential`, or of another module that runs them in turn.
+    """The user's model: the children of an `nn.Sequential`, or of another module that runs them one after the other.
 
-    Children that share weights are one layer, with all that stands between them. Where the forward pass does more than
-    to run one child behind another, the model is one layer; `notes` says why.
+    Children that share weights are one layer, with everything between them. Where the forward pass does more than run
+    one child after another, the model is one layer; `notes` says why.
     """
 
     factory: Callable[..., nn.Module]
@@ -46,7 +46,7 @@ class UserModel(Model):
         return source_hash(self.factory)
 
     def _cut(self, shape: ExampleShape) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-        """The submodules of each layer in order, none where the whole model is one; and what is to be said of it."""
+        """Return the submodules of each layer in order, none where the model is one layer; and notes for the user."""
         with fake_tensors():  # only boundaries are wanted: no memory, no random numbers
             module = self.factory(**self.options)
             names = [name for name, part in _parts(module) if not isinstance(part, nn.Identity)]
@@ -66,12 +66,12 @@ class UserModel(Model):
 
 
 def _layer_name(group: tuple[str, ...]) -> str:
-    """Without dots, which separate a layer's name from its weights' in checkpoints."""
+    """Name a layer without dots, which separate a layer's name from its weights' in checkpoints."""
     return (group[0] if len(group) == 1 else f"{group[0]}-{group[-1]}").replace(".", "_")
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children in order; instead of a list of modules, its items."""
+    """Yield the children in order; instead of a list of modules, its items."""
     for name, child in module._modules.items():
         if isinstance(child, nn.ModuleList):
             yield from _parts(child, f"{prefix}{name}.")
@@ -80,11 +80,11 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 
 def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> tuple[str, set[str]]:
-    """Why running the children one behind another would not be the module's forward pass; empty if it would.
+    """Return why running the children in sequence would not be the module's forward pass; empty if it would.
 
-    Each child's one input must be the very tensor that the child before it returned, and nobody may have written to it
-    in between. That is watched while the module's own forward pass runs on tensors without memory. The second answer
-    names the children that write to their input, as an in-place ReLU does.
+    Each child's one input must be the same tensor object that the previous child returned, unmodified in between. That
+    is checked while the module's own forward pass runs on fake tensors. The second result names the children that write
+    to their input, as an in-place ReLU does.
     """
     if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
         return f"{type(module).__name__} has weights of its own beside its children's", set()
@@ -120,19 +120,20 @@ def _watch(module: nn.Module, names: list[str], example: torch.Tensor) -> tuple[
     if not faults and called != names:
         return f"its forward pass does not run its children {', '.join(names)} once each in this order", writers
     if not faults and (result is not before or _version(before) != version):
-        return f"its forward pass does something behind {called[-1]!r}", writers
+        return f"its forward pass does something after {called[-1]!r}", writers
     return faults[0] if faults else "", writers
 
 
 def _version(thing: Any) -> int:
-    """How often a tensor was written to."""
+    """Return how often a tensor was written to."""
     return thing._version if isinstance(thing, torch.Tensor) else 0
 
 
 def _tie(module: nn.Module, names: list[str], writers: set[str]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Parts that share weights as one group with all between them, and a sentence for each tie.
+    """Group parts that share weights with everything between them, and return a sentence for each tie.
 
-    A part that writes to its input is in the group of the part that made it: what crosses a cut is nobody's to change.
+    A part that writes to its input is in the group of the part that made it: a tensor that crosses a cut must not be
+    modified.
     """
     first: dict[int, int] = {}
     until = list(range(len(names)))  # the last part that must be in one layer with this one
@@ -159,7 +160,7 @@ def _tie(module: nn.Module, names: list[str], writers: set[str]) -> tuple[list[t
 
 
 def load_model(reference: str, options: Mapping[str, Any]) -> Model:
-    """The model behind `package.module:factory`, which returns a module or a `Model`.
+    """Load the model of `package.module:factory`, which returns a module or a `Model`.
 
     Raises:
         InputError: there is no such module or attribute, it fails, or returns something else.
