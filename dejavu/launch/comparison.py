@@ -201,7 +201,7 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
 
 def _store(name: str) -> Any:
     """Open a store of this name, which does not see the keys of earlier groups."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.runtime.worker import TIMEOUT
 

@@ -17,7 +17,7 @@ from dejavu.foundation.gc_frozen import gc_frozen
 with gc_frozen():
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
     from dejavu.plans.schedule import Pass
