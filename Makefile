@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 DATA := ../shared/data
 RESULTS ?= .dejavu/benchmarks
 BENCH := $(BIN)/python -m benchmarks
+# Without --no-compile pip compiles all 20,000 modules on one core, for a minute; what is imported is compiled then.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Quick tests: a process for each core. Those that start servers, workers or ranks: a file at a time in each of a few.
 QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test quick slow lint up down bench clean
+.PHONY: run test quick slow lint up down bench docs clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
@@ -61,13 +63,19 @@ lint: $(VENV)/.ready
 up down: $(VENV)/.ready
 	$(BIN)/dejavu $@
 
-# Without --no-compile pip compiles all 20,000 modules on one core, for a minute; what is imported is compiled then.
+# Into site/, for a browser: nothing on its pages comes from the network.
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(INSTALL) --editable ".[docs]"
+	@touch $@
+
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (one to three minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		--constraint constraints.txt --editable ".[test]"
+	$(INSTALL) --editable ".[test]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .dejavu mlflow.db mlartifacts build *.egg-info
+	rm -rf $(VENV) .dejavu mlflow.db mlartifacts build site *.egg-info

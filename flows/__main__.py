@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flows.endings import FAILURE, ending
+from flows.listing import Importing, Listing
 
 STDOUT = "-"  # instead of a file name
 COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
@@ -43,8 +44,9 @@ BudgetOption = Annotated[float, typer.Option(min=0.0, help="search time, all sea
 
 
 @app.command(
+    cls=Listing,
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
-    "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786"
+    "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786",
 )
 def run(
     workload: WorkloadOption = None,
@@ -174,8 +176,9 @@ def profile(
 
 
 @app.command(
+    cls=Listing,
     epilog="Examples:  dejavu plan --model t5-11b --cluster examples/clusters/4x8-v100.yaml  |  "
-    "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json"
+    "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json",
 )
 def plan(
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
@@ -228,11 +231,13 @@ def plan(
 
 @app.command(
     "import",
+    cls=Importing,
     epilog="Examples:  dejavu import alpa prof_database.pkl  |  dejavu import metis profiles/ --device "
     "A100=A100-SXM4-40GB --dtype float16  |  dejavu import nccl-tests all_reduce.txt",
 )
 def import_(
-    format: Annotated[str, typer.Argument(help="alpa, neusight, vidur, metis or nccl-tests")],
+    context: typer.Context,
+    format: Annotated[str, typer.Argument(help="what wrote it")],
     path: Annotated[Path, typer.Argument(help="the file, or for metis the folder")],
     database: Annotated[Path, typer.Option(help="where the rows go")] = Path("profiles_db"),
     device: Annotated[
@@ -242,23 +247,15 @@ def import_(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave bad rows out, where one would refuse the file")
     ] = False,
-    dtype: Annotated[str | None, typer.Option(help="metis: what was trained in, such as float16")] = None,
-    model: Annotated[str | None, typer.Option(help="metis: the model's name, for all files")] = None,
-    collective: Annotated[str | None, typer.Option(help="nccl-tests: all_reduce …, if the file does not say")] = None,
-    num_ranks: Annotated[int | None, typer.Option(help="nccl-tests: if the file does not list them")] = None,
-    num_nodes: Annotated[int | None, typer.Option(help="nccl-tests: likewise; otherwise 1")] = None,
 ) -> None:
     """Bring others' measurements into the cost database; the same file twice adds nothing."""
     from rich.console import Console
 
-    from dejavu.importers import DeviceNames, import_profile, importer_named
+    from dejavu.importers import DeviceNames, import_profile, importer_of
     from dejavu.profiles import ProfileDatabase
     from flows.progress import rows_bar
 
-    options = {"dtype": dtype, "model": model, "collective": collective}
-    importer = importer_named(
-        format, DeviceNames.of(device or []), {**options, "num_ranks": num_ranks, "num_nodes": num_nodes}
-    )
+    importer = importer_of(format, DeviceNames.of(device or []), context.obj)
     console = Console()
     with rows_bar(console) as progress:
         report = import_profile(importer, path, ProfileDatabase(database), skip_bad=skip_bad, progress=progress)

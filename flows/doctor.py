@@ -257,7 +257,8 @@ def _runs(pid: str | None, start_seconds: str | None) -> bool:
     """Return whether the process that opened an MLflow run is alive; `start_seconds` counts from the machine's boot."""
     try:
         process = psutil.Process(int(pid or ""))
-        return abs(process.create_time() - psutil.boot_time() - float(start_seconds or "")) < START_SLACK_SECONDS
+        started: float = process.create_time() - psutil.boot_time()
+        return abs(started - float(start_seconds or "")) < START_SLACK_SECONDS
     except (ValueError, psutil.NoSuchProcess):
         return False
 

@@ -10,8 +10,9 @@ from dejavu.foundation.gc_frozen import gc_frozen
 
 with gc_frozen():  # `prefect worker` starts a process with this file
     from prefect import flow
+    from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
-    from prefect.states import Completed, State
+    from prefect.states import Completed
 
     from dejavu.launch.launcher import torchrun_line
     from dejavu.parallelism import Parallelism

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.graphs.graph import CaptureError, capture
-from dejavu.init import proposer_named, space_of
+from dejavu.init import PROPOSERS, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
@@ -156,7 +157,7 @@ def check(workload: Workload) -> None:
         InputError: they do not.
     """
     dataset_of(workload).batch(0, 1, seed=workload.seed)
-    proposer_named(workload.trials.proposer)
+    named(PROPOSERS, workload.trials.proposer)
     if workload.trials.count:
         space_of(workload)
     try:

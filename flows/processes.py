@@ -150,16 +150,18 @@ def listener(port: int) -> psutil.Process | None:
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        children: list[psutil.Process] = process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return children
 
 
 def _carries(process: psutil.Process, token: str) -> bool:
     try:
-        return process.environ().get(TOKEN) == token
+        carried: str | None = process.environ().get(TOKEN)
     except (psutil.Error, OSError):
         return False
+    return carried == token
 
 
 def _signal(process: psutil.Process, *, kill: bool) -> None:

@@ -26,10 +26,11 @@ from dejavu.launch.comparison import (
     expected_seconds,
     measure_gain,
 )
-from dejavu.launch.launcher import RankError, launch, torchrun_line
+from dejavu.launch.launcher import launch, torchrun_line
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
+from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.track import Run

@@ -20,8 +20,9 @@ from dejavu.binding.local import EXCHANGE, MOVE, TURN, changed, changes, improve
 from dejavu.binding.placing import bottleneck, computing_bound, in_order
 from dejavu.binding.site import Site
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, pair
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 
 GIB = 2**30
@@ -105,7 +106,7 @@ def plan_of(problem: Problem, hows: Sequence[StageConfiguration], rng: np.random
 
 def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Sequence[Device]]) -> float:
     """The step time, written down once more, device by device; inf where a rank cannot be."""
-    schedule, S, B = schedule_named(plan.schedule), len(plan.stages), plan.num_microbatches
+    schedule, S, B = named(SCHEDULES, plan.schedule), len(plan.stages), plan.num_microbatches
     total, loads, links = 0.0, [0.0] * len(places), dict[frozenset[int], float]()
     for s, stage in enumerate(plan.stages):
         rank = schedule.rank_of(s, S)
@@ -241,9 +242,9 @@ def test_several_stages_a_rank(schedule: str, seed: int) -> None:
     """Stages of a rank stay together, and a looping schedule sends from the last rank to the first."""
     rng = np.random.default_rng(seed)
     cluster = cluster_of([(1, [("a", 1)]), (1, [("b", 2)]), (2, [("a", 1)])], rng)
-    problem = problem_of(cluster, rng, schedule=schedule_named(schedule).searched_as, cut_bytes=1e7)
+    problem = problem_of(cluster, rng, schedule=named(SCHEDULES, schedule).searched_as, cut_bytes=1e7)
     kinds = [StageConfiguration(kind) for kind in ("a", "b", "b")]
-    ranks = [schedule_named(schedule).rank_of(s, 6) for s in range(6)]
+    ranks = [named(SCHEDULES, schedule).rank_of(s, 6) for s in range(6)]
     plan = plan_of(problem, [kinds[rank] for rank in ranks], rng, schedule)
     binding = bind(problem, plan, cluster)
     sound(binding, problem, plan, cluster)

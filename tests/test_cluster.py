@@ -197,7 +197,7 @@ def test_any_cluster_of_the_catalogue(read, groups, rate, order):
         ("H100", "; did you mean 'H100-SXM5-80GB' or 'H100-PCIE-80GB'?"),
         ("V100-SXM2", "; did you mean 'V100-SXM2-16GB' or 'V100-SXM2-32GB'?"),
         ("H200-SXM-141G", "; did you mean 'H200-SXM-141GB'?"),
-        ("abacus", "; name one of dejavu/devices.csv, or define it under `devices:`"),
+        ("abacus", "; wanted one of dejavu/devices.csv, or one defined under `devices:`"),
     ],
 )
 def test_unknown_devices(refusal, device, hint):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dejavu.cluster import Cluster, catalogue, load_cluster
-from dejavu.cost import CostError, cost_table, sources, transfer_cost, transfer_costs
+from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost, transfer_costs
 from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.memory import (
     example_bytes,
@@ -23,6 +24,8 @@ from dejavu.graphs.graph import Graph, capture
 from dejavu.plans import Plan, Stage, price
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.simulation import simulate_plan
+from dejavu.testing.cost_sources import CASES as EVERY_CASE
+from dejavu.testing.cost_sources import evidence, questions
 from dejavu.workload import OptimizerSettings, Workload
 
 ADAM = OptimizerSettings()
@@ -85,6 +88,15 @@ def measure(graph: Graph, device_type: str, seconds: float) -> list[Measurement]
         for signature in {layer.signature for layer in graph.layers}
         for direction in ("forward", "backward", "optimizer")
     ]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
+def test_every_source_has_a_sound_number_or_none(name: str, case: Callable, tmp_path: Path) -> None:
+    known = evidence(tmp_path)
+    case(SOURCES[name], known)
+    source = SOURCES[name](known)
+    assert any(source.estimate(*question) is not None for question in questions())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

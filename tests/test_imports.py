@@ -22,7 +22,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
-    ("launch", "planning", "profiling", "trials"),
+    ("launch", "planning", "profiling", "testing", "trials"),
     ("report",),
     ("tasks", "benchmarks"),
     ("flows",),
@@ -45,7 +45,6 @@ HOMES = {
 LARGE = {
     "flows.__main__.run": "its parameters are the command's options",
     "flows.__main__.plan": "its parameters are the command's options",
-    "flows.__main__.import_": "its parameters are the command's options",
     "flows.full.dejavu": "its parameters are the form that Prefect shows",
     "flows.plan.plan": "its parameters are the form that Prefect shows",
 }

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.init import (
     MENU,
     PROPOSERS,
@@ -25,7 +26,6 @@ from dejavu.init import (
     Space,
     calibrate,
     draw_layer,
-    proposer_named,
     space_of,
 )
 from dejavu.init.output_scale import LINEAR_MAPS
@@ -254,7 +254,7 @@ def test_a_stage_cannot_calibrate(tmp_path: Path, tiny: Workload) -> None:
     job = replace(job_of(tiny, tmp_path), draw=Draw("lsuv"))
     with pytest.raises(InputError, match="the scheme 'lsuv' rescales weights by a batch through the whole model"):
         launch(job)
-    with pytest.raises(InputError, match="unknown scheme 'lusv'; wanted one of default, uniform"):
+    with pytest.raises(InputError, match="unknown scheme 'lusv'; did you mean 'lsuv'"):
         launch(replace(job, draw=Draw("lusv")))
 
 
@@ -306,7 +306,7 @@ def test_only_schemes_that_follow_the_width_are_scaled_in_a_chain() -> None:
     assert SPACE.scaled_schemes == MENU
     assert set(CHAIN.scaled_schemes) == set(MENU) - fixed
     assert Space(("normal",), CHAIN.dimensions, is_chain=True).scaled_schemes == ("normal",)
-    draws = proposer_named("mixed").propose(CHAIN, 40, seed=0)
+    draws = named(PROPOSERS, "mixed").propose(CHAIN, 40, seed=0)
     assert {draw.scheme for draw in draws[:8]} == set(MENU)
     assert {draw.scheme for draw in draws[8:]} == set(MENU) - fixed
 
@@ -335,7 +335,7 @@ def test_points_and_draws_are_inverse() -> None:
     ("make", "message"),
     [
         (lambda: Space(()), "schemes is empty"),
-        (lambda: Space(("xavier", "javier")), "unknown scheme 'javier'; wanted one of"),
+        (lambda: Space(("xavier", "javier")), "unknown scheme 'javier'; did you mean 'xavier'"),
         (lambda: Space(("xavier", "xavier")), "schemes are xavier, xavier; wanted each of them once"),
         (lambda: Dimension("gain", 2.0, 1.0), "gain goes from 2.0 to 1.0, where no draw is valid"),
         (lambda: Dimension("gain", 0.1, math.inf), "wanted two finite numbers"),
@@ -343,7 +343,7 @@ def test_points_and_draws_are_inverse() -> None:
         (lambda: Dimension("gain", 0.0, 1.0), "gain begins at 0.0; wanted a factor > 0"),
         (lambda: Dimension("bias", -1.0, 1.0, log=False), "wanted a factor ≥ 0"),
         (lambda: Dimension("seed", 1.0, 2.0), "a dimension 'seed'; wanted one of gain, slope"),
-        (lambda: proposer_named("hypercube"), "unknown proposer 'hypercube'; wanted one of mixed"),
+        (lambda: named(PROPOSERS, "cube"), "unknown proposer 'cube'; wanted one of mixed"),
         (lambda: space_of(Workload(trials=TrialSettings(schemes=()))), "schemes is empty"),
         (lambda: space_of(Workload(trials=TrialSettings(schemes=("he",)))), "unknown scheme 'he'"),
     ],

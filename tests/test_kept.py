@@ -90,19 +90,19 @@ def test_no_half_written_entry_is_left(cache: Path) -> None:
 @pytest.mark.parametrize("name", schedule.SCHEDULES)
 def test_a_schedule_is_the_same_from_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = 4 * schedule.SCHEDULES[name].stages_per_rank
-    made = _action_table.action_table.__wrapped__(name, stages, 8)
-    monkeypatch.setattr(_action_table, "actions", lambda *asked: pytest.fail("torch is asked again"))
-    kept = _action_table.action_table.__wrapped__(name, stages, 8)
+    made = _action_table.action_table.__wrapped__(schedule.SCHEDULES[name], stages, 8)
+    monkeypatch.setattr(_action_table, "actions_of", lambda *asked: pytest.fail("torch is asked again"))
+    kept = _action_table.action_table.__wrapped__(schedule.SCHEDULES[name], stages, 8)
     for one, other in zip(made, kept, strict=True):
         assert np.array_equal(one, other) and np.asarray(one).dtype == np.asarray(other).dtype
         assert np.asarray(other).flags.c_contiguous
     with pytest.raises(pytest.fail.Exception):
-        _action_table.action_table.__wrapped__(name, stages, 16)
+        _action_table.action_table.__wrapped__(schedule.SCHEDULES[name], stages, 16)
 
 
 def test_a_schedule_of_another_torch_is_asked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    _action_table.action_table.__wrapped__("1f1b", 4, 8)
+    _action_table.action_table.__wrapped__(schedule.SCHEDULES["1f1b"], 4, 8)
     monkeypatch.setattr(_action_table, "code_of_lists", lambda: ["another torch"])
-    monkeypatch.setattr(_action_table, "actions", lambda *asked: pytest.fail("torch is asked again"))
+    monkeypatch.setattr(_action_table, "actions_of", lambda *asked: pytest.fail("torch is asked again"))
     with pytest.raises(pytest.fail.Exception):
-        _action_table.action_table.__wrapped__("1f1b", 4, 8)
+        _action_table.action_table.__wrapped__(schedule.SCHEDULES["1f1b"], 4, 8)

@@ -15,10 +15,11 @@ from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, stage_memory
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
+from dejavu.foundation.registry import named
 from dejavu.graphs.graph import DTYPES, Graph, Layer, capture
 from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.init import Draw
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.training import build_layers
@@ -235,7 +236,7 @@ def test_a_schedule_s_depth_is_what_memory_follows() -> None:
         assert np.allclose(np.diff(peaks), peaks[0])
         for stage in range(4):
             for batches in (4, 8):
-                depths = [schedule_named(name).in_flight(stage, 4, batches) for name in ("1f1b", "gpipe")]
+                depths = [named(SCHEDULES, name).in_flight(stage, 4, batches) for name in ("1f1b", "gpipe")]
                 one, all_ = (memory(layers, depth, num_microbatches=batches).activation_bytes for depth in depths)
                 assert one <= all_
                 assert one == min(4 - stage, batches) * peaks[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import CaptureError, Graph, capture
-from dejavu.init import Draw
-from dejavu.runtime.training import build_layers
+from dejavu.testing import check_data_set
+from dejavu.testing.models import CASES as EVERY_CASE
 from dejavu.workload import Workload
 from dejavu.workload.data import DATASETS, dataset_of
 from dejavu.workload.models import MODELS, layers_of, model_of
@@ -152,37 +152,21 @@ def test_the_zoo_is_covered() -> None:
 
 
 @every_model
-def test_capture_equals_the_real_module(name: str) -> None:
-    workload, graph = ZOO[name], graph_of(name)
-    whole = build_layers(workload, Draw(), torch.device("cpu"))
-    assert [layer.name for layer in graph.layers] == [name for name, _ in whole.named_children()]
-    assert graph.parameter_bytes == sum(p.numel() * p.element_size() for p in whole.parameters())
-    x, _ = dataset_of(workload).batch(0, workload.microbatch_size, seed=0)
-    for layer, module in zip(graph.layers, whole, strict=True):
-        with (
-            FlopCounterMode(display=False) as counter,
-            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        ):
-            expected = module(x)
-        assert layer.output_shape == tuple(expected.shape)
-        assert layer.output_bytes == expected.numel() * expected.element_size()
-        assert layer.flops("forward") == counter.get_total_flops()  # the math path counts attention's two products
-        x = expected
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
+def test_every_model_is_what_capture_says(name: str, case: Callable[[Workload], None]) -> None:
+    case(ZOO[name])
 
 
 @every_model
-def test_layers_that_do_the_same_share_a_signature(name: str) -> None:
-    """Whatever they are called; and no others do, nor the same ones on more examples."""
-    workload, graph = ZOO[name], graph_of(name)
-    described: dict[str, object] = {}
-    for layer in graph.layers:
-        assert described.setdefault(layer.signature, layer.operators) == layer.operators
-    if workload.model in {"gpt", "bert", "t5"}:
-        kinds = {layer.name.rstrip("0123456789") for layer in graph.layers}
-        assert len(described) == len(kinds)
-    larger = capture(workload.model_copy(update={"batch_size": workload.batch_size * 2}))
-    for one, two in zip(graph.layers, larger.layers, strict=True):
-        assert one.signature != two.signature or not one.flops("forward")
+def test_its_data_are_the_same_for_the_same_step(name: str) -> None:
+    check_data_set(dataset_of(ZOO[name]))
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
+def test_equal_blocks_share_a_signature(name: str) -> None:
+    graph = graph_of(name)
+    kinds = {layer.name.rstrip("0123456789") for layer in graph.layers}
+    assert len({layer.signature for layer in graph.layers}) == len(kinds)
 
 
 def test_activations_are_what_autograd_keeps() -> None:
@@ -216,15 +200,6 @@ def counting() -> nn.Sequential:
 def test_a_part_that_cannot_be_traced_is_named() -> None:
     with pytest.raises(CaptureError, match=r"layer '1', in its '1' \(Counting\), cannot be traced on \(4, 64\)"):
         capture(Workload(model="tests.test_models:counting", data="digits"))
-
-
-@every_model
-def test_a_batch_depends_on_its_step_alone(name: str) -> None:
-    dataset = dataset_of(ZOO[name])
-    later = [dataset.batch(step, 4, seed=1)[0] for step in (3, 4)]
-    assert torch.equal(later[0], dataset.batch(3, 4, seed=1)[0])
-    assert not torch.equal(later[0], later[1])
-    assert not torch.equal(later[0], dataset.batch(3, 4, seed=2)[0])
 
 
 def test_text_is_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
@@ -351,3 +326,9 @@ def test_a_loss_is_the_mean_over_targets() -> None:
     output, target = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     expected = -torch.log_softmax(output, -1).gather(-1, target[..., None]).mean()
     assert torch.allclose(model.loss(output, target), expected)
+
+
+def test_the_code_of_a_model_is_that_of_its_shared_modules_too() -> None:
+    shared = {name: model().code.count("-") for name, model in MODELS.items()}
+    assert shared == {**dict.fromkeys(MODELS, 0), **dict.fromkeys(("gpt", "bert", "moe", "cnn", "wide_resnet"), 1)}
+    assert len({model().code for model in MODELS.values()}) == len(MODELS)

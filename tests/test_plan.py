@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,8 +12,9 @@ import pytest
 
 from dejavu.foundation.errors import InputError
 from dejavu.plans import DoesNotFitError, Plan, Problem, Stage, StageConfiguration, check, price, step_seconds
-from dejavu.plans.schedule import SCHEDULES, Action, Pass, actions, allowed_microbatches, schedule_named
+from dejavu.plans.schedule import SCHEDULES, Schedule, actions
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
+from dejavu.testing.schedules import CASES as EVERY_CASE
 
 ONE = StageConfiguration("gpu")
 TWO = StageConfiguration("gpu", devices_per_node=2, tensor_parallel=2)
@@ -227,45 +227,10 @@ def test_both_forms_of_costs_agree_to_the_last_bit(seed: int) -> None:
                     assert dense.max_in_flight(start, stop, c) == form.max_in_flight(start, stop, c)
 
 
-@pytest.mark.parametrize("name", [name for name, how in SCHEDULES.items() if how.stages_per_rank == 1])
-def test_in_flight_is_what_torchs_own_order_of_actions_holds(name: str) -> None:
-    for S in range(1, 7):
-        for B in range(S, 14):
-            for stage, order in enumerate(actions(name, S, B)):
-                assert most_held(order)[stage] == schedule_named(name).in_flight(stage, S, B), (stage, S, B)
-                done = Counter((action.direction, action.microbatch) for action in order)
-                assert done == Counter((way, m) for way in (Pass.FORWARD, Pass.BACKWARD) for m in range(B))
-
-
-@pytest.mark.parametrize("name", [name for name, how in SCHEDULES.items() if how.stages_per_rank > 1])
-def test_schedules_of_several_stages_run_every_pass_once_and_hold_no_more_than_they_say(name: str) -> None:
-    schedule = schedule_named(name)
-    for ranks in range(1, 5):
-        S = ranks * schedule.stages_per_rank
-        for B in (count for count in range(ranks, 14) if allowed_microbatches(name, S, count)):
-            for rank, order in enumerate(actions(name, S, B)):
-                assert {action.stage for action in order} == set(schedule.stages_of(rank, S))
-                for stage, held in most_held(order).items():
-                    assert held <= schedule.in_flight(stage, S, B)
-                    own = [action for action in order if action.stage == stage]
-                    ways = [(action.direction, action.microbatch) for action in own]
-                    assert len(set(ways)) == len(ways)
-                    for kinds in ({Pass.FORWARD}, {Pass.BACKWARD, Pass.BACKWARD_INPUT}):
-                        assert sorted(m for way, m in ways if way in kinds) == list(range(B))
-                    assert {m for way, m in ways if way == Pass.BACKWARD_INPUT} == {
-                        m for way, m in ways if way == Pass.BACKWARD_WEIGHT
-                    }
-
-
-def most_held(order: Sequence[Action]) -> dict[int, int]:
-    """Of each stage, the most microbatches between their forward and the end of their backward pass."""
-    held: Counter[int] = Counter()
-    most: dict[int, int] = {}
-    for action in order:
-        held[action.stage] += {Pass.FORWARD: 1, Pass.BACKWARD_INPUT: 0}.get(action.direction, -1)
-        most[action.stage] = max(most.get(action.stage, 0), held[action.stage])
-    assert not any(held.values())
-    return most
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
+def test_every_schedule_does_what_it_says(schedule: Schedule, case: Callable[[Schedule], None]) -> None:
+    case(schedule)
 
 
 def test_fewer_microbatches_than_stages_are_refused() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.bound.every_plan import count, least_by_schedule, small_priced
 from dejavu.cluster import load_cluster
+from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, choice_to_dict, print_choice
 from dejavu.planning.candidates import moved_cut
@@ -22,9 +23,9 @@ from dejavu.planning.planner import PROVER
 from dejavu.planning.prices import Prices
 from dejavu.plans import Infeasible, NoPlanError, Problem, StageConfiguration, price
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import SCHEDULES, schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
-from dejavu.search import search_named
+from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
@@ -235,9 +236,9 @@ def tight_by_hand(capacity: float) -> PricedProblem:
 def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> None:
     given = tight_by_hand(5.0)
     asked = as_request(folder, given)
-    assert isinstance(search_named(PROVER)().run(given.problem, budget_seconds=2.0), Infeasible)
+    assert isinstance(named(SEARCHES, PROVER)().run(given.problem, budget_seconds=2.0), Infeasible)
     found = answer(asked, given)
-    assert schedule_named(found.plan.schedule).placement == "v" and found.plan.cuts == (1, 2, 3)
+    assert named(SCHEDULES, found.plan.schedule).placement == "v" and found.plan.cuts == (1, 2, 3)
     assert found.gap == pytest.approx(0.0, abs=1e-3)
     assert found.simulated_bound_seconds(4) == pytest.approx(found.simulated_seconds)
     json.dumps(choice_to_dict(found), allow_nan=False)

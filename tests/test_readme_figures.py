@@ -122,6 +122,18 @@ def test_every_figure_is_mapped_or_listed(name: str) -> None:
     assert not loose, f"{name} states figures that docs/figures.toml knows nothing of:\n" + "\n".join(loose)
 
 
+def test_every_page_is_held_or_says_why_not() -> None:
+    written = {"README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))}
+    assert written == {*PAGES, *FIGURES["not_held"]}
+    assert not set(PAGES) & set(FIGURES["not_held"])
+    assert all(FIGURES["not_held"].values())
+
+
+def test_every_entry_is_of_a_page_that_is_held() -> None:
+    entries = [entry for kind in ("figure", "not_measured", "output") for entry in FIGURES[kind]]
+    assert {entry["page"] for entry in entries} <= set(PAGES)
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
 def test_a_result_says_where_when_and_how(path: Path) -> None:
     found = result(path.name)

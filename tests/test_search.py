@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.importers.alpa.cases import load_case
 from dejavu.plans import (
     DoesNotFitError,
@@ -22,19 +23,19 @@ from dejavu.plans import (
     Obstacle,
     Plan,
     Problem,
-    SearchResult,
-    StageConfiguration,
-    check,
     solved,
     step_seconds,
 )
-from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, PlanError
-from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform, search_named
+from dejavu.plans.stage_costs import DenseCosts, PlanError
+from dejavu.search import SEARCHES, Balanced, Exact, Exhaustive, Proportional, Search, Uniform
 from dejavu.search.balanced import _stage_seconds, balanced_cuts
 from dejavu.search.exhaustive import all_plans, count_plans
 from dejavu.search.proportional import proportional_cuts
 from dejavu.search.shared.rows import plan_of_row, rows_of_one_type, rows_of_several_types
 from dejavu.search.uniform import even_cuts
+from dejavu.testing.searches import CASES as EVERY_CASE
+from dejavu.testing.searches import answer, random_problem
+from dejavu.testing.searches import small_problem as small
 
 CASES = Path(__file__).parents[2] / "shared" / "data" / "dp_cases"
 SOME_CASES = ["K8_8x8_all", "K16_4x8_all", "K32_8x8_all", "K64_4x8_power_of_two", "mem_K32_2x8_power_of_two"]
@@ -44,110 +45,10 @@ SEEDS = range(600)
 every_search = pytest.mark.parametrize("search", [kind() for kind in SEARCHES.values()], ids=list(SEARCHES))
 
 
-def random_problem(seed: int, *, max_layers: int = 5, max_devices: int = 4) -> Problem:
-    """What a problem can have: degrees, links, once seconds, tight memory, free layers, idle devices, few stages."""
-    rng = np.random.default_rng(seed)
-    L = int(rng.integers(1, max_layers + 1))
-    counts = {name: int(rng.integers(0, max_devices)) for name in ("a", "b", "c")[: rng.integers(1, 4)]}
-    counts["a"] += 1
-    shapes = [(name, n, r) for name in counts for n in (1, 2, 3) for r in (False, True)]
-    picked = rng.choice(len(shapes), size=min(len(shapes), int(rng.integers(1, 5))), replace=False)
-    configurations = tuple(
-        StageConfiguration(name, 1, n, data_parallel=n, recompute=r) for name, n, r in (shapes[i] for i in picked)
-    )
-    C = len(configurations)
-    whole = rng.random() < 0.5  # whole numbers make ties
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.integers(0, 5, shape).astype(float) if whole else rng.random(shape) * 4 * (rng.random(shape) < 0.9)
-
-    one_link = rng.random() < 0.3
-    latency, per_byte = (np.full((C, C), rng.random()) if one_link else draw(C, C) / 2 for _ in range(2))
-    fixed, activations = draw(C, L), draw(C, L)
-    return Problem(
-        layers=tuple(f"layer {i}" for i in range(L)),
-        configurations=configurations,
-        device_counts=counts,
-        costs=AdditiveCosts(
-            seconds_CL=draw(C, L),
-            per_step_seconds_CL=draw(C, L) * (rng.random() < 0.5),
-            per_step_latency_seconds_C=draw(C) * (rng.random() < 0.5),
-            fixed_bytes_CL=fixed,
-            activation_bytes_CL=activations,
-            temporary_bytes_CL=draw(C, L),
-            capacity_bytes_C=np.full(C, rng.choice([8.0, 12.0, 20.0, 40.0, 1e6])),
-        ),
-        cut_bytes_L1=draw(L + 1) * (rng.random() < 0.6),
-        link_latency_seconds_CC=latency * (rng.random() < 0.6),
-        link_seconds_per_byte_CC=per_byte,
-        schedule=str(rng.choice(["1f1b", "gpipe"])),
-        num_microbatches=int(rng.choice([1, 2, 3, 8])),
-        use_all_devices=bool(rng.random() < 0.3),
-        max_stages=int(rng.integers(1, 5)) if rng.random() < 0.4 else None,
-    )
-
-
-def answer(search: Search, problem: Problem) -> SearchResult | None:
-    """None where it has no plan."""
-    found = search.run(problem, budget_seconds=60.0)
-    assert str(found)
-    return found if isinstance(found, SearchResult) else None
-
-
-def small(seed: int) -> Problem:
-    """A problem that the referee prices in milliseconds."""
-    problem = random_problem(seed)
-    return problem if count_plans(problem) <= 400 else random_problem(seed, max_layers=3, max_devices=2)
-
-
 @every_search
-def test_the_plan_is_the_problems_and_priced_by_the_one_price(search: Search) -> None:
-    found = 0
-    for seed in range(80):
-        problem = small(seed)
-        result = answer(search, problem)
-        if result is None:
-            continue
-        found += 1
-        check(problem, result.plan)
-        assert result.step_seconds == step_seconds(problem, result.plan)
-        assert 0 <= result.lower_bound_seconds <= result.step_seconds
-        assert result.search.split(":")[0] == search.name  # auto names the one it picked behind a colon
-        prices = [price for _, price in result.history]
-        assert prices == sorted(prices, reverse=True)
-        assert prices[-1] == result.step_seconds
-    assert found > 10
-
-
-@every_search
-def test_no_bound_is_above_the_best(search: Search) -> None:
-    for seed in range(80):
-        problem = small(seed)
-        result, best = answer(search, problem), answer(Exhaustive(), problem)
-        if result is not None:
-            assert best is not None
-            assert result.lower_bound_seconds <= best.step_seconds * (1 + 1e-9)
-            assert best.step_seconds <= result.step_seconds * (1 + 1e-9)
-
-
-@every_search
-def test_the_same_seed_repeats(search: Search) -> None:
-    for seed in range(20):
-        problem = small(seed)
-        first, second = (answer(search, problem) for _ in range(2))
-        assert (first is None) == (second is None)
-        if first is not None and second is not None:
-            assert first.plan == second.plan
-
-
-@every_search
-def test_both_forms_of_costs_give_the_same_price(search: Search) -> None:
-    for seed in range(60):
-        problem = small(seed)
-        result, dense = answer(search, problem), answer(search, replace(problem, costs=problem.costs.dense()))
-        assert (result is None) == (dense is None)
-        if result is not None and dense is not None:
-            assert result.step_seconds == dense.step_seconds
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.__name__)
+def test_every_search_does_what_the_contract_says(search: Search, case: Callable[[Search], None]) -> None:
+    case(search)
 
 
 def test_exact_is_as_good_as_trying_every_plan() -> None:
@@ -202,15 +103,6 @@ def test_exact_with_few_stages_is_as_good_as_trying_every_plan(schedule: str) ->
                 assert exact.step_seconds == pytest.approx(before.step_seconds, rel=1e-9)
     assert worse > 100
     assert refused > 50
-
-
-@every_search
-def test_no_plan_has_more_stages_than_allowed(search: Search) -> None:
-    for seed in range(60):
-        free = small(seed)
-        for max_stages in (1, 2, 3):
-            result = answer(search, replace(free, max_stages=max_stages))
-            assert result is None or len(result.plan.stages) <= max_stages
 
 
 def test_one_more_stage_allowed_never_makes_exact_worse_and_enough_change_nothing() -> None:
@@ -417,9 +309,9 @@ def test_exact_refuses_more_stages_than_it_may_list() -> None:
 
 
 def test_a_wrong_name_gets_a_suggestion() -> None:
-    assert search_named("exact") is Exact
+    assert named(SEARCHES, "exact") is Exact
     with pytest.raises(InputError, match="did you mean 'exact'"):
-        search_named("exakt")
+        named(SEARCHES, "exakt")
 
 
 @pytest.mark.skipif(not CASES.exists(), reason="the shared data are absent")

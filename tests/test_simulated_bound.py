@@ -119,7 +119,7 @@ def test_lines_are_below_every_simulated_step(seed: int) -> None:
     priced = small_priced(seed)
     problem, paths = bound_problem(priced, np.inf), list[float]()
     for plan in some_plans(priced, rng):
-        order = action_table(plan.schedule, len(plan.stages), plan.num_microbatches)
+        order = action_table(SCHEDULES[plan.schedule], len(plan.stages), plan.num_microbatches)
         stop_S = np.array([stage.stop for stage in plan.stages])
         how_S = np.array([priced.problem.index(stage.configuration) for stage in plan.stages])
         times = times_of(problem.prices, order, stop_S, how_S)
@@ -198,7 +198,7 @@ def test_stages_outside_of_their_span_are_none_that_are_considered(seed: int) ->
     """Dropping with spans that are kept narrow leaves what dropping with the widest ones leaves, to the bit."""
     priced = small_priced(seed)
     prices, rng = bound_problem(priced, np.inf).prices, np.random.default_rng(seed)
-    order = action_table("gpipe", 2, 4)
+    order = action_table(SCHEDULES["gpipe"], 2, 4)
     C, L = len(prices.class_C), priced.problem.num_layers
     narrow_SCLL1 = rng.random((2, C, L, L + 1)) < 0.8
     wide_SCLL1 = narrow_SCLL1.copy()

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
-from dejavu.plans.schedule import SCHEDULES, allowed_microbatches, schedule_named
+from dejavu.plans.schedule import SCHEDULES, allowed_microbatches
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
 
@@ -29,7 +30,7 @@ def least_by_schedule(priced: PricedProblem) -> dict[str, float]:
 
 def every_plan(priced: PricedProblem, name: str) -> Iterator[Plan]:
     """Every cut and every configuration of the ranks within the devices, fitting its memory or not."""
-    problem, schedule = priced.problem, schedule_named(name)
+    problem, schedule = priced.problem, named(SCHEDULES, name)
     L, B = problem.num_layers, problem.num_microbatches
     for ranks in range(1, problem.most_stages + 1):
         S = ranks * schedule.stages_per_rank

@@ -10,12 +10,13 @@ from pathlib import Path
 from dejavu.cluster import load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.planning import PlanRequest, Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.search import search_named
+from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
@@ -50,7 +51,7 @@ QUICK = QUESTIONS[:1]
 
 def best_of_exact(priced: PricedProblem, budget_seconds: float) -> tuple[float, Plan] | None:
     """The exact search's plan under the schedule that is fastest as simulated, of those that fit; None if none."""
-    found = search_named("exact")().run(priced.problem, budget_seconds=budget_seconds, seed=0)
+    found = named(SEARCHES, "exact")().run(priced.problem, budget_seconds=budget_seconds, seed=0)
     if not isinstance(found, SearchResult):
         return None
     fitting = []

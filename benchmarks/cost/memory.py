@@ -28,10 +28,11 @@ from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import this_machine
 from dejavu.cost.configuration_memory import configuration_memory
 from dejavu.cost.memory import example_bytes, fixed_bytes
+from dejavu.foundation.registry import named
 from dejavu.graphs.graph import Graph, Layer, capture
 from dejavu.launch.launcher import rank_environment, torchrun_words
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.workload import OptimizerSettings, Workload
 
@@ -145,7 +146,7 @@ def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, f
     """What plans, the referee and two usual formulas say of one stage."""
     workload, span = case.workload, plan.stages[stage]
     layers = graph.layers[span.start : span.stop]
-    depth = schedule_named(plan.schedule).in_flight(stage, NUM_STAGES, plan.num_microbatches)
+    depth = named(SCHEDULES, plan.schedule).in_flight(stage, NUM_STAGES, plan.num_microbatches)
     examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
     memory = stage_memory(
         layers,

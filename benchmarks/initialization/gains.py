@@ -24,7 +24,8 @@ from rich.progress import Progress
 from scipy.stats import bootstrap
 
 from benchmarks.initialization.runs import Run, Start, train_to_target, workload_of
-from dejavu.init import MENU, Draw, proposer_named, space_of
+from dejavu.foundation.registry import named
+from dejavu.init import MENU, PROPOSERS, Draw, space_of
 from dejavu.trials import Trials, local_client, probe_draws, search_initialization
 from dejavu.workload import Workload
 
@@ -144,8 +145,8 @@ def _with_trials(workload: Workload, proposer: str, count: int) -> Workload:
 
 def _filtered(client: distributed.Client, workload: Workload, folder: Path) -> Draw:
     """The paper's rule on the draws that the default proposer makes: one of them, by its first loss and gradient."""
-    draws = proposer_named("mixed").propose(space_of(workload), workload.trials.count, seed=workload.seed)
-    (chosen,) = proposer_named("loss_and_gradient").choose(probe_draws(client, workload, draws, folder), 1)
+    draws = named(PROPOSERS, "mixed").propose(space_of(workload), workload.trials.count, seed=workload.seed)
+    (chosen,) = named(PROPOSERS, "loss_and_gradient").choose(probe_draws(client, workload, draws, folder), 1)
     return chosen
 
 

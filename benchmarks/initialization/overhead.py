@@ -21,7 +21,8 @@ from torch import nn
 
 from benchmarks.initialization.gains import FIRST_SEED
 from benchmarks.initialization.runs import workload_of
-from dejavu.init import Draw, proposer_named, space_of
+from dejavu.foundation.registry import named
+from dejavu.init import PROPOSERS, Draw, space_of
 from dejavu.runtime.single import train_single
 from dejavu.trials import TrialSpec, local_client, run_trials, search_initialization
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -60,7 +61,7 @@ def plain_seconds(task: str, seed: int) -> tuple[float, float]:
     began, drew = list[float](), list[float]()
     workload = workload_of(task, seed)
     train_single(workload, Draw(seed=seed), range(PLAIN_STEPS), on_loss=lambda loss: began.append(time.perf_counter()))
-    for draw in proposer_named("mixed").propose(space_of(workload), NUM_DRAWN, seed=seed):
+    for draw in named(PROPOSERS, "mixed").propose(space_of(workload), NUM_DRAWN, seed=seed):
         before = time.perf_counter()
         train_single(workload, draw, range(0))
         drew.append(time.perf_counter() - before)

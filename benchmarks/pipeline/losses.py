@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
+from dejavu.foundation.registry import named
 from dejavu.init import Draw
 from dejavu.plans import StageConfiguration
-from dejavu.plans.schedule import SCHEDULES, schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.single import train_single
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
@@ -79,7 +80,7 @@ def table(*, num_steps: int = 20) -> tuple[str, list[dict[str, Any]], dict[str, 
 
 def _pairs() -> Iterator[tuple[str, tuple[int, ...], Spread]]:
     for name in SCHEDULES:
-        even = even_bounds(NUM_LAYERS, 2 * schedule_named(name).stages_per_rank)
+        even = even_bounds(NUM_LAYERS, 2 * named(SCHEDULES, name).stages_per_rank)
         for spread in SPREADS:
             moved = tuple(cut - (k == 1) for k, cut in enumerate(even))
             yield name, even if spread.is_even else moved, spread

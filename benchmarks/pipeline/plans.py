@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
+from dejavu.foundation.registry import named
 from dejavu.init import Draw
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.job import TrainingJob
 from dejavu.workload import Workload
 
@@ -29,7 +30,7 @@ def by_hand(
 ) -> Binding:
     """Stages between these cuts (0 and the number of layers included), devices in turn."""
     num_stages = len(bounds) - 1
-    rank_of = schedule_named(schedule).rank_of
+    rank_of = named(SCHEDULES, schedule).rank_of
     stages = tuple(
         Stage(start, stop, ranks[rank_of(s, num_stages)]) for s, (start, stop) in enumerate(itertools.pairwise(bounds))
     )

@@ -27,12 +27,14 @@ import typer
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import LEAST_STEPS, Trained, train_all
 from dejavu.cluster import Cluster, this_machine
+from dejavu.foundation.registry import named
 from dejavu.graphs.graph import capture
 from dejavu.parallelism import Parallelism
 from dejavu.planning.prices import price_workload
 from dejavu.plans import Plan
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import allowed_microbatches, schedule_named
+from dejavu.plans.schedule import SCHEDULES as EVERY
+from dejavu.plans.schedule import allowed_microbatches
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.profiling.profiler import Profiler
@@ -133,7 +135,7 @@ def _settings(ranks: tuple[int, ...], microbatches: tuple[int, ...], schedules: 
         num_layers = len(capture(workload).layers)
         for num_ranks in ranks:
             for name in schedules:
-                num_stages = num_ranks * schedule_named(name).stages_per_rank
+                num_stages = num_ranks * named(EVERY, name).stages_per_rank
                 even = even_bounds(num_layers, num_stages)
                 for cuts, bounds in (("even", even), ("uneven", _uneven(even))):
                     for count in microbatches:

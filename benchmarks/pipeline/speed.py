@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.plans.schedule import SCHEDULES, actions
+from dejavu.plans.schedule import SCHEDULES, actions_of
 from dejavu.simulation import Message, StageSeconds, simulate
 from dejavu.simulation._action_table import action_table
 
@@ -20,7 +20,7 @@ def table(*, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[str, list[dict
     rows = []
     for name in SCHEDULES:
         for num_stages, num_microbatches in sizes:
-            actions.cache_clear()
+            actions_of.cache_clear()
             action_table.cache_clear()
             first, simulation = _play(name, num_stages, num_microbatches)
             again, _ = _play(name, num_stages, num_microbatches)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dejavu.foundation.registry import named
 from dejavu.plans import Answer, Infeasible, Problem, SearchResult
-from dejavu.search import SEARCHES, Search, search_named
+from dejavu.search import SEARCHES, Search
 
 WARM_UP_SECONDS = 3.0  # of budget for the run that loads the compiled loops
 
@@ -70,7 +71,7 @@ def chosen(names: str, default: Sequence[str]) -> dict[str, Search]:
         InputError: there is none of a name.
     """
     wanted = [name for name in names.split(",") if name] or [name for name in default if name in SEARCHES]
-    return {name: search_named(name)() for name in wanted}
+    return {name: named(SEARCHES, name)() for name in wanted}
 
 
 def warm_up(searches: Iterable[Search], problems: Iterable[Problem]) -> None:

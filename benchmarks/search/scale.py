@@ -18,7 +18,8 @@ from benchmarks.search import figures as drawing
 from benchmarks.search.generated import operators
 from benchmarks.search.runs import chosen, run, warm_up
 from dejavu.foundation.errors import DejavuError
-from dejavu.search import search_named
+from dejavu.foundation.registry import named
+from dejavu.search import SEARCHES
 
 SIZES = ((1_000, 64), (2_000, 128), (4_000, 256), (7_000, 512), (10_000, 1_024))  # operators, devices
 NUM_TYPES = 4
@@ -76,7 +77,7 @@ def _ask(question: Question) -> dict[str, Any]:
 
 def answer(question: Question) -> dict[str, Any]:
     """The row, from inside the child process."""
-    search = search_named(question.search)()
+    search = named(SEARCHES, question.search)()
     small = operators(question.seed, num_operators=WARM_UP_OPERATORS, num_devices=WARM_UP_DEVICES, num_types=NUM_TYPES)
     warm_up([search], [small])
     problem = operators(

@@ -16,8 +16,9 @@ import numpy as np
 
 from dejavu.binding.binding import BindError
 from dejavu.binding.site import Ints, Place, Site
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, StageConfiguration
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 
 
@@ -104,7 +105,7 @@ class BindingPrices:
         but may stay where the plan has it.
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
-        schedule, needed_bytes = schedule_named(plan.schedule), 0.0
+        schedule, needed_bytes = named(SCHEDULES, plan.schedule), 0.0
         if len(stages) > 1 and configuration.device_type == plan.stages[stages[0]].configuration.device_type:
             return True
         for s in stages:
@@ -201,7 +202,7 @@ def _distinct(values_NQA: Ints) -> Ints:
 
 
 def _exchanges(problem: Problem, plan: Plan) -> tuple[StageExchange, ...]:
-    schedule, S = schedule_named(plan.schedule), len(plan.stages)
+    schedule, S = named(SCHEDULES, plan.schedule), len(plan.stages)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for s, take_block in enumerate(plan.cuts):
         a, b = sorted((schedule.rank_of(s, S), schedule.rank_of(s + 1, S)))

@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import cast
 
 from dejavu.cluster.records import DTYPES, DeviceType, Kind
 from dejavu.foundation import units
+from dejavu.foundation.registry import Family
 
 # The latency of one hop where none is given: between NCCL's tuning constants for NVLink (3.4 us) and PCIe (5.7 us), and
 # its constant for the network (14 us); hardware latencies of the Simple protocol on a ring, NCCL src/graph/tuning.cc.
@@ -64,24 +66,27 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
     )
 
 
-def catalogue() -> dict[str, DeviceType]:
+def catalogue() -> Family[DeviceType]:
     """Return the device types of devices.csv by name, in the file's order."""
-    return {row.device_type.name: row.device_type for row in catalogue_rows()}
+    return Family(
+        "device",
+        {row.device_type.name: row.device_type for row in catalogue_rows()},
+        wanted="one of dejavu/devices.csv, or one defined under `devices:`",
+        near=nearest_devices,
+    )
 
 
-def suggest_device(name: str, known: list[str]) -> str:
-    """Return `; did you mean ...?` for an unknown device: compares full and short (H100) names, ignoring case."""
-    word = name.casefold()
-    family = [full for full in known if full.casefold() == word or word in _shortened(full)]
-    if not family:  # a misspelling: the most similar name, full or short; the first of equals
-        likeness = {
-            full: max(difflib.SequenceMatcher(None, word, short).ratio() for short in _shortened(full))
-            for full in known
-        }
-        family = [full for full in sorted(known, key=lambda full: -likeness[full])[:1] if likeness[full] >= 0.6]
-    if not family:
-        return "; name one of dejavu/devices.csv, or define it under `devices:`"
-    return f"; did you mean {' or '.join(repr(full) for full in family)}?"
+def nearest_devices(name: str, known: Iterable[str]) -> list[str]:
+    """Return the device names that may be meant: compares full and short (H100) names, ignoring case and maker."""
+    words = [word for word in name.casefold().replace("_", " ").split() if word not in ("nvidia", "amd", "tesla")]
+    word, names = "-".join(words) or name.casefold(), list(known)
+    family = [full for full in names if full.casefold() == word or word in _shortened(full)]
+    if family:
+        return family
+    likeness = {  # a misspelling: the most similar name, full or short; the first of equals
+        full: max(difflib.SequenceMatcher(None, word, short).ratio() for short in _shortened(full)) for full in names
+    }
+    return [full for full in sorted(names, key=lambda full: -likeness[full])[:1] if likeness[full] >= 0.6]
 
 
 def _shortened(name: str) -> list[str]:

@@ -157,7 +157,8 @@ class ClusterForm(_Form):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of cluster.yaml, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _without_null(ClusterForm.model_json_schema())
+    schema: dict[str, Any] = _without_null(ClusterForm.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
 def _without_null(schema: Any) -> Any:

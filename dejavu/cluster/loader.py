@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS, catalogue_rows, suggest_device
+from dejavu.cluster.catalogue import NETWORK_LATENCY_SECONDS, NODE_LATENCY_SECONDS, catalogue, catalogue_rows
 from dejavu.cluster.form import (
     MAX_DEVICES,
     MAX_LISTED_HOSTS,
@@ -19,6 +19,7 @@ from dejavu.cluster.records import Cluster, DeviceType, Link, NodeGroup, pair
 from dejavu.cluster.this_machine import this_machine
 from dejavu.foundation import strict_yaml, units
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62})")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # RFC 1123
@@ -57,7 +58,7 @@ class _Builder:
         self.form = document.value
         self.node_forms = cast(list[NodesForm], document.value.nodes)
         self.rows = {row.device_type.name: row for row in catalogue_rows()}
-        self.device_types: dict[str, DeviceType] = {}
+        self.device_types = catalogue()
         self.problems: list[InputError] = []
         self.assumptions: list[str] = []
 
@@ -86,7 +87,6 @@ class _Builder:
             raise strict_yaml.join_errors(self.problems)
 
     def _define_devices(self) -> None:
-        self.device_types = {name: row.device_type for name, row in self.rows.items()}
         catalogued = {name.casefold(): name for name in self.rows}
         for name, form in self.form.devices.items():
             loc = ("devices", name)
@@ -148,8 +148,7 @@ class _Builder:
             for place, entry in enumerate(_entries(form)):
                 loc: strict_yaml.Location = ("nodes", index, "devices", *([place] if listed else []), "type")
                 if entry.type not in self.device_types:
-                    hint = suggest_device(entry.type[:80], list(self.device_types))
-                    self._problem(loc, f"unknown device {entry.type[:80]!r}{hint}")
+                    self._problem(loc, self.device_types.unknown(entry.type))
                 elif entry.type in lines:
                     self._problem(loc, f"{entry.type!r} is on line {lines[entry.type]} already; add up the counts")
                 lines.setdefault(entry.type, self.document.mark(loc).line)
@@ -195,7 +194,7 @@ class _Builder:
 
     def _links_between(self, groups: tuple[NodeGroup, ...]) -> dict[tuple[str, str], Link]:
         form = self.form.links or LinksForm()
-        listed = self._listed_pairs(form, {group.name: group.count for group in groups})
+        listed = self._listed_pairs(form, Family("group", {group.name: group.count for group in groups}))
         needed = [
             pair(a.name, b.name)
             for index, a in enumerate(groups)
@@ -212,7 +211,7 @@ class _Builder:
             self._problem(loc, f"no link {_some(missing)}, and no `links: default`", key=True)
         return dict(sorted(listed.items()))
 
-    def _listed_pairs(self, form: LinksForm, counts: dict[str, int]) -> dict[tuple[str, str], Link]:
+    def _listed_pairs(self, form: LinksForm, counts: Family[int]) -> dict[tuple[str, str], Link]:
         links: dict[tuple[str, str], Link] = {}
         lines: dict[tuple[str, str], int] = {}
         for index, entry in enumerate(form.pairs):
@@ -220,8 +219,7 @@ class _Builder:
             unknown = [(place, name) for place, name in enumerate(entry.between) if name not in counts]
             names = pair(*entry.between)
             for place, name in unknown:
-                hint = strict_yaml.did_you_mean(name, list(counts)) or f"; the groups are {', '.join(counts)}"
-                self._problem((*loc, "between", place), f"unknown group {name[:80]!r}{hint}")
+                self._problem((*loc, "between", place), counts.unknown(name))
             if unknown:
                 continue
             if names[0] == names[1] and counts[names[0]] == 1:

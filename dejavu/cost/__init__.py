@@ -1,11 +1,13 @@
 """Costs: f(communication, model, hardware) → (time, memory), each number with its source.
 
-To add a cost source: its file, and its place in `sources`, the best first.
+To add a cost source: its file, and one line at its place in `SOURCES`, the best first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,18 +29,21 @@ from dejavu.cost.sources.measured import Interpolated, Measured
 from dejavu.cost.sources.physics import LAUNCHES_SECONDS, Limits
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.trainings.stages import remember_stages
+from dejavu.foundation.registry import Family
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import OptimizerSettings
 
 __all__ = [
     "MEASURED",
+    "SOURCES",
     "TRAINED",
     "CostError",
     "CostSource",
     "CostTable",
     "Estimate",
     "EstimateGrid",
+    "Evidence",
     "TransferCost",
     "cost_table",
     "is_prediction",
@@ -51,10 +56,35 @@ __all__ = [
 ABSURD_RATIO = 1000.0  # a measured time that far from the prediction is a fault of its row
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What a cost source may draw on."""
+
+    database: ProfileDatabase
+    optimizer: OptimizerSettings
+
+    @cached_property
+    def measured(self) -> Measured:
+        """The layers' own measurements; two sources read them, the database is read once."""
+        return Measured(self.database, self.optimizer)
+
+
+# The best first: a measurement overrides a prediction. The last one prices everything from physics; by it, what the
+# others say is found absurd or not.
+SOURCES: Family[Callable[[Evidence], CostSource]] = Family(
+    "cost source",
+    {
+        "measured": lambda known: known.measured,
+        "interpolated": lambda known: Interpolated(known.measured),
+        "predicted": lambda known: Predicted(known.database, known.optimizer),
+    },
+)
+
+
 def sources(database: ProfileDatabase, optimizer: OptimizerSettings) -> tuple[CostSource, ...]:
-    """Return all cost sources, the best first: a measurement overrides a prediction."""
-    measured = Measured(database, optimizer)
-    return (measured, Interpolated(measured), Predicted(database, optimizer))
+    """Return all cost sources, the best first."""
+    known = Evidence(database, optimizer)
+    return tuple(source(known) for source in SOURCES.values())
 
 
 def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> CostTable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,7 +92,7 @@ class EstimateGrid:
     def of(cls, rows: Sequence[Sequence[Estimate]]) -> EstimateGrid:
         """Make a grid of estimates by layer and device type."""
 
-        def grid(field: str) -> NDArray:
+        def grid(field: str) -> NDArray[Any]:
             return np.array([[getattr(estimate, field) for estimate in row] for row in rows])
 
         return cls(grid("seconds"), grid("low_seconds"), grid("high_seconds"), grid("source"))

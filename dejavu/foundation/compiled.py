@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 from numba.core import event
@@ -32,12 +32,14 @@ _NUMBAS_OWN = (
     "IPythonCacheLocator",
     "ZipCacheLocator",
 )
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def njit(**options: Any) -> Callable[[Callable], Any]:
+def njit(**options: Any) -> Callable[[_Loop], _Loop]:
     """Apply numba's `njit` without the wrapper for calls from C, which saves a twentieth of the compile time."""
     compiled: Any = numba.njit  # a type checker does not see all of its options
-    return compiled(no_cfunc_wrapper=True, **options)
+    decorator: Callable[[_Loop], _Loop] = compiled(no_cfunc_wrapper=True, **options)
+    return decorator
 
 
 def cache_folder() -> Path:
@@ -48,7 +50,7 @@ def cache_folder() -> Path:
 class UserCacheLocator(_CacheLocator):
     """Locates a function's cache for numba; see the module. Not used where the folder cannot be written."""
 
-    def __init__(self, py_func: Callable, py_file: str) -> None:
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         inside = Path(py_file).resolve().relative_to(_PACKAGE).with_suffix("").parts
         room = inside[0] if len(inside) > 1 else ""
         self._stamp = _hash_of(room)
@@ -65,12 +67,12 @@ class UserCacheLocator(_CacheLocator):
         return self._place
 
     @classmethod
-    def from_function(cls, py_func: Callable, py_file: str) -> UserCacheLocator | None:
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> UserCacheLocator | None:
         if os.environ.get("NUMBA_CACHE_DIR") or not Path(py_file).resolve().is_relative_to(_PACKAGE):
             return None
         try:
             locator = cls(py_func, py_file)
-            locator.ensure_cache_path()
+            locator.ensure_cache_path()  # type: ignore[no-untyped-call]  # numba's has no types
         except (OSError, RuntimeError):  # not writable, or a user without a home
             return None
         return locator

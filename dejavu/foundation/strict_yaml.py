@@ -5,7 +5,6 @@ scalars are YAML 1.2's (`no` and `12:30:45` are text, `1e9` is a number); tags, 
 and huge files are rejected; and every rejection is an `InputError` as `cluster.yaml:12:13: count: found 'two', …`.
 """
 
-import difflib
 import hashlib
 import json
 import math
@@ -24,6 +23,7 @@ from ruamel.yaml.nodes import ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import did_you_mean
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 50_000  # scalars, lists and mappings, aliases expanded; ten thousand hosts fit several times over
@@ -115,13 +115,6 @@ def join_errors(problems: list[InputError]) -> InputError:
     if len(lines) > MAX_PROBLEMS_SHOWN:
         lines[MAX_PROBLEMS_SHOWN:] = [f"... and {len(lines) - MAX_PROBLEMS_SHOWN} more problems"]
     return InputError("\n".join(lines))
-
-
-def did_you_mean(word: str, known: list[str]) -> str:
-    """Return `; did you mean 'x'?`, or nothing if no known word is similar."""
-    folded = {name.casefold(): name for name in reversed(known)}
-    match = difflib.get_close_matches(word.casefold(), folded, n=1)
-    return f"; did you mean {folded[match[0]]!r}?" if match else ""
 
 
 def _located(path: Path, mark: Mark, message: str) -> InputError:

@@ -22,7 +22,8 @@ class AttendsOnGPU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with _FusedAttention():
-            return self.layer(x)
+            output: torch.Tensor = self.layer(x)
+        return output
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -55,7 +56,8 @@ def _attend_on_gpu(
     if alike and attn_mask is None and width <= _WIDEST_FLASH_HEAD and query.dtype.itemsize == 2:
         padded = [torch.nn.functional.pad(x, (0, -width % _FLASH_HEAD_MULTIPLE)) for x in (query, key, value)]
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(*padded, dropout_p, is_causal, False, scale=scale)[0][..., :width]
+        attended: torch.Tensor = flash(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        return attended[..., :width]
     if alike and not enable_gqa:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
@@ -63,7 +65,8 @@ def _attend_on_gpu(
             attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
         keeps = any(x.requires_grad for x in (query, key, value))
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+        fused: torch.Tensor = efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+        return fused
     with sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -367,7 +367,7 @@ class _Recorder(TorchDispatchMode):
     """Records every operator that computes something; views are free."""
 
     def __init__(self, parameters: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.parameters = parameters  # their storages
         self.operators: list[Operator] = []
         self.direction = "forward"

@@ -118,7 +118,7 @@ def _forward(
 ) -> tuple[Moment, tuple[Moment, ...], dict[str, int]]:
     """Run forward alone; what is alive when this returns is held by the layer. `watch` keeps the end of the graph."""
     if inputs.requires_grad:
-        x = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))
+        x = _Before.apply(inputs.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]  # torch's has no types
     else:
         x = torch.empty_like(inputs)
     watch.call(INPUT, x)
@@ -127,7 +127,7 @@ def _forward(
     passed = output.untyped_storage()._cdata == x.untyped_storage()._cdata
     watch.call(INPUT if passed else OUTPUT, output)
     sizes = {INPUT: _size(x), OUTPUT: _size(output), "passed": int(passed)}
-    watch.end = loss(output) if loss else _Behind.apply(output, watch)
+    watch.end = loss(output) if loss else _Behind.apply(output, watch)  # type: ignore[no-untyped-call]  # torch's has no types
     del x, output
     watch.note()
     forward = watch.moments()
@@ -139,7 +139,10 @@ def _forward(
 def _checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Run `checkpoint` with its defaults, and a stand-in for the generator's state, which fake tensors cannot read."""
     state = torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
-    return checkpoint(lambda x, state: module(x), x, state, use_reentrant=False, preserve_rng_state=False)
+    output: torch.Tensor = checkpoint(
+        lambda x, state: module(x), x, state, use_reentrant=False, preserve_rng_state=False
+    )
+    return output
 
 
 class _Before(torch.autograd.Function):
@@ -173,7 +176,7 @@ class _Watch(TorchDispatchMode):
     """Tracks every storage that is allocated while it is active, from allocation to release."""
 
     def __init__(self, outside: tuple[torch.Tensor, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.end: torch.Tensor | None = None
         self._outside = {tensor.untyped_storage()._cdata for tensor in outside}
         self._alive: dict[int, int] = {}  # storage -> bytes

@@ -66,12 +66,18 @@ class Batch:
         return f"{self.file}: {self.place_word} {self.positions[row]}"
 
 
+def option(help: str, default: Any = None) -> Any:
+    """A field of an importer that the command takes as `--the-field`; `help` is what `dejavu import --help` says."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Importer(ABC):
     """Converts one format of profiles to rows of the cost database; it writes nothing.
 
     An importer streams: it never holds more than about `BATCH_ROWS` rows. Its rows depend only on the file and its own
-    fields (no clock, no host), so that the same file gives the same rows again.
+    fields (no clock, no host), so that the same file gives the same rows again. Its fields are made by `option`, and
+    are the command's options.
 
     Attributes:
         name: the command's word for it; the rows' source is `import:<name>`.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from dejavu.cluster.catalogue import catalogue_rows, suggest_device
+from dejavu.cluster.catalogue import catalogue, catalogue_rows
 from dejavu.foundation.errors import InputError
 
 
@@ -37,7 +37,7 @@ class DeviceNames:
             found, equals, wanted = option.rpartition("=")
             name = in_catalogue(wanted)
             if name is None:
-                raise InputError(f"--device {option}: unknown device {wanted!r}{_suggestion(wanted)}")
+                raise InputError(f"--device {option}: {catalogue().unknown(wanted)}")
             if (given.get(found) if equals else every) not in (None, name):
                 raise InputError(f"--device {option}: there is another --device for the same; wanted one")
             if equals:
@@ -58,12 +58,12 @@ class DeviceNames:
         """
         name = self.given.get(found) or self.every or in_catalogue(found) or self.usual.get(found)
         if name is None:
-            raise InputError(f"unknown device {found!r}{_suggestion(found)} (say which with --device '{found}=NAME')")
+            raise InputError(f"{catalogue().unknown(found)} (say which with --device '{found}=NAME')")
         return name
 
 
 def in_catalogue(found: str) -> str | None:
-    """Return its name in dejavu/devices.csv, also for torch's names (`Tesla V100-PCIE-32GB`); ignores case and marks."""
+    """Return its name in dejavu/devices.csv, also for torch's (`Tesla V100-PCIE-32GB`); ignores case and marks."""
     return _by_plain_name().get(_plain(found))
 
 
@@ -78,9 +78,3 @@ def _by_plain_name() -> dict[str, str]:
 
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
-
-
-def _suggestion(found: str) -> str:
-    known = [row.device_type.name for row in catalogue_rows()]
-    words = [word for word in found.replace("_", " ").split() if word.casefold() not in ("nvidia", "amd", "tesla")]
-    return suggest_device("-".join(words) or found, known)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.hashing import stable_hash
-from dejavu.importers._base import UNKNOWN, Batch, Importer
+from dejavu.importers._base import UNKNOWN, Batch, Importer, option
 from dejavu.importers.sources import files_of
 
 _WANTED = "a folder of Metis' DeviceType.<T>_tp<k>_bs<b>.json"
@@ -44,17 +44,13 @@ class Metis(Importer):
     Its names of devices are short (`A100`): say which are meant with `--device A100=A100-SXM4-40GB`. It does not say
     the dtype; give it, or rows have `unknown`. A layer is known by the model's name, its number and how many there are.
     See [Um et al., USENIX ATC 2024](https://www.usenix.org/conference/atc24/presentation/um).
-
-    Attributes:
-        dtype: torch's name of what the layers were trained in.
-        model: its name, where the files have none.
     """
 
     name: ClassVar[str] = "metis"
     published: ClassVar[datetime] = datetime(2024, 7, 10, tzinfo=UTC)  # the first day of USENIX ATC 2024
 
-    dtype: str = UNKNOWN
-    model: str | None = None
+    dtype: str = option("what was trained in, by torch's name, such as float16", UNKNOWN)
+    model: str | None = option("the model's name, for all files; otherwise the files' or the folder's")
 
     def files(self, path: Path) -> list[Path]:
         return files_of(path, ("DeviceType.*.json",), _WANTED)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.foundation.errors import InputError
-from dejavu.importers._base import BATCH_ROWS, BadRow, Batch, Importer, counted
+from dejavu.importers._base import BATCH_ROWS, BadRow, Batch, Importer, counted, option
 from dejavu.importers.sources import files_of
 from dejavu.profiles.collective import Collective
 
@@ -65,18 +65,13 @@ class _Head:
 
 @dataclass(frozen=True, kw_only=True)
 class NcclTests(Importer):
-    """Collectives as NCCL runs them, over the ranks that the file's head lists.
-
-    Attributes:
-        collective: one of `PROGRAMS`' values, where the file does not say which program printed it.
-        num_ranks, num_nodes: where the file does not list its ranks.
-    """
+    """Collectives as NCCL runs them, over the ranks that the file's head lists."""
 
     name: ClassVar[str] = "nccl-tests"
 
-    collective: str | None = None
-    num_ranks: int | None = None
-    num_nodes: int | None = None
+    collective: str | None = option("what was run, as all_reduce, where the file does not say which program printed it")
+    num_ranks: int | None = option("where the file does not list its ranks")
+    num_nodes: int | None = option("likewise; otherwise 1")
 
     def files(self, path: Path) -> list[Path]:
         return files_of(path, ("*.txt", "*.log", "*.out"), _WANTED)
@@ -159,7 +154,9 @@ class NcclTests(Importer):
             groups.setdefault(group, []).append(place[rank])
         return tuple(tuple(sorted(ranks)) for ranks in groups.values()), len(hosts), each
 
-    def _batch(self, path: Path, head: _Head, told: tuple[Collective, str], lines: list) -> Batch:
+    def _batch(
+        self, path: Path, head: _Head, told: tuple[Collective, str], lines: list[tuple[int, list[str]]]
+    ) -> Batch:
         collective, device = told
         columns = {name: (head.columns or []).index(name) for name in ("size", "type", "time")}
         wrong = (head.columns or []).index("#wrong") if "#wrong" in (head.columns or []) else None

@@ -209,7 +209,8 @@ def _check_key(key: Any) -> None:
         return
     if type(key) is not tuple:
         raise _Refused(f"a key is {_described(key)}; wanted text or a tuple")
-    parts, waiting = 0, [(key, 0)]
+    parts = 0
+    waiting: list[tuple[Any, int]] = [(key, 0)]
     while waiting:
         part, depth = waiting.pop()
         if type(part) is tuple:

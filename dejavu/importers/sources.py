@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import nearest
 from dejavu.importers._base import BATCH_ROWS
 
 
@@ -51,7 +51,7 @@ def check_columns(path: Path, found: Sequence[str], expected: Sequence[str]) -> 
     if not missing:
         return
     other = [column for column in found if column not in expected]
-    near = {column: difflib.get_close_matches(column, other, n=1, cutoff=0.6) for column in missing}
+    near = {column: nearest(column, other) for column in missing}
     instead = ", ".join(f"{close[0]!r} instead of {column!r}" for column, close in near.items() if close)
     raise InputError(
         f"{path}: expected columns {', '.join(missing)}; found {instead or ', '.join(other[:12]) or 'no others'}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dejavu.init._base import Draw, Role, Scheme
 from dejavu.init.drawing import draw_layer
 from dejavu.init.output_scale import calibrate
-from dejavu.init.proposers import PROPOSERS, Probe, Proposer, Scored, proposer_named
-from dejavu.init.schemes import MENU, SCHEMES, scheme_named
+from dejavu.init.proposers import PROPOSERS, Probe, Proposer, Scored
+from dejavu.init.schemes import MENU, SCHEMES
 from dejavu.init.space import DIMENSIONS, Dimension, Space, space_of
 
 __all__ = [
@@ -24,7 +24,5 @@ __all__ = [
     "Space",
     "calibrate",
     "draw_layer",
-    "proposer_named",
-    "scheme_named",
     "space_of",
 ]

@@ -47,7 +47,8 @@ class Draw:
         if role == "head":
             return self.head
         where = position / (depth - 1) - 0.5 if depth > 1 else 0.0  # from -1/2 in the first layer to 1/2 in the last
-        return self.gain * self.slope**where * (self.residual if role == "residual" else 1.0)
+        tilt: float = self.slope**where
+        return self.gain * tilt * (self.residual if role == "residual" else 1.0)
 
 
 FACTORS = tuple(field.name for field in fields(Draw) if field.name not in ("scheme", "seed"))

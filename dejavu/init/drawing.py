@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import nn
 
+from dejavu.foundation.registry import named
 from dejavu.init._base import Draw, Role
-from dejavu.init.schemes import scheme_named
+from dejavu.init.schemes import SCHEMES
 from dejavu.workload.models import LayerBuilder
 
 
@@ -28,7 +29,7 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
     Raises:
         InputError: there is no such scheme.
     """
-    scheme, seed = scheme_named(draw.scheme), layer_seed(draw.seed, builder.name)
+    scheme, seed = named(SCHEMES, draw.scheme), layer_seed(draw.seed, builder.name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, for a millisecond
         module = builder.build()

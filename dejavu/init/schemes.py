@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family
 from dejavu.init._base import Role, Scheme
 
 CUT = 2.0  # deviations at which a truncated normal ends, as in Flax
@@ -116,26 +116,19 @@ class LSUV(Scheme):
         nn.init.orthogonal_(weight, generator=generator)
 
 
-SCHEMES: dict[str, Scheme] = {
-    "default": KeepDefault(),
-    "uniform": Uniform(),
-    "normal": Normal(),
-    "truncated_normal": TruncatedNormal(),
-    "kaiming": Torch(nn.init.kaiming_normal_, 2.0),
-    "xavier": Torch(nn.init.xavier_normal_, 1.0),
-    "orthogonal": Torch(nn.init.orthogonal_, 1.0),
-    "depth_scaled": DepthScaled(),
-    "lsuv": LSUV(),
-}
+SCHEMES: Family[Scheme] = Family(
+    "scheme",
+    {
+        "default": KeepDefault(),
+        "uniform": Uniform(),
+        "normal": Normal(),
+        "truncated_normal": TruncatedNormal(),
+        "kaiming": Torch(nn.init.kaiming_normal_, 2.0),
+        "xavier": Torch(nn.init.xavier_normal_, 1.0),
+        "orthogonal": Torch(nn.init.orthogonal_, 1.0),
+        "depth_scaled": DepthScaled(),
+        "lsuv": LSUV(),
+    },
+    field=("trials", "schemes"),
+)
 MENU = tuple(name for name, scheme in SCHEMES.items() if not scheme.calibrated)  # tried unless a workload names others
-
-
-def scheme_named(name: str) -> Scheme:
-    """Return the scheme that a draw or a workload names.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    if name not in SCHEMES:
-        raise InputError(f"trials: unknown scheme {name!r}; wanted one of {', '.join(SCHEMES)}", ("trials", "schemes"))
-    return SCHEMES[name]

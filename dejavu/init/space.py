@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.init._base import FACTORS, Draw, Role
 from dejavu.init.drawing import roles
-from dejavu.init.schemes import MENU, scheme_named
+from dejavu.init.schemes import MENU, SCHEMES
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
 
@@ -109,7 +110,7 @@ class Space:
         if not self.schemes:
             raise InputError("trials: schemes is empty, so there is no draw; wanted a name or more", ("trials",))
         for scheme in self.schemes:
-            scheme_named(scheme)
+            named(SCHEMES, scheme)
         for what, names in (("schemes", self.schemes), ("dimensions", tuple(one.name for one in self.dimensions))):
             if len(set(names)) < len(names):
                 raise InputError(f"trials: {what} are {', '.join(names)}; wanted each of them once", ("trials",))
@@ -119,7 +120,7 @@ class Space:
     @cached_property
     def scaled_schemes(self) -> tuple[str, ...]:
         """Schemes that the first coordinate chooses from: in a chain those with a critical gain, if any has one."""
-        known = tuple(name for name in self.schemes if scheme_named(name).critical_gain is not None)
+        known = tuple(name for name in self.schemes if named(SCHEMES, name).critical_gain is not None)
         return known if known and self.is_chain else self.schemes
 
     @property
@@ -144,7 +145,7 @@ class Space:
         return np.array([scheme, *(one.coordinate(x) for one, x in zip(self.dimensions, factors, strict=True))])
 
     def _unit_gain(self, scheme: str) -> float:
-        return (self.is_chain and scheme_named(scheme).critical_gain) or 1.0
+        return (self.is_chain and named(SCHEMES, scheme).critical_gain) or 1.0
 
 
 def space_of(workload: Workload) -> Space:

@@ -48,7 +48,7 @@ class WatchedAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # Look at exit codes before torch terminates the other ranks: it then counts those as failures too.
         ended = {local: code for local, process in self._processes().items() if (code := process.poll())}
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED and self.watch:
             ended = ended or self._failed(worker_group, result)
             for local_rank, exit_code in ended.items():
@@ -100,8 +100,10 @@ if __name__ == "__main__":
     zygote = Zygote(module) if module else None  # before this process has any other thread
     try:
         # torchrun names both there
-        torch.distributed.launcher.api.LocalElasticAgent = WatchedAgent  # type: ignore[misc]
-        torch.distributed.elastic.multiprocessing.api.get_subprocess_handler = handler_of(zygote)
+        launcher: Any = torch.distributed.launcher.api
+        processes: Any = torch.distributed.elastic.multiprocessing.api
+        launcher.LocalElasticAgent = WatchedAgent
+        processes.get_subprocess_handler = handler_of(zygote)
         main(sys.argv[1:])
     finally:
         if zygote:

@@ -67,7 +67,8 @@ class Comparison:
 
         def medians(seconds: list[float]) -> np.ndarray:
             drawn = rng.choice(np.array(seconds), size=(RESAMPLES, len(seconds)))
-            return np.median(drawn, axis=1)
+            middles: np.ndarray = np.median(drawn, axis=1)
+            return middles
 
         low, high = np.percentile(medians(baseline_seconds) / medians(plan_seconds), (5.0, 95.0))
         return cls(tuple(plan_seconds), tuple(baseline_seconds), float(low), float(high), baseline_name)
@@ -147,7 +148,8 @@ def _train_in_turn(jobs: list[TrainingJob]) -> list[list[float]]:
         if code or not done.is_file():
             end = log.read_text(errors="replace")[-2000:]
             raise LaunchError(f"the plan and the baseline could not be compared (exit code {code}):\n{end}")
-        return json.loads(done.read_text())
+        seconds: list[list[float]] = json.loads(done.read_text())
+        return seconds
 
 
 def _rank(path: Path) -> None:
@@ -199,12 +201,12 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
 
 def _store(name: str) -> Any:
     """Open a store of this name, which does not see the keys of earlier groups."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     from dejavu.runtime.worker import TIMEOUT
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+    return PrefixStore(name, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
 
 
 def _join(rank: int, size: int, name: str, kind: str) -> None:

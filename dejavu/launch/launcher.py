@@ -15,7 +15,6 @@ from typing import Any
 
 from dejavu.launch.preflight import check_devices, check_draw, check_hosts, check_plan, check_spreading
 from dejavu.launch.rendezvous import (
-    HOST,
     Host,
     HostAgents,
     Pulse,
@@ -29,7 +28,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, writ
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats
-from dejavu.runtime.process.own_rank import ranks_on
+from dejavu.runtime.process.own_rank import HOST, ranks_on
 
 POLL_SECONDS = 0.2
 

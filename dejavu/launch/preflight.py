@@ -9,10 +9,11 @@ from dejavu.cluster import Cluster, this_machine
 from dejavu.cluster.catalogue import catalogue
 from dejavu.foundation import units
 from dejavu.foundation.errors import InputError
-from dejavu.init import scheme_named
+from dejavu.foundation.registry import named
+from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
 from dejavu.plans import StageConfiguration
-from dejavu.plans.schedule import actions, allowed_microbatches, schedule_named
+from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.failures import LaunchError
@@ -73,7 +74,7 @@ def check_spreading(job: TrainingJob) -> None:
         if (
             configuration.zero_level >= 2
             and configuration.data_parallel > 1
-            and schedule_named(plan.schedule).splits_backward
+            and named(SCHEDULES, plan.schedule).splits_backward
         ):
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, whose gradients are reduced as soon "
@@ -90,7 +91,7 @@ def check_draw(job: TrainingJob) -> None:
     Raises:
         InputError: there is no such scheme, or it needs the whole model.
     """
-    if scheme_named(job.draw.scheme).calibrated and job.start_from is None:
+    if named(SCHEMES, job.draw.scheme).calibrated and job.start_from is None:
         raise InputError(
             f"the scheme {job.draw.scheme!r} rescales weights by a batch through the whole model, which no stage has; "
             "wanted the saved weights of a trial to start from, or another scheme"

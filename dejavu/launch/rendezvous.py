@@ -132,7 +132,8 @@ def look(address: str, launch_folder: str, gpu_memory: bool) -> dict[str, Any]:
 
 
 def _interface(address: str) -> str:
-    for name, entries in psutil.net_if_addrs().items():
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    for name, entries in interfaces.items():
         if any(entry.address == address for entry in entries):
             return name
     raise LaunchError(f"no network interface of {socket.gethostname()} has the address {address}")
@@ -205,7 +206,7 @@ class HostAgents:
         Raises:
             LaunchError: a host's Dask worker, and so its agent, is gone.
         """
-        codes = []
+        codes: list[int | None] = []
         for host, future in self.futures.items():
             if future.status in ("error", "cancelled", "lost"):
                 raise LaunchError(f"the agent on {host.name} ended: {_why(future)}")

@@ -61,7 +61,8 @@ class Holder:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return abs(process.create_time() - self.start_seconds) < START_SLACK_SECONDS
+            started: float = process.create_time()
+            return abs(started - self.start_seconds) < START_SLACK_SECONDS
         except psutil.NoSuchProcess:
             return False
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 
+from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.plans import Answer, Plan
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.search import Search, search_named
+from dejavu.search import SEARCHES, Search
 from dejavu.search.fan_out import Client, answers
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
@@ -38,7 +39,7 @@ class Question:
     @property
     def asked(self) -> Search:
         """The search with its incumbent."""
-        search = search_named(self.search)()
+        search = named(SEARCHES, self.search)()
         takes = any(setting.name == "incumbent" for setting in fields(search))
         return replace(search, incumbent=self.start) if takes and self.start is not None else search  # type: ignore[call-arg]
 

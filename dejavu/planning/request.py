@@ -7,9 +7,10 @@ from pathlib import Path
 
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import microbatch_choices, split_into
+from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
-from dejavu.plans.schedule import SCHEDULES, schedule_named
-from dejavu.search import search_named
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
 
 BUDGET_SECONDS = 8.0
@@ -44,9 +45,9 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         for name in self.searches:
-            search_named(name)
+            named(SEARCHES, name)
         for name in self.schedules:
-            schedule_named(name)
+            named(SCHEDULES, name)
         for count in self.microbatches:
             split_into(self.workload, count)
 
@@ -68,13 +69,13 @@ class PlanRequest:
 
         1F1B holds the least memory of all; GPipe's rule, where nothing else is allowed.
         """
-        rules = {schedule_named(name).searched_as for name in self.allowed_schedules}
+        rules = {named(SCHEDULES, name).searched_as for name in self.allowed_schedules}
         return "1f1b" if "1f1b" in rules else rules.pop()
 
     @property
     def one_stage_a_rank(self) -> bool:
         """Whether every allowed schedule runs one stage on each pipeline rank, as the searches' problems have it."""
-        return all(schedule_named(name).stages_per_rank == 1 for name in self.allowed_schedules)
+        return all(named(SCHEDULES, name).stages_per_rank == 1 for name in self.allowed_schedules)
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import Simulation
 
@@ -20,7 +21,7 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
     Raises:
         InputError: too few layers for so many stages, or the schedule does not run so many microbatches.
     """
-    schedule, B = schedule_named(name), plan.num_microbatches
+    schedule, B = named(SCHEDULES, name), plan.num_microbatches
     num_stages = schedule.stages_per_rank * len(plan.stages)
     L = plan.stages[-1].stop
     if num_stages > L:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dejavu.plans.schedule import schedule_named
+from dejavu.foundation.registry import named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 
 
@@ -85,7 +86,7 @@ class Plan:
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """Which stages each pipeline rank runs; one each under most schedules."""
-        schedule, S = schedule_named(self.schedule), len(self.stages)
+        schedule, S = named(SCHEDULES, self.schedule), len(self.stages)
         return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
 
     def rank_configuration(self, rank: int) -> StageConfiguration:
@@ -94,7 +95,7 @@ class Plan:
         Raises:
             PlanError: its stages differ.
         """
-        stages = schedule_named(self.schedule).stages_of(rank, len(self.stages))
+        stages = named(SCHEDULES, self.schedule).stages_of(rank, len(self.stages))
         found = {self.stages[s].configuration for s in stages}
         if len(found) != 1:
             raise PlanError(

@@ -11,8 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
+from dejavu.foundation.registry import named
 from dejavu.plans.plan import StageConfiguration
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts, Floats, PlanError
 
 
@@ -58,10 +59,10 @@ class Problem:
             raise PlanError(f"num_microbatches is {self.num_microbatches}; wanted ≥ 1")
         if self.max_stages is not None and self.max_stages < 1:
             raise PlanError(f"max_stages is {self.max_stages}; wanted ≥ 1, or None for no bound")
-        if schedule_named(self.schedule).stages_per_rank > 1:
+        if named(SCHEDULES, self.schedule).stages_per_rank > 1:
             raise PlanError(
                 f"a search prices one stage on each pipeline rank; {self.schedule} runs several: "
-                f"wanted {schedule_named(self.schedule).searched_as}"
+                f"wanted {named(SCHEDULES, self.schedule).searched_as}"
             )
         for name, shape in (
             ("cut_bytes_L1", (L + 1,)),
@@ -106,4 +107,4 @@ class Problem:
         )
 
     def in_flight(self, stage: int, num_stages: int) -> int:
-        return schedule_named(self.schedule).in_flight(stage, num_stages, self.num_microbatches)
+        return named(SCHEDULES, self.schedule).in_flight(stage, num_stages, self.num_microbatches)

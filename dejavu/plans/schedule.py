@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family, named
 
 
 class Pass(StrEnum):
@@ -93,32 +94,24 @@ def _both_ways(stage: int, num_stages: int, num_microbatches: int) -> int:
     return min(num_microbatches, num_stages)
 
 
-SCHEDULES: dict[str, Schedule] = {
-    schedule.name: schedule
-    for schedule in (
-        Schedule("1f1b", "1F1B", _one_forward_one_backward),
-        Schedule("gpipe", "GPipe", _all, searched_as="gpipe"),
-        Schedule("interleaved_1f1b", "Interleaved1F1B", _all, stages_per_rank=2),
-        Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
-        Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
-        Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
-        Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
-    )
-}
+SCHEDULES: Family[Schedule] = Family(
+    "schedule",
+    {
+        schedule.name: schedule
+        for schedule in (
+            Schedule("1f1b", "1F1B", _one_forward_one_backward),
+            Schedule("gpipe", "GPipe", _all, searched_as="gpipe"),
+            Schedule("interleaved_1f1b", "Interleaved1F1B", _all, stages_per_rank=2),
+            Schedule("looped_bfs", "LoopedBFS", _all, stages_per_rank=2, searched_as="gpipe"),
+            Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
+            Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+            Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+        )
+    },
+)
 
 
-def schedule_named(name: str) -> Schedule:
-    """Return the schedule of this name.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    if name not in SCHEDULES:
-        raise InputError(f"unknown schedule {name!r}; wanted one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
-
-
-def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
+def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
     """Return torch's own compute actions (`_Action`) by pipeline rank, without bubbles; needs no process group.
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
@@ -130,8 +123,7 @@ def torch_actions(name: str, num_stages: int, num_microbatches: int) -> dict[int
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-    schedule = schedule_named(name)
-    ranks = schedule.num_ranks(num_stages)
+    ranks, name = schedule.num_ranks(num_stages), schedule.name
     kind: Any = get_schedule_class(schedule.torch_name)
     if issubclass(kind, PipelineScheduleMulti):  # torch takes minutes to add many messages
         kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
@@ -163,9 +155,14 @@ def _numbered(order: list[Any]) -> list[Any]:
     return numbered
 
 
-@lru_cache(maxsize=64)
 def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
     """Return torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
+    return actions_of(named(SCHEDULES, name), num_stages, num_microbatches)
+
+
+@lru_cache(maxsize=64)  # keyed by the schedule itself: another one may be registered under its name later
+def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of a schedule that need not be in `SCHEDULES`."""
     passes = {
         "FORWARD": Pass.FORWARD,
         "FULL_BACKWARD": Pass.BACKWARD,
@@ -174,7 +171,7 @@ def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Ac
     }
     return tuple(
         tuple(Action(a.stage_index, passes[a.computation_type.name], a.microbatch_index) for a in order)
-        for order in torch_actions(name, num_stages, num_microbatches).values()
+        for order in torch_actions(schedule, num_stages, num_microbatches).values()
     )
 
 

@@ -62,11 +62,11 @@ class DenseCosts:
 
     @property
     def num_layers(self) -> int:
-        return self.seconds_CLL1.shape[1]
+        return int(self.seconds_CLL1.shape[1])
 
     @property
     def num_configurations(self) -> int:
-        return self.seconds_CLL1.shape[0]
+        return int(self.seconds_CLL1.shape[0])
 
     def stage_seconds(self, start: int, stop: int, c: int) -> float:
         return float(self.seconds_CLL1[c, start, stop])
@@ -184,11 +184,11 @@ class AdditiveCosts:
 
     @property
     def num_layers(self) -> int:
-        return self.seconds_CL.shape[1]
+        return int(self.seconds_CL.shape[1])
 
     @property
     def num_configurations(self) -> int:
-        return self.seconds_CL.shape[0]
+        return int(self.seconds_CL.shape[0])
 
     @cached_property
     def can_run_CL(self) -> NDArray[np.bool_]:

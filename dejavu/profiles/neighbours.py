@@ -45,7 +45,7 @@ def bounds_of_neighbours(
     return low, high
 
 
-def distinct_values(table: pa.Table, columns: Sequence[str]) -> tuple[list[tuple], NDArray[np.int64]]:
+def distinct_values(table: pa.Table, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
     """Return the distinct tuples of some columns, and the index of each row's."""
     codes = np.zeros(table.num_rows, dtype=np.int64)
     for column in columns:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dejavu.profiles.collective import COLLECTIVES, Collective
+from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
 from dejavu.timing.repeats import repeat_together
@@ -89,21 +89,15 @@ def measure_collectives(
 
 
 def _row(figures: dict[str, Any], device_type: str) -> Measurement:
-    from dejavu.profiles import Measurement, host_fingerprint  # half a second, which ranks need not wait for
-
     collective = Collective.from_json(figures.pop("name"), json.dumps(figures.pop("collective")))
-    return Measurement(
+    return measured_here(
         kind="collective",
         subject=collective.subject,
         name=collective.name,
         device_type=device_type,
         dtype="float32",
         num_ranks=collective.num_ranks,
-        host_fingerprint=host_fingerprint(),
-        torch_version=torch.__version__,
-        source="measured",
         how="one group of all ranks, the slowest rank's time, median",
-        measured_at=datetime.now(UTC),
         extra=collective.to_json(),
         **figures,
     )

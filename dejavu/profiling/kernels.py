@@ -14,13 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.profiles.kernel import Kernel
+from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent
 from dejavu.runtime.process.failures import what_failed
 from dejavu.timing.spread import spread
@@ -110,21 +110,14 @@ def measure_kernels(
 
 
 def _row(kernel: Kernel, device_type: str, figures: dict[str, Any]) -> Measurement:
-    # Takes half a second to import, which the measuring process need not wait for.
-    from dejavu.profiles import Measurement, host_fingerprint
-
-    return Measurement(
+    return measured_here(
         kind="operator",
         subject=kernel.subject,
         name=f"{kernel.family} {kernel.name}",
         device_type=device_type,
         dtype=kernel.dtype,
         flops=kernel.flops,
-        host_fingerprint=host_fingerprint(),
-        torch_version=torch.__version__,
-        source="measured",
         how="one kernel again and again in a process of its own, one thread; tensors as the kernel left them in caches",
-        measured_at=datetime.now(UTC),
         extra=kernel.to_json(),
         **figures,
     )

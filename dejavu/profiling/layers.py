@@ -14,18 +14,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import IO, Any
-
-import torch
 
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.work import Work
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans.schedule import PARTS
-from dejavu.profiles import Measurement, host_fingerprint
+from dejavu.profiles import Measurement
 from dejavu.profiling.layer_passes import DIRECTIONS, IN_FLIGHT
+from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import named_parent, rank_environment
 from dejavu.runtime.process.failures import what_failed
 from dejavu.timing.interference import TURNS
@@ -122,7 +120,7 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
     """Make the row of one pass."""
     direction = figures["direction"]
     work = Work.of([layer], direction, workload.dtype, workload.optimizer)
-    return Measurement(
+    return measured_here(
         kind="layer",
         subject=subject_of(layer.signature, direction, workload.optimizer),
         name=layer.name,
@@ -131,18 +129,14 @@ def _layer_row(workload: Workload, layer: Layer, device_type: str, figures: dict
         microbatch_size=workload.microbatch_size,
         flops=None if direction in PARTS else work.flops or None,  # unknown for a part
         extra=json.dumps({"family": layer.family, **work.to_dict()}),
-        host_fingerprint=host_fingerprint(),
-        torch_version=torch.__version__,
-        source="measured",
         how=how,
-        measured_at=datetime.now(UTC),
         **figures,
     )
 
 
 def probe_row(device_type: str, sample_seconds: float) -> Measurement:
     """Make a row of the fastest sample of a core (`timing.interference`): later runs detect interference by it."""
-    return Measurement(
+    return measured_here(
         kind="probe",
         subject=LOOP,
         name="a loop of plain Python",
@@ -150,11 +144,7 @@ def probe_row(device_type: str, sample_seconds: float) -> Measurement:
         dtype="int64",
         seconds=sample_seconds,
         repeats=TURNS,
-        host_fingerprint=host_fingerprint(),
-        torch_version=torch.__version__,
-        source="measured",
         how="processor seconds, the fastest of all looks beside a measurement",
-        measured_at=datetime.now(UTC),
     )
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
-from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.profiling.measuring import figures_of_ranks, measured_here
+from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.timing.repeats import repeat_together
 from dejavu.timing.spread import spread
 
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from dejavu.profiles import Measurement
 
 SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20)
-TIMEOUT_SECONDS = 300.0
 WARMUP_REPEATS = 5
 REPEATS = 30
 
@@ -37,37 +33,20 @@ def measure_link(device_type: str) -> Iterator[Measurement]:
     Raises:
         LaunchError: the two ranks failed.
     """
-    # These imports take seconds, which ranks need not wait for.
-    from dejavu.cost.collectives.transfer import EXCHANGE
-    from dejavu.profiles import Measurement, host_fingerprint
+    from dejavu.cost.collectives.transfer import EXCHANGE  # seconds of imports, which ranks need not wait for
 
-    words = ["--nproc-per-node=2", "--standalone", "--local-addr=localhost", "-m", "dejavu.profiling.links"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dejavu.launch.agent", *words],
-        env=rank_environment() | named_parent(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
-    if done.returncode:
-        raise LaunchError(what_failed("measuring transfers between two ranks", done.stderr))
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            yield Measurement(
-                kind="transfer",
-                subject=EXCHANGE,
-                name="send and receive at once",
-                device_type=device_type,
-                peer_device_type=device_type,
-                dtype="float32",
-                num_ranks=2,
-                host_fingerprint=host_fingerprint(),
-                torch_version=torch.__version__,
-                source="measured",
-                how="sent and received at once, as 1F1B does, median",
-                measured_at=datetime.now(UTC),
-                **json.loads(line),
-            )
+    for figures in figures_of_ranks("dejavu.profiling.links", 2, "transfers between two ranks"):
+        yield measured_here(
+            kind="transfer",
+            subject=EXCHANGE,
+            name="send and receive at once",
+            device_type=device_type,
+            peer_device_type=device_type,
+            dtype="float32",
+            num_ranks=2,
+            how="sent and received at once, as 1F1B does, median",
+            **figures,
+        )
 
 
 def _main() -> None:

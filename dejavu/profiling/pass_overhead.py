@@ -11,11 +11,8 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +24,10 @@ from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.profiling.measuring import figures_of_ranks, measured_here
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.pipeline import Pipeline
-from dejavu.runtime.process import claim_device, die_with_parent, go_first, named_parent, rank_environment
-from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
 from dejavu.timing.repeats import stretch_of
 from dejavu.timing.spread import spread
@@ -44,8 +41,7 @@ ALONE, EXCHANGE = "alone", "exchange"  # subjects of the rows: stages on one ran
 SIZES_BYTES = (1 * 2**10, 32 * 2**10, 256 * 2**10, 1 * 2**20)
 NUM_MICROBATCHES = 16
 WARMUP_STEPS, STEPS = 2, 24
-LEAST_STEPS = 8  # that count, even if disturbed
-TIMEOUT_SECONDS = 300.0
+LEAST_STEPS = 8  # count, however disturbed
 LEAST_SECONDS = 1e-6  # of a step: differences of two noisy times may come out below zero
 
 
@@ -70,35 +66,18 @@ def measure_passes(device_type: str) -> Iterator[Measurement]:
     Raises:
         LaunchError: the ranks failed.
     """
-    from dejavu.profiles import Measurement, host_fingerprint  # half a second, which ranks need not wait for
-
     for num_ranks, subject in ((1, ALONE), (2, EXCHANGE)):
-        words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m"]
-        done = subprocess.run(
-            [sys.executable, "-m", "dejavu.launch.agent", *words, "dejavu.profiling.pass_overhead"],
-            env=rank_environment() | named_parent(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        )
-        if done.returncode:
-            raise LaunchError(what_failed("measuring what a pass costs", done.stderr))
-        for line in done.stdout.splitlines():
-            if line.startswith("{"):
-                yield Measurement(
-                    kind="pass",
-                    subject=subject,
-                    name=f"a pass and {num_ranks - 1} messages",
-                    device_type=device_type,
-                    dtype="float32",
-                    num_ranks=num_ranks,
-                    host_fingerprint=host_fingerprint(),
-                    torch_version=torch.__version__,
-                    source="measured",
-                    how="processor seconds of layers that do little, less those of the layers alone, median",
-                    measured_at=datetime.now(UTC),
-                    **json.loads(line),
-                )
+        for figures in figures_of_ranks("dejavu.profiling.pass_overhead", num_ranks, "what a pass costs"):
+            yield measured_here(
+                kind="pass",
+                subject=subject,
+                name=f"a pass and {num_ranks - 1} messages",
+                device_type=device_type,
+                dtype="float32",
+                num_ranks=num_ranks,
+                how="processor seconds of layers that do little, less those of the layers alone, median",
+                **figures,
+            )
 
 
 def _main() -> None:

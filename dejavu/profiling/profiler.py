@@ -20,7 +20,7 @@ from dejavu.cost import transfer_cost
 from dejavu.cost.collectives.transfer import EXCHANGE
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.measured import Measured, subject_of
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family, named
 from dejavu.foundation.units import plural
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
@@ -87,9 +87,7 @@ class Profiler:
             InputError: an unknown kind.
             MeasureError, LaunchError: a measuring process failed.
         """
-        unknown = [kind for kind in kinds if kind not in KINDS]
-        if unknown:
-            raise InputError(f"unknown kind of measurement {unknown[0]!r}; wanted one of {', '.join(KINDS)}")
+        tasks_of = {kind: named(KINDS, kind) for kind in kinds}
         here = this_machine()
         counts = {
             name: min(count, here.device_counts[name])
@@ -97,7 +95,7 @@ class Profiler:
             if name in here.device_types
         }
         wanted = [(kind, name, count) for name, count in counts.items() for kind in kinds]
-        tasks = [KINDS[kind](self, name, count) for kind, name, count in wanted]
+        tasks = [tasks_of[kind](self, name, count) for kind, name, count in wanted]
         total, done = sum(task.num_missing for task in tasks), 0
 
         def step(name: str) -> None:
@@ -109,7 +107,7 @@ class Profiler:
             if task.num_missing:
                 self._keep(task.measure(step))
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
-        disturbed = sum(KINDS[kind](self, name, count).num_disturbed for kind, name, count in wanted)
+        disturbed = sum(tasks_of[kind](self, name, count).num_disturbed for kind, name, count in wanted)
         return MeasureResult(total, sum(task.num_known for task in tasks), absent, disturbed)
 
     @cached_property
@@ -273,13 +271,16 @@ class ProfilingTask:
     num_disturbed: int = 0
 
 
-KINDS: dict[str, Callable[[Profiler, str, int], ProfilingTask]] = {
-    "layers": Profiler._layers,
-    "transfers": Profiler._transfers,
-    "passes": Profiler._passes,
-    "operators": Profiler._operators,
-    "collectives": Profiler._collectives,
-}
+KINDS: Family[Callable[[Profiler, str, int], ProfilingTask]] = Family(
+    "kind of measurement",
+    {
+        "layers": Profiler._layers,
+        "transfers": Profiler._transfers,
+        "passes": Profiler._passes,
+        "operators": Profiler._operators,
+        "collectives": Profiler._collectives,
+    },
+)
 
 
 def _group_sizes(num_devices: int) -> list[int]:

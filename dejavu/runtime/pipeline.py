@@ -93,5 +93,5 @@ class Pipeline:
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""
         start, stop = self.layout.rows(self.place)
-        parts = batch.unflatten(0, (self.layout.plan.num_microbatches, -1))
+        parts: torch.Tensor = batch.unflatten(0, (self.layout.plan.num_microbatches, -1))
         return parts[:, start:stop].flatten(0, 1)

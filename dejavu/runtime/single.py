@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dejavu.foundation.registry import named
 from dejavu.graphs.graph import DTYPES
-from dejavu.init import Draw, calibrate, scheme_named
+from dejavu.init import SCHEMES, Draw, calibrate
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, restore_state, save_trial
@@ -63,7 +64,7 @@ def train_single(
         optimizer = make_optimizer(workload.optimizer, module.parameters())
         if start_from:
             restore_state(module, optimizer, read_trial(start_from, {name for name, _ in module.named_children()}))
-        elif scheme_named(draw.scheme).calibrated:
+        elif named(SCHEMES, draw.scheme).calibrated:
             _calibrate(module, workload, device)
         losses: list[float] = []
 

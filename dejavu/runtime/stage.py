@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.distributed.pipelining.stage import InferenceMode
 
 from dejavu.binding.binding import Placement
-from dejavu.plans.schedule import torch_actions
+from dejavu.foundation.registry import named
+from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.shapes import part_of
@@ -139,8 +140,8 @@ class ListedSchedule(_PipelineScheduleRuntime):
     """
 
     def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__(stages, num_microbatches, loss_fn=loss)
-        self._prepare_schedule_with_comms(torch_actions(name, self._num_stages, num_microbatches))
+        super().__init__(stages, num_microbatches, loss_fn=loss)  # type: ignore[no-untyped-call]  # torch's has no types
+        self._prepare_schedule_with_comms(torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches))
 
     def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -133,8 +136,8 @@ def save_checkpoint(folder: Path, step: int, state: State) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     try:
-        dcp.save(dict(state), checkpoint_id=aside)
-    except dcp.CheckpointException as error:  # on every rank, whichever failed
+        state_dict_saver.save(dict(state), checkpoint_id=aside)
+    except CheckpointException as error:  # on every rank, whichever failed
         raise _not_saved(aside, state, error) from None
     dist.barrier()
     if dist.get_rank() == 0:
@@ -150,7 +153,7 @@ def save_checkpoint(folder: Path, step: int, state: State) -> Path:
     return final
 
 
-def _not_saved(aside: Path, state: State, error: dcp.CheckpointException) -> CheckpointError:
+def _not_saved(aside: Path, state: State, error: CheckpointException) -> CheckpointError:
     """Remove a partial checkpoint, all ranks together, and return the reason as an error."""
     rank, (cause, _) = min(error.failures.items())
     sizes: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
@@ -183,11 +186,11 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
     """Read what these layers need of a distributed checkpoint."""
-    saved = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     state: State = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in saved.items()
-        if isinstance(entry, dcp.metadata.TensorStorageMetadata) and belongs(name, layers)
+        if isinstance(entry, TensorStorageMetadata) and belongs(name, layers)
     }
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=True)
     return state

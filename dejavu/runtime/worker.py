@@ -17,6 +17,7 @@ from dejavu.foundation.gc_frozen import gc_frozen
 with gc_frozen():
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     from dejavu.binding.binding import Binding, Placement
     from dejavu.plans.schedule import Pass
@@ -70,7 +71,7 @@ def main(path: Path, folder: Path | None = None) -> None:
 def join_group(rank: int, device: torch.device) -> None:
     """Join the process group of this attempt; keys of an earlier attempt are not seen."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(f"try{attempt_number()}", dist.TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+    store = PrefixStore(f"try{attempt_number()}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
     backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family
 from dejavu.search._base import Search
 from dejavu.search.auto import Auto
 from dejavu.search.balanced import Balanced
@@ -34,33 +32,22 @@ __all__ = [
     "Proportional",
     "Search",
     "Uniform",
-    "search_named",
 ]
 
-SEARCHES: dict[str, type[Search]] = {
-    "auto": Auto,
-    "exact": Exact,
-    "hybrid": Hybrid,
-    "differentiable": Differentiable,
-    "coarse": Coarse,
-    "mcmc": MCMC,
-    "pipedream": PipeDream,
-    "balanced": Balanced,
-    "proportional": Proportional,
-    "uniform": Uniform,
-    "feasible": Feasible,
-    "exhaustive": Exhaustive,
-}
-
-
-def search_named(name: str) -> type[Search]:
-    """The search that a person named.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    if name not in SEARCHES:
-        near = difflib.get_close_matches(name, SEARCHES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; wanted one of {', '.join(SEARCHES)}"
-        raise InputError(f"unknown search {name!r}{hint}")
-    return SEARCHES[name]
+SEARCHES: Family[type[Search]] = Family(
+    "search",
+    {
+        "auto": Auto,
+        "exact": Exact,
+        "hybrid": Hybrid,
+        "differentiable": Differentiable,
+        "coarse": Coarse,
+        "mcmc": MCMC,
+        "pipedream": PipeDream,
+        "balanced": Balanced,
+        "proportional": Proportional,
+        "uniform": Uniform,
+        "feasible": Feasible,
+        "exhaustive": Exhaustive,
+    },
+)

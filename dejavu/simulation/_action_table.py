@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation import user_cache
-from dejavu.plans.schedule import Pass, Schedule, actions, schedule_named
+from dejavu.plans.schedule import Pass, Schedule, actions_of
 
 Integers = NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class ActionTable(NamedTuple):
 
 
 @lru_cache(maxsize=16)  # megabytes each where there are many microbatches
-def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTable:
+def action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """The schedule's actions as arrays; they are shared, not to be written to.
 
     An action waits for messages only: what it needs of its own rank (its forward, its backward_input, the stage before
@@ -78,8 +78,8 @@ def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTab
     Raises:
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
-    schedule = schedule_named(name)
-    key = [code_of_lists(), name, num_stages, num_microbatches]
+    facts = [schedule.torch_name, schedule.stages_per_rank, schedule.placement]  # all that a list depends on
+    key = [code_of_lists(), *facts, num_stages, num_microbatches]
     kept = user_cache.load(_FOLDER, key)
     if kept is not None:
         return _read(kept)
@@ -90,7 +90,7 @@ def action_table(name: str, num_stages: int, num_microbatches: int) -> ActionTab
 
 def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     with _garbage_left():
-        orders = actions(schedule.name, num_stages, num_microbatches)
+        orders = actions_of(schedule, num_stages, num_microbatches)
     rows, lengths = [], []
     for rank, order in enumerate(orders):
         stages, passes, microbatches = zip(*order, strict=True)

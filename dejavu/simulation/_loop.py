@@ -84,11 +84,11 @@ def simulate_actions(order: ActionTable, costs: Costs) -> ActionTimes:
 
 
 @njit(cache=True, nogil=True)
-def _run(order, costs, shares, simulated):
+def _run(order: ActionTable, costs: Costs, shares: Shares, simulated: ActionTimes) -> None:
     """Fill `simulated`. One function, its arrays in local names: handing them on would count references each time."""
     _, _, _, first_P1, input_A, output_A, _, channel_K, from_C, to_C, queue_M, first_C1, B = order
     work_A, device_P, work_K4, resource_K4 = costs
-    jobs_RJ, num_R, left_J, since_R, next_T = shares
+    next_T = shares.next_T
     start_A, stop_A, times_M4 = simulated
     P, C = len(device_P), len(from_C)
     next_P = first_P1[:-1].copy()  # a rank's present action
@@ -109,11 +109,11 @@ def _run(order, costs, shares, simulated):
                 waits_P[rank] = input_A[i]
                 continue
             start_A[i] = now
-            _put(jobs_RJ, num_R, left_J, since_R, next_T, device_P[rank], rank, work_A[i], now)
+            _put(shares, device_P[rank], rank, work_A[i], now)
         num_ready, now = 0, next_T[1]
         if now == np.inf:
             return
-        j = _take(jobs_RJ, num_R, left_J, since_R, next_T, now)
+        j = _take(shares, now)
         if j < P:
             i = next_P[j]
             stop_A[i] = now
@@ -148,7 +148,7 @@ def _run(order, costs, shares, simulated):
                     times_M4[message, TAKEN] = now
                 phase_J[side] += 1
             if work > 0.0:
-                _put(jobs_RJ, num_R, left_J, since_R, next_T, resource, side, work, now)
+                _put(shares, resource, side, work, now)
         rank = to_C[c]
         if waits_P[rank] != NOTHING and not np.isnan(times_M4[waits_P[rank], ARRIVED]):
             ready[num_ready] = rank
@@ -156,8 +156,9 @@ def _run(order, costs, shares, simulated):
 
 
 @njit(cache=True, nogil=True)
-def _put(jobs_RJ, num_R, left_J, since_R, next_T, r, j, work, now):
+def _put(shares: Shares, r: int, j: int, work: float, now: float) -> None:
     """One more activity on a resource."""
+    jobs_RJ, num_R, left_J, since_R, next_T = shares
     _settle(jobs_RJ, num_R, left_J, since_R, r, now)
     left_J[j] = work
     jobs_RJ[r, num_R[r]] = j
@@ -166,8 +167,9 @@ def _put(jobs_RJ, num_R, left_J, since_R, next_T, r, j, work, now):
 
 
 @njit(cache=True, nogil=True)
-def _take(jobs_RJ, num_R, left_J, since_R, next_T, now):
+def _take(shares: Shares, now: float) -> int:
     """The activity that ends now, off its resource."""
+    jobs_RJ, num_R, left_J, since_R, next_T = shares
     half, node = len(next_T) // 2, 1
     while node < half:
         node = 2 * node if next_T[2 * node] == next_T[node] else 2 * node + 1
@@ -177,7 +179,7 @@ def _take(jobs_RJ, num_R, left_J, since_R, next_T, now):
     for k in range(1, num_R[r]):
         if left_J[jobs_RJ[r, k]] < left_J[jobs_RJ[r, least]]:
             least = k
-    j = jobs_RJ[r, least]
+    j: int = jobs_RJ[r, least]
     num_R[r] -= 1
     jobs_RJ[r, least] = jobs_RJ[r, num_R[r]]
     _announce(jobs_RJ, num_R, left_J, next_T, r, now)
@@ -185,7 +187,7 @@ def _take(jobs_RJ, num_R, left_J, since_R, next_T, now):
 
 
 @njit(cache=True, nogil=True)
-def _settle(jobs_RJ, num_R, left_J, since_R, r, now):
+def _settle(jobs_RJ: Integers, num_R: Integers, left_J: Floats, since_R: Floats, r: int, now: float) -> None:
     """What the activities on a resource have done since its last change, in equal parts."""
     if num_R[r]:
         done = (now - since_R[r]) / num_R[r]
@@ -195,7 +197,7 @@ def _settle(jobs_RJ, num_R, left_J, since_R, r, now):
 
 
 @njit(cache=True, nogil=True)
-def _announce(jobs_RJ, num_R, left_J, next_T, r, now):
+def _announce(jobs_RJ: Integers, num_R: Integers, left_J: Floats, next_T: Floats, r: int, now: float) -> None:
     """When the first of a resource's activities will end; never before now, whatever was rounded."""
     earliest = np.inf
     for k in range(num_R[r]):

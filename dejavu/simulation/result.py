@@ -158,7 +158,7 @@ class Simulation:
     def _follows(self, m: int) -> bool:
         """Whether receiving it began when the message before it on its channel was there."""
         before = self._before_M[m]
-        return before != NOTHING and self.times_M4[before, ARRIVED] == self.times_M4[m, TAKEN]
+        return bool(before != NOTHING and self.times_M4[before, ARRIVED] == self.times_M4[m, TAKEN])
 
     @cached_property
     def _sender_M(self) -> Integers:
@@ -228,4 +228,5 @@ def trace_rows(events: Iterable[Event], pid: int, category: str) -> list[dict[st
 def _held(pass_A: Integers) -> Integers:
     """How an action changes the number of microbatches that its stage holds."""
     released = (pass_A == BACKWARD) | (pass_A == BACKWARD_WEIGHT)
-    return (pass_A == FORWARD).astype(np.int64) - released
+    change: Integers = (pass_A == FORWARD).astype(np.int64) - released
+    return change

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation._loop import Costs
 from dejavu.simulation._loop import simulate_actions as simulate_actions
@@ -93,7 +95,7 @@ def simulate(
             that is negative or not finite.
     """
     S = len(plan.stages)
-    order = action_table(plan.schedule, S, plan.num_microbatches)
+    order = action_table(named(SCHEDULES, plan.schedule), S, plan.num_microbatches)
     if messages is None:
         messages = [Message(latency_seconds=0.0, wire_seconds=stage.transfer_seconds) for stage in stages[: S - 1]]
     P = len(order.first_P1) - 1

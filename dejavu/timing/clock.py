@@ -110,4 +110,5 @@ class Clock:
         return event
 
     def _since(self, began: Any, at: Any) -> float:
-        return began.elapsed_time(at) / 1e3 if self._on_gpu else at - began
+        seconds: float = began.elapsed_time(at) / 1e3 if self._on_gpu else at - began
+        return seconds

@@ -232,7 +232,8 @@ def _process_start_seconds(pid: int) -> float | None:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return process.create_time() - psutil.boot_time()
+        started: float = process.create_time() - psutil.boot_time()
+        return started
     except psutil.NoSuchProcess:
         return None
 

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     spec: TrialSpec
     key: str
     needs_state: bool
-    future: distributed.Future
+    future: distributed.Future[Any]
 
 
 class Ended(NamedTuple):
@@ -196,7 +196,7 @@ class Pool(Source):
             if self._cancelled:
                 time.sleep(GATHER_SECONDS)
 
-    def _next_batch(self) -> tuple[list[distributed.Future], dict[str, dict[str, Any]]]:
+    def _next_batch(self) -> tuple[list[distributed.Future[Any]], dict[str, dict[str, Any]]]:
         """Return the tasks that ended, and the results of the successful ones by trial key, fetched all at once."""
         try:
             batch = self._done.next_batch()

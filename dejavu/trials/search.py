@@ -11,7 +11,8 @@ from pathlib import Path
 
 import distributed
 
-from dejavu.init import Draw, Scored, proposer_named, space_of
+from dejavu.foundation.registry import named
+from dejavu.init import PROPOSERS, Draw, Scored, space_of
 from dejavu.trials.bought import Bought, bought, default_draws
 from dejavu.trials.halving import ahead, ranked, rungs, survivors
 from dejavu.trials.kept import KeptTrials, NotKeptError
@@ -188,7 +189,7 @@ class _Race:
         self.pool, self.workload, self.on_result = pool, workload, on_result
         settings = workload.trials
         self.reduction = settings.reduction
-        batches = proposer_named(settings.proposer).batches(settings.count)
+        batches = named(PROPOSERS, settings.proposer).batches(settings.count)
         self.rungs = rungs(sum(batches), workload.trial_steps, settings.reduction)
         self._num_probed = 0
         self._asked: dict[tuple[Draw, int], None] = {}  # as a set that keeps its order
@@ -209,7 +210,7 @@ class _Race:
             TrialError: none is wanted.
         """
         settings, seed = self.workload.trials, self.workload.seed
-        proposer, space = proposer_named(settings.proposer), space_of(self.workload)
+        proposer, space = named(PROPOSERS, settings.proposer), space_of(self.workload)
         self._num_probed = proposer.num_probed(settings.count)
         known: list[Scored] = []
         for count in proposer.batches(settings.count):

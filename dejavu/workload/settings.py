@@ -106,7 +106,8 @@ class Workload(_Record):
     Attributes:
         model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
         model_options: settings of that model.
-        data: `text` (characters), `digits` (scikit-learn's images), `cifar10` or `synthetic` (random, of any shape).
+        data: a name of `dejavu.workload.data.DATASETS`, as `text` (characters), `digits` (scikit-learn's images),
+            `cifar10` or `synthetic` (random, of any shape).
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
         images: the folder of CIFAR-10's binary files, exactly where data is cifar10.
         synthetic: the shape of random examples.
@@ -126,7 +127,7 @@ class Workload(_Record):
 
     model: str = "gpt"
     model_options: dict[str, Any] = {}
-    data: Literal["text", "digits", "cifar10", "synthetic"] = "text"
+    data: str = "text"
     text: Path | None = None
     images: Path | None = None
     synthetic: SyntheticSettings | None = None
@@ -188,7 +189,7 @@ class Workload(_Record):
     @classmethod
     def _schedule_is_known(cls, schedule: str) -> str:
         if schedule not in (AUTO, *SCHEDULES):
-            raise ValueError(f"unknown schedule {schedule!r}; wanted one of {', '.join((AUTO, *SCHEDULES))}")
+            raise ValueError(SCHEDULES.unknown(schedule, AUTO))
         return schedule
 
     @field_validator("trials")

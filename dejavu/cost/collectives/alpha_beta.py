@@ -247,7 +247,7 @@ def _robust_nnls(terms_PC: Floats, seconds_P: Floats, prior_C: Floats) -> Floats
     for _ in range(_FIT_ROUNDS):
         left = np.concatenate([terms_PC * (weights_P / seconds_P)[:, None], prior_rows]) * scale_C
         solved, _ = nnls(left, np.concatenate([weights_P, prior_target]))
-        values_C = solved * scale_C
+        values_C: Floats = solved * scale_C
         errors_P = np.abs(np.log(np.maximum(terms_PC @ values_C, 1e-12) / seconds_P))
         weights_P = 1.0 / np.sqrt(np.maximum(errors_P, _ROBUST_LOG))
     return values_C

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ def screened(collectives: Sequence[Collective], dtypes: Sequence[str], sizes_byt
         dropped["outlier among its neighbours"] += int((outlier & ~raised).sum())
         good = ~(raised | outlier)
         kept += [(layouts[subject], subject, dtype, *pair) for pair in zip(sizes[good], times[good], strict=True)]
-    columns: list[tuple] = list(zip(*kept, strict=True)) or [()] * 5
+    columns: list[tuple[Any, ...]] = list(zip(*kept, strict=True)) or [()] * 5
     return Points(
         columns[0],
         columns[1],
@@ -404,9 +405,9 @@ def _outliers(times: Floats) -> NDArray[np.bool_]:
     return found
 
 
-def _numbers(values: Sequence, known: Sequence | None = None) -> Integers:
+def _numbers(values: Sequence[Any], known: Sequence[Any] | None = None) -> Integers:
     """Number the values: equal ones alike, those of `known` as there, others with new numbers."""
-    numbers: dict = {}
+    numbers: dict[Any, int] = {}
     for value in known or ():
         numbers.setdefault(value, len(numbers))
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

@@ -82,7 +82,7 @@ class CurveProcess:
 
     points: CurvePoints
     residuals_P: Floats
-    _factor: tuple = field(init=False, repr=False)
+    _factor: tuple[Floats, bool] = field(init=False, repr=False)
     _weights_P: Floats = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +128,8 @@ def covariance(a: CurvePoints, b: CurvePoints) -> Floats:
     )
     own = _OWN**2 * _smooth(size / _OWN_OCTAVES) + _OWN_BEND**2 * _rough(size / _OWN_BEND_OCTAVES)
     own_dtype = _OWN_DTYPE**2 * same_dtype * _rough(size / _OWN_DTYPE_OCTAVES)
-    return _BROAD**2 * broad + amplitude * (_BEND**2 * bend + same_group * (own + own_dtype))
+    bent: Floats = amplitude * (_BEND**2 * bend + same_group * (own + own_dtype))
+    return _BROAD**2 * broad + bent
 
 
 def prior_variance(points: CurvePoints) -> Floats:
@@ -142,11 +143,11 @@ def _amplitude(points: CurvePoints) -> Floats:
 
 def _smooth(distance: Floats) -> Floats:
     """Matérn 5/2."""
-    scaled = np.sqrt(5.0) * distance
+    scaled: Floats = np.sqrt(5.0) * distance
     return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
 
 
 def _rough(distance: Floats) -> Floats:
     """Matérn 3/2: one derivative, as at a switch of protocols."""
-    scaled = np.sqrt(3.0) * distance
+    scaled: Floats = np.sqrt(3.0) * distance
     return (1.0 + scaled) * np.exp(-scaled)

@@ -190,7 +190,7 @@ class Learned:
                 for name, model in self.models.items()
             },
         }
-        arrays: dict[str, NDArray] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
+        arrays: dict[str, NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
         for name, model in self.models.items():
             arrays |= {f"{name}.low_B": model.low_B, f"{name}.high_B": model.high_B}
             arrays |= {f"{name}.function.{key}": value for key, value in model.function.arrays().items()}

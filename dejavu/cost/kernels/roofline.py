@@ -100,7 +100,8 @@ class KernelLaw:
         partial_bytes = np.where(split_S > 1, ACCUMULATOR_BYTES * split_S * batch * m * n, 0.0)
         memory = self._memory_seconds(first, bandwidth, device) + partial_bytes / bandwidth
         choices = self._together(arithmetic, memory) + np.where(split_S > 1, self.split_seconds, 0.0)
-        return self.launch_seconds + choices.min(axis=(1, 2))
+        fastest_K: Floats = choices.min(axis=(1, 2))
+        return self.launch_seconds + fastest_K
 
     def _together(self, arithmetic: Floats, memory: Floats) -> Floats:
         longer, shorter = np.maximum(arithmetic, memory), np.minimum(arithmetic, memory)

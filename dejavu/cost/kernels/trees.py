@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,13 +71,14 @@ class Trees:
         for _ in range(self.depth):
             right_KT = features_KF[kernels, feature[node_KT]] > threshold[node_KT]
             node_KT = children[right_KT.astype(np.int8), node_KT]
-        return self.base + value[node_KT].sum(axis=1, dtype=np.float64)
+        summed_K: Floats = value[node_KT].sum(axis=1, dtype=np.float64)
+        return self.base + summed_K
 
-    def arrays(self) -> dict[str, NDArray]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         return {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Trees:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Trees:
         tables = {name: array for name, array in arrays.items() if name not in ("base", "depth")}
         return cls(base=float(arrays["base"]), depth=int(arrays["depth"]), **tables)
 
@@ -102,13 +103,14 @@ class Curve:
 
     def predict(self, features_KF: Floats) -> Floats:
         feature_K = features_KF[:, 0]
-        return np.interp(feature_K, self.knot, self.value) + np.maximum(feature_K - self.knot[-1], 0.0)
+        above_K: Floats = np.maximum(feature_K - self.knot[-1], 0.0)
+        return np.interp(feature_K, self.knot, self.value) + above_K
 
-    def arrays(self) -> dict[str, NDArray]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         return {"knot": self.knot, "value": self.value}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Curve:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Curve:
         return cls(**arrays)
 
 

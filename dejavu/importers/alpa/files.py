@@ -32,11 +32,11 @@ _CLAMPED_SLACK = 1e-9  # relative; a multiple that Alpa computed differs from ou
 class MeshProfile:
     """What Alpa measured on one mesh; the attributes that its class of the same job has."""
 
-    all_gather_cost_dict: dict = field(default_factory=dict)
-    all_reduce_cost_dict: dict = field(default_factory=dict)
-    all_to_all_cost_dict: dict = field(default_factory=dict)
-    reduce_scatter_cost_dict: dict = field(default_factory=dict)
-    dot_cost_dict: dict = field(default_factory=dict)
+    all_gather_cost_dict: dict[Any, Any] = field(default_factory=dict)
+    all_reduce_cost_dict: dict[Any, Any] = field(default_factory=dict)
+    all_to_all_cost_dict: dict[Any, Any] = field(default_factory=dict)
+    reduce_scatter_cost_dict: dict[Any, Any] = field(default_factory=dict)
+    dot_cost_dict: dict[Any, Any] = field(default_factory=dict)
     conv_cost_dict: Any = None
     op_cost_dict: Any = None
     available_memory_per_device: float | None = None
@@ -101,7 +101,7 @@ def _profile(record: Record, where: str) -> MeshProfile:
     return MeshProfile(**record.attributes)
 
 
-def _entries(costs: Any, where: str) -> Iterator[tuple[tuple[tuple, str], list]]:
+def _entries(costs: Any, where: str) -> Iterator[tuple[tuple[tuple[Any, ...], str], list[Any]]]:
     if not isinstance(costs, Mapping):
         raise InputError(f"{where} is a {type(costs).__name__}; wanted a dict")
     for key, points in costs.items():
@@ -114,7 +114,7 @@ def _entries(costs: Any, where: str) -> Iterator[tuple[tuple[tuple, str], list]]
         yield key, points
 
 
-def _frame(operation: str, groups: tuple, dtype: str, points: list, where: str) -> pd.DataFrame:
+def _frame(operation: str, groups: tuple[Any, ...], dtype: str, points: list[Any], where: str) -> pd.DataFrame:
     for point in points:
         good = type(point) is tuple and len(point) == 2 and all(type(part) in (int, float) for part in point)
         if not good or not abs(point[0]) < 2**62 or point[0] != int(point[0]):

@@ -109,7 +109,7 @@ class Vidur(Importer):
         )
         return _batch(path, frame, table, used, problems)
 
-    def _things(self, frame: pd.DataFrame, calls: list[tuple[Any, tuple]]) -> tuple[list[Any], Any, Any]:
+    def _things(self, frame: pd.DataFrame, calls: list[tuple[Any, tuple[Any, ...]]]) -> tuple[list[Any], Any, Any]:
         """Return what each row measured (None: unknown), on which device, and what is wrong with it."""
         problems = np.full(len(frame), None, dtype=object)
         names = self.devices.knowing(USUAL_DEVICES)

@@ -64,7 +64,8 @@ def hypercube(num_points: int, num_dimensions: int, random: np.random.Generator)
         return np.empty((0, num_dimensions))
     from scipy.stats import qmc  # half a second, which ranks need not wait for
 
-    return qmc.LatinHypercube(d=num_dimensions, scramble=True, rng=random).random(num_points)
+    points_Nd: np.ndarray = qmc.LatinHypercube(d=num_dimensions, scramble=True, rng=random).random(num_points)
+    return points_Nd
 
 
 def draws_at(space: Space, points_Nd: Iterable[np.ndarray], *, seed: int, first: int = 0) -> list[Draw]:

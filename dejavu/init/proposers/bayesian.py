@@ -85,7 +85,8 @@ def _bounded(scores: Sequence[float]) -> np.ndarray:
     finite_N = np.isfinite(scores_N)
     scores_N = np.where(finite_N, scores_N, scores_N[finite_N].max())
     scores_N = np.minimum(scores_N, 2.0 * np.median(scores_N) - scores_N.min())
-    return (scores_N - scores_N.mean()) / (scores_N.std() or 1.0)
+    bounded_N: np.ndarray = (scores_N - scores_N.mean()) / (scores_N.std() or 1.0)
+    return bounded_N
 
 
 def _features(space: Space, points_Nd: np.ndarray) -> np.ndarray:
@@ -122,4 +123,5 @@ def _expected_improvement(mean_C: np.ndarray, deviation_C: np.ndarray, best: flo
 
     deviation_C = np.maximum(deviation_C, 1e-12)  # of a candidate at a known point, rounding may leave 0
     better_C = (best - mean_C) / deviation_C
-    return deviation_C * (better_C * norm.cdf(better_C) + norm.pdf(better_C))
+    improvement_C: np.ndarray = deviation_C * (better_C * norm.cdf(better_C) + norm.pdf(better_C))
+    return improvement_C

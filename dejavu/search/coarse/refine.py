@@ -8,11 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from dejavu.foundation.compiled import njit
-from dejavu.search.shared.stage_table import stage_cost
+from dejavu.search.shared.stage_table import Costs, Ints, Links, stage_cost
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best_cuts(limit, repeats, reach, cuts_S1, need_S, how_S, costs, links):
+def best_cuts(
+    limit: float, repeats: float, reach: int, cuts_S1: Ints, need_S: Ints, how_S: Ints, costs: Costs, links: Links
+) -> tuple[float, Ints]:
     """The cuts, each at most `reach` from where it was, with the least Σ and no bottleneck above the limit.
 
     Args:

@@ -86,7 +86,7 @@ class Choices(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def furthest_stops(limit, most_in_flight, costs, furthest_CL):
+def furthest_stops(limit: float, most_in_flight: float, costs: Costs, furthest_CL: Ints) -> bool:
     """furthest[c, start]: no stage from there stops later that is no busier than the limit and fits its memory.
 
     A stage has at least as many stages after it as the layers after it need, so it holds at least one microbatch more
@@ -134,15 +134,16 @@ def furthest_stops(limit, most_in_flight, costs, furthest_CL):
 
 
 @njit(cache=True, nogil=True)
-def cheapest(limit, stages, links, choices):
+def cheapest(limit: float, stages: Stages, links: Links, choices: Choices) -> tuple[float, int]:
     """The least Σ of seconds, transfers and prices of stages that reach no further than they may; inf if none do.
 
     And the class of the last stage.
     """
     price_C, class_C, seconds_CL1, furthest_CL = stages
+    repeats, latency_AA, per_byte_AA, bytes_L1 = links
     choice_AL1, start_CL1, class_before_AL1 = choices
     C, L = furthest_CL.shape
-    A = len(links.latency_AA)
+    A = len(latency_AA)
     to_AL1 = np.full((A, L + 1), np.inf)  # [a, cut] all before it, and the transfer to a stage of class a
     to_AL1[:, 0] = 0.0
     queue = np.empty((C, L + 1), np.int64)  # [head:tail] starts, each cheaper than those after it
@@ -175,21 +176,13 @@ def cheapest(limit, stages, links, choices):
                     here_A[a] = total
                     choice_AL1[a, stop] = c
         if stop == L:
-            return here_A.min(), here_A.argmin()
-        _cross(stop, limit, links, here_A, to_AL1, class_before_AL1)
+            return here_A.min(), int(here_A.argmin())
+        for b in range(A):  # what ends here, with the transfer to a stage of each class after it
+            if here_A[b] == np.inf:
+                continue
+            for a in range(A):
+                seconds = 2.0 * (latency_AA[b, a] + per_byte_AA[b, a] * bytes_L1[stop])
+                if repeats * seconds <= limit and here_A[b] + seconds < to_AL1[a, stop]:
+                    to_AL1[a, stop] = here_A[b] + seconds
+                    class_before_AL1[a, stop] = b
     return np.inf, 0
-
-
-@njit(cache=True, nogil=True)
-def _cross(cut, limit, links, here_A, to_AL1, class_before_AL1):
-    """What ends at a cut, with the transfer to a stage of each class after it."""
-    repeats, latency_AA, per_byte_AA, bytes_L1 = links
-    A = len(here_A)
-    for b in range(A):
-        if here_A[b] == np.inf:
-            continue
-        for a in range(A):
-            seconds = 2.0 * (latency_AA[b, a] + per_byte_AA[b, a] * bytes_L1[cut])
-            if repeats * seconds <= limit and here_A[b] + seconds < to_AL1[a, cut]:
-                to_AL1[a, cut] = here_A[b] + seconds
-                class_before_AL1[a, cut] = b

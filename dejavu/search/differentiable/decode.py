@@ -153,11 +153,12 @@ class Decoder:
         return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
 
     def busy(self, chosen: Ints) -> Floats:
-        """What each stage of a plan, or the link behind it, is busy with besides the fill: the larger of the two."""
+        """What each stage of a plan, or the link after it, is busy with besides the fill: the larger of the two."""
         o = self.options
         class_S = o.class_G[o.group_N[chosen]]
         links = o.link_busy_L1AA[o.stop_N[chosen[:-1]], class_S[:-1], class_S[1:]]
-        return np.maximum(o.busy_N[chosen], np.append(links, 0.0))
+        larger_S: Floats = np.maximum(o.busy_N[chosen], np.append(links, 0.0))
+        return larger_S
 
     def improve(self, chosen: Ints, price_T: Floats, width: int, size: int, out_of_time: Callable[[], bool]) -> Ints:
         """The plan after one pass in which each `size` neighbouring stages were decoded anew, all others kept.
@@ -207,7 +208,7 @@ class Decoder:
         return Window(lo, int(o.stop_N[chosen[stop - 1]]), min(S - stop, J - 1), class_after, outside_T, front_JA)
 
     def _sum(self, chosen: Ints, s: int, stop: int) -> float:
-        """Seconds of stages s to stop − 1 and of the transfers before, between and behind them."""
+        """Seconds of stages s to stop − 1 and of the transfers before, between and after them."""
         o = self.options
         class_S = o.class_G[o.group_N[chosen]]
         before = np.arange(max(s - 1, 0), min(stop, len(chosen) - 1))

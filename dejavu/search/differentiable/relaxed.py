@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.shared.options import Ints, Options
+from dejavu.search.shared.suffix_table import Stages
 
 # Fractions of the known step time, except where another unit is named.
 _HOTTEST, _COLDEST = 2e-2, 3e-3  # temperature at the first and the last step
@@ -80,7 +81,7 @@ class Relaxed:
 
 
 @njit(cache=True, nogil=True)
-def _stages_between(stages, need_J, limit, cuts_K1):
+def _stages_between(stages: Stages, need_J: Ints, limit: float, cuts_K1: Ints) -> tuple[Ints, Floats]:
     """Stages between the cuts: rows (start, stop, group), and for each level (seconds, busy, shortage of memory)."""
     first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
     place = np.full(len(first_L1), -1, np.int64)

@@ -108,6 +108,9 @@ class Goal(NamedTuple):
     whole_devices: int
 
 
+Problem = tuple[Stages, Groups, Rules, Prefixes]
+
+
 class _Waiting(NamedTuple):
     """States that wait at a cut, and an open hash table of their keys."""
 
@@ -126,7 +129,9 @@ class _Kept(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def prefix_costs(stages, class_G, rules, lo, hi, transfer_weight, H_L1JA):
+def prefix_costs(
+    stages: Stages, class_G: Ints, rules: Rules, lo: int, hi: int, transfer_weight: float, H_L1JA: Floats
+) -> None:
     """H[cut, j, a]: the least Σ of cost and transfers from `lo` to the cut, where a stage of class a follows.
 
     j: level of the stages after the cut. Devices are not counted; their prices are part of `cost_N`. `H_L1JA[lo]` is
@@ -145,14 +150,15 @@ def prefix_costs(stages, class_G, rules, lo, hi, transfer_weight, H_L1JA):
             i = _end_of_run(i, after, stop_N, group_N)
             for j in range(J):
                 rest = H_L1JA[start, min(j + 1, J - 1), a]
-                if rest < np.inf:
-                    k = _first_that_fits(front, i, need_J[j], fits_N)
-                    if k < i:
-                        ended_L1JA[stop, j, a] = min(ended_L1JA[stop, j, a], cost_N[k] + rest)
+                if rest == np.inf:
+                    continue
+                k = _first_that_fits(front, i, need_J[j], fits_N)
+                if k < i:
+                    ended_L1JA[stop, j, a] = min(ended_L1JA[stop, j, a], cost_N[k] + rest)
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, rules, transfer_weight, ended_JA, H_JA):
+def _cross(cut: int, rules: Rules, transfer_weight: float, ended_JA: Floats, H_JA: Floats) -> None:
     """What ended at a cut, by the class of its last stage, with the transfer to each class that may follow."""
     limit, _, transfer_L1AA, link_busy_L1AA = rules
     J, A = ended_JA.shape
@@ -168,7 +174,7 @@ def _cross(cut, rules, transfer_weight, ended_JA, H_JA):
 
 
 @njit(cache=True, nogil=True)
-def _end_of_run(front, after, stop_N, group_N):
+def _end_of_run(front: int, after: int, stop_N: Ints, group_N: Ints) -> int:
     """Where the options of the same stop and group as the one at `front` end."""
     stop, g, i = stop_N[front], group_N[front], front
     while i < after and stop_N[i] == stop and group_N[i] == g:
@@ -177,7 +183,7 @@ def _end_of_run(front, after, stop_N, group_N):
 
 
 @njit(cache=True, nogil=True)
-def _first_that_fits(front, after, need, fits_N):
+def _first_that_fits(front: int, after: int, need: int, fits_N: Ints) -> int:
     """The fastest option of one stage and group within its memory; `after` if there is none."""
     for k in range(front, after):
         if fits_N[k] >= need:
@@ -186,7 +192,7 @@ def _first_that_fits(front, after, need, fits_N):
 
 
 @njit(cache=True, nogil=True)
-def _slot(keys, key):
+def _slot(keys: Ints, key: int) -> int:
     """Where the key is in the open hash table, or belongs."""
     mask = len(keys) - 1
     at = (key * 0x9E3779B97F4A7C1 >> 20) & mask
@@ -196,7 +202,7 @@ def _slot(keys, key):
 
 
 @njit(cache=True, nogil=True)
-def _drop_the_worst(count, width, waiting):
+def _drop_the_worst(count: int, width: int, waiting: _Waiting) -> tuple[int, float]:
     """Keep the `width` waiting states of least priority (ties may drop more); how many are left, and the threshold."""
     numbers, wholes, keys, where = waiting
     worst = np.partition(numbers[:count, _PRIO], width)[width]
@@ -213,7 +219,7 @@ def _drop_the_worst(count, width, waiting):
 
 
 @njit(cache=True, nogil=True)
-def beam(lo, hi, width, problem, surroundings, goal):
+def beam(lo: int, hi: int, width: int, problem: Problem, surroundings: Surroundings, goal: Goal) -> tuple[Ints, bool]:
     """Options of the cheapest window that the beam found, in order, and whether no state was dropped.
 
     From `hi` to `lo`, at each cut the `width` states are kept whose cost so far under prices plus `guide` is least.
@@ -255,7 +261,7 @@ def beam(lo, hi, width, problem, surroundings, goal):
 
 
 @njit(cache=True, nogil=True)
-def _room_to_wait(width):
+def _room_to_wait(width: int) -> _Waiting:
     size, slots = _WAITING_PER_KEPT * width, 16
     while slots < 2 * size + 2:
         slots *= 2
@@ -264,7 +270,9 @@ def _room_to_wait(width):
 
 
 @njit(cache=True, nogil=True)
-def _advance(start, lo, hi, problem, goal, kept, waiting):
+def _advance(
+    start: int, lo: int, hi: int, problem: Problem, goal: Goal, kept: _Kept, waiting: _Waiting
+) -> tuple[int, bool]:
     """Let states wait at a cut inside the window: each stage from there before each state that was kept at its stop.
 
     Returns how many wait, and whether any was dropped that might have become the best.
@@ -338,7 +346,7 @@ def _advance(start, lo, hi, problem, goal, kept, waiting):
 
 
 @njit(cache=True, nogil=True)
-def _finish(lo, hi, problem, goal, kept):
+def _finish(lo: int, hi: int, problem: Problem, goal: Goal, kept: _Kept) -> tuple[int, int]:
     """The option that starts at `lo` and the state after it that are the cheapest window; −1: none is below the cutoff.
 
     What stands before the window is part of a stage's `guide` there: the transfer to it.

@@ -10,7 +10,7 @@ one integer, a field for each type with a bit to spare above it, so that one sub
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ DONE, TRUNCATED = 0, 1  # every label was looked at; or the beam or the work lim
 _FIRST_SIZE = 1 << 16  # labels; room doubles where there are more
 
 Ints = NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Stages(NamedTuple):
@@ -137,7 +138,7 @@ class _Extensions(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def search(stages, rules, devices, effort):
+def search(stages: Stages, rules: Rules, devices: Devices, effort: Effort) -> tuple[Ints, float, int]:
     """The stages of the cheapest plan with Σ below the cutoff, its Σ, and whether it is proved to be the cheapest."""
     L, last_level = len(rules.transfer_L1AA) - 1, len(rules.need_J) - 1
     every, size, M = _all(devices), _FIRST_SIZE, 1
@@ -169,7 +170,16 @@ def search(stages, rules, devices, effort):
 
 
 @njit(cache=True, nogil=True)
-def _extend(label, cut, best, stages, rules, devices, every, found):
+def _extend(
+    label: tuple[float, int, int, int],
+    cut: int,
+    best: float,
+    stages: Stages,
+    rules: Rules,
+    devices: Devices,
+    every: _All,
+    found: _Extensions,
+) -> tuple[int, int, float, int]:
     """Write the extensions of a label that are worth keeping; how many, how many bounds it took, and the best plan.
 
     All arrays are in local names: an array that is read out of a record in the loop is counted as one more reference
@@ -230,7 +240,16 @@ def _extend(label, cut, best, stages, rules, devices, every, found):
 
 
 @njit(cache=True, nogil=True)
-def _append(labels, first, parent, level, stages, found, num_found, head_L1):
+def _append(
+    labels: _Labels,
+    first: int,
+    parent: int,
+    level: int,
+    stages: Stages,
+    found: _Extensions,
+    num_found: int,
+    head_L1: NDArray[np.int32],
+) -> None:
     """Add a label's extensions, from row `first` on, to the lists of their cuts."""
     seconds_M, bound_M, packed_M, level_M, class_M, parent_M, option_M, next_M = labels
     start_N, class_N = stages.start_N, stages.class_N
@@ -242,7 +261,7 @@ def _append(labels, first, parent, level, stages, found, num_found, head_L1):
 
 
 @njit(cache=True, nogil=True)
-def _room_for_extensions(stages):
+def _room_for_extensions(stages: Stages) -> _Extensions:
     most = 0
     for cut in range(len(stages.first_by_stop_L2) - 1):
         most = max(most, stages.first_by_stop_L2[cut + 1] - stages.first_by_stop_L2[cut])
@@ -250,7 +269,16 @@ def _room_for_extensions(stages):
 
 
 @njit(cache=True, nogil=True)
-def _undominated(labels, waiting, cut, rules, every, effort, best, work):
+def _undominated(
+    labels: _Labels,
+    waiting: NDArray[np.int32],
+    cut: int,
+    rules: Rules,
+    every: _All,
+    effort: Effort,
+    best: float,
+    work: float,
+) -> tuple[NDArray[np.int32], bool, float]:
     """The labels at a cut that are worth extending, whether none but needless ones were dropped, and the work so far.
 
     Args:
@@ -288,7 +316,7 @@ def _undominated(labels, waiting, cut, rules, every, effort, best, work):
 
 
 @njit(cache=True, nogil=True)
-def _by_bound(labels, head):
+def _by_bound(labels: _Labels, head: int) -> NDArray[np.int32]:
     """The labels of a list, the least bound first."""
     next_M, bound_M = labels.next_M, labels.bound_M
     count, m = 0, head
@@ -305,7 +333,7 @@ def _by_bound(labels, head):
 
 
 @njit(cache=True, nogil=True)
-def _all(devices):
+def _all(devices: Devices) -> _All:
     count_T, bits, use_all, prices_KT, _ = devices
     guard, packed, spent_K = np.int64(0), np.int64(0), np.zeros(len(prices_KT))
     for t in range(len(count_T)):
@@ -318,7 +346,7 @@ def _all(devices):
 
 
 @njit(cache=True, nogil=True)
-def _first_labels(size):
+def _first_labels(size: int) -> _Labels:
     labels = _Labels(
         np.empty(size), np.empty(size), np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.int32),
         np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.int32),
@@ -329,7 +357,7 @@ def _first_labels(size):
 
 
 @njit(cache=True, nogil=True)
-def _longer_labels(labels, size):
+def _longer_labels(labels: _Labels, size: int) -> _Labels:
     return _Labels(
         _longer(labels.seconds_M, size), _longer(labels.bound_M, size), _longer(labels.packed_M, size),
         _longer(labels.level_M, size), _longer(labels.class_M, size), _longer(labels.parent_M, size),
@@ -338,14 +366,14 @@ def _longer_labels(labels, size):
 
 
 @njit(cache=True, nogil=True)
-def _longer(table, size):
+def _longer(table: NDArray[_Scalar], size: int) -> NDArray[_Scalar]:
     longer = np.empty(size, table.dtype)
     longer[: len(table)] = table
     return longer
 
 
 @njit(cache=True, nogil=True)
-def _follow(labels, label, num_layers):
+def _follow(labels: _Labels, label: int, num_layers: int) -> Ints:
     """The stages of a label in order; none where there is no label (−1)."""
     chosen = np.empty(num_layers, np.int64)
     count, m = 0, label

@@ -2,7 +2,7 @@
 
 With a price λ on each device of a type, the cheapest Σ + λ · devices over all plans, less λ · counts, bounds Σ of every
 plan that keeps to the counts (Lagrangian relaxation; Handler and Zang, Networks 10, 1980, for paths with resources).
-The counts are then no part of a state, so that a table has layers × stages behind × link classes entries.
+The counts are then no part of a state, so that a table has layers × stages after × link classes entries.
 
 Letters: N = options, sorted by start; L1 = cut positions, J = levels of stages after a cut, A = link classes. See
 `_suffix`.
@@ -59,7 +59,9 @@ class Rules(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def downstream(stages, rules):
+def downstream(
+    stages: Stages, rules: Rules
+) -> tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """The cheapest way to run the layers after each cut.
 
     Returns:
@@ -69,8 +71,8 @@ def downstream(stages, rules):
         next_L1JA: [cut, j, a] the class of the stage that starts there, where the one before it is of class a.
     """
     _, stop_N, class_N, fits_N, cost_N, first_L1, _, _ = stages
-    need_J = rules.need_J
-    L, J, A = len(first_L1) - 1, len(need_J), rules.transfer_L1AA.shape[1]
+    limit, need_J, transfer_L1AA, link_busy_L1AA = rules
+    L, J, A = len(first_L1) - 1, len(need_J), transfer_L1AA.shape[1]
     rest_L1JA = np.full((L + 1, J, A), np.inf)
     choice_L1JA = np.full((L + 1, J, A), _NONE, np.int32)
     level_L1JA = np.zeros((L + 1, J, A), np.int32)
@@ -95,31 +97,31 @@ def downstream(stages, rules):
                     level_L1JA[start, k, a] = j
                     deepest = max(deepest, k)
         last[start] = deepest
-        if start > 0:
-            _cross_back(start, deepest, rules, here_JA, rest_L1JA, next_L1JA)
+        if start == 0:
+            break
+        for row in range((deepest + 1) * A):  # the transfer to what starts here, from each class before
+            j, b = row // A, row % A
+            if here_JA[j, b] == np.inf:
+                continue
+            for a in range(A):
+                if link_busy_L1AA[start, a, b] > limit:
+                    continue
+                total = here_JA[j, b] + transfer_L1AA[start, a, b]
+                if total < rest_L1JA[start, j, a]:
+                    rest_L1JA[start, j, a] = total
+                    next_L1JA[start, j, a] = b
     return rest_L1JA, here_JA, choice_L1JA, level_L1JA, next_L1JA
 
 
 @njit(cache=True, nogil=True)
-def _cross_back(cut, deepest, rules, here_JA, rest_L1JA, next_L1JA):
-    """What starts at a cut, by the class of the stage before, with the transfer from it."""
-    limit, _, transfer_L1AA, link_busy_L1AA = rules
-    A = here_JA.shape[1]
-    for j in range(deepest + 1):
-        for b in range(A):
-            if here_JA[j, b] == np.inf:
-                continue
-            for a in range(A):
-                if link_busy_L1AA[cut, a, b] > limit:
-                    continue
-                total = here_JA[j, b] + transfer_L1AA[cut, a, b]
-                if total < rest_L1JA[cut, j, a]:
-                    rest_L1JA[cut, j, a] = total
-                    next_L1JA[cut, j, a] = b
-
-
-@njit(cache=True, nogil=True)
-def follow(stop_N, class_N, here_JA, choice_L1JA, level_L1JA, next_L1JA):
+def follow(
+    stop_N: Ints,
+    class_N: Ints,
+    here_JA: Floats,
+    choice_L1JA: NDArray[np.int32],
+    level_L1JA: NDArray[np.int32],
+    next_L1JA: NDArray[np.int32],
+) -> Ints:
     """The options of the cheapest plan, in order; empty if there is none."""
     J, A = here_JA.shape
     L = len(choice_L1JA) - 1
@@ -144,7 +146,7 @@ def follow(stop_N, class_N, here_JA, choice_L1JA, level_L1JA, next_L1JA):
 
 
 @njit(cache=True, nogil=True)
-def upstream(stages, rules):
+def upstream(stages: Stages, rules: Rules) -> Floats:
     """The cheapest way to run the layers before each cut: [cut, j, a] where the stage after it has j stages after it.
 
     That stage is of class a, and the transfer to it is included.
@@ -169,7 +171,7 @@ def upstream(stages, rules):
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, rules, here_JA, rest_L1JA):
+def _cross(cut: int, rules: Rules, here_JA: Floats, rest_L1JA: Floats) -> None:
     """What stops at a cut, by the class of the stage after, with the transfer to it."""
     limit, _, transfer_L1AA, link_busy_L1AA = rules
     J, A = here_JA.shape
@@ -185,7 +187,7 @@ def _cross(cut, rules, here_JA, rest_L1JA):
 
 
 @njit(cache=True, nogil=True)
-def through(stages, need_J, upstream_L1JA, downstream_L1JA):
+def through(stages: Stages, need_J: Ints, upstream_L1JA: Floats, downstream_L1JA: Floats) -> Floats:
     """The cheapest plan that has each option."""
     start_N, stop_N, class_N, fits_N, cost_N, _, _, _ = stages
     through_N = np.full(len(stop_N), np.inf)

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.shared.stage_table import _ACTIVE, _BLOCKED, _FIXED, _MESSAGE, _ROOM, _STEP, _between, stage_cost
+from dejavu.search.shared.stage_table import (
+    _ACTIVE,
+    _BLOCKED,
+    _FIXED,
+    _MESSAGE,
+    _ROOM,
+    _STEP,
+    Costs,
+    _between,
+    stage_cost,
+)
 
 NONE, FOUND, OUT_OF_WORK = 0, 1, 2
 _MOST_KEPT = 4  # cuts that a state remembers to drop others by
@@ -88,7 +98,7 @@ class _States(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def search(costs, uses, space, until_L1, max_work):
+def search(costs: Costs, uses: Uses, space: Space, until_L1: Ints, max_work: float) -> tuple[int, Ints]:
     """Whether there is a plan, and the (stop, configuration) of its stages in order.
 
     States are taken by their devices, then stages: each stage adds devices, so a state's labels are complete by then.
@@ -134,7 +144,9 @@ def search(costs, uses, space, until_L1, max_work):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _extend(labels, M, m, state, costs, uses, space, states):
+def _extend(
+    labels: _Labels, M: int, m: int, state: int, costs: Costs, uses: Uses, space: Space, states: _States
+) -> tuple[int, int]:
     """Add the labels that label m leads to with one stage more, from row M on.
 
     Arrays are in local names: one that is read out of a record in a loop is counted as one more reference each time.
@@ -147,7 +159,7 @@ def _extend(labels, M, m, state, costs, uses, space, states):
     need_J, _, _, full, keep_all = space
     head_X, _, _, reached_XL1, until_L1, work_1, max_work = states
     sums_CL1N, dense, J, work = costs[0], len(costs[3]) > 0, len(need_J), work_1[0]
-    u, j, stop = state // J, state % J, cut_M[m]
+    u, j, stop = state // J, state % J, int(np.int64(cut_M[m]))
     need = need_J[j]
     for i in range(len(configuration_C)):
         c, offset = configuration_C[i], offset_C[i]
@@ -188,7 +200,7 @@ def _extend(labels, M, m, state, costs, uses, space, states):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _furthest_first(labels, head):
+def _furthest_first(labels: _Labels, head: int) -> NDArray[np.int32]:
     """The labels of a list, the furthest cuts first, that is, the smallest: they spare others."""
     cut_M, next_M = labels.cut_M, labels.next_M
     count, m = 0, head
@@ -205,7 +217,7 @@ def _furthest_first(labels, head):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _is_spared(states, state, cut):
+def _is_spared(states: _States, state: int, cut: int) -> bool:
     """Whether a label at this cut is needless; if not, its cut is remembered, to spare others.
 
     One of a cut before it with no more stages and devices runs all that it does; see `spared_until` for why the cut
@@ -222,7 +234,7 @@ def _is_spared(states, state, cut):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def spared_until(sums_CL1N, configuration_C, least_message_C, need):
+def spared_until(sums_CL1N: Floats, configuration_C: Ints, least_message_C: Floats, need: int) -> Ints:
     """[cut]: a label at this cut makes those needless that are after it and before that cut, with as many devices.
 
     Stages that lead from the first layer to a cut after this one also lead to this one: without those that begin
@@ -252,17 +264,18 @@ def spared_until(sums_CL1N, configuration_C, least_message_C, need):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _may_reach(sums_CL1N, start, stop, c, need, least_message):
+def _may_reach(sums_CL1N: Floats, start: int, stop: int, c: int, need: int, least_message: float) -> bool:
     """Whether a stage from here or from before may fit: scratch is nothing, and the message at the cut the least."""
     if sums_CL1N[c, stop, _BLOCKED] > sums_CL1N[c, start, _BLOCKED]:
         return False
-    held = max(need * _between(sums_CL1N, start, stop, c, _ACTIVE), _between(sums_CL1N, start, stop, c, _STEP))
-    always = _between(sums_CL1N, start, stop, c, _FIXED) + sums_CL1N[c, stop, _MESSAGE] + least_message
-    return held <= sums_CL1N[c, start, _ROOM] * (1 + 1e-12) - always
+    held: float = max(need * _between(sums_CL1N, start, stop, c, _ACTIVE), _between(sums_CL1N, start, stop, c, _STEP))
+    always: float = _between(sums_CL1N, start, stop, c, _FIXED) + sums_CL1N[c, stop, _MESSAGE] + least_message
+    room: float = sums_CL1N[c, start, _ROOM] * (1 + 1e-12)
+    return held <= room - always
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _inherit_all(states, state, space):
+def _inherit_all(states: _States, state: int, space: Space) -> None:
     """What spares labels with one stage or one device fewer spares them here: they do all that those here can."""
     stride_T, num_levels = space.stride_T, len(space.need_J)
     u, j = state // num_levels, state % num_levels
@@ -277,7 +290,7 @@ def _inherit_all(states, state, space):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _inherit(states, state, other):
+def _inherit(states: _States, state: int, other: int) -> None:
     """Remember the cuts that another state does."""
     kept_X4, num_kept_X = states.kept_X4, states.num_kept_X
     for k in range(num_kept_X[other]):
@@ -290,7 +303,7 @@ def _inherit(states, state, other):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _follow(labels, m):
+def _follow(labels: _Labels, m: int) -> Ints:
     """(stop, configuration) of each stage from this label on."""
     cut_M, configuration_M, parent_M, _ = labels
     count, at = 0, m
@@ -305,13 +318,13 @@ def _follow(labels, m):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _longer_labels(labels, size):
+def _longer_labels(labels: _Labels, size: int) -> _Labels:
     cut_M, configuration_M, parent_M, next_M = labels
     return _Labels(_longer(cut_M, size), _longer(configuration_M, size), _longer(parent_M, size), _longer(next_M, size))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _longer(table, size):
+def _longer(table: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     longer = np.empty(size, table.dtype)
     longer[: len(table)] = table
     return longer

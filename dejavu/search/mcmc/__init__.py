@@ -13,7 +13,7 @@ from dejavu.search._base import Incumbent, Search
 from dejavu.search.mcmc.moves import HOW, STOP, random_state
 from dejavu.search.mcmc.walk import Chain, Cooling, Rows, random_plans, rows_for, value, walk
 from dejavu.search.shared.compiling import tiny_problem
-from dejavu.search.shared.stage_table import StageTable, plan_of
+from dejavu.search.shared.stage_table import Arrays, StageTable, plan_of
 
 _SECONDS_PER_CALL = 0.004  # between two looks at the clock, about
 _STEPS_PER_SECOND = 2e6  # of a plan of few stages; each stage more takes _STAGE_SHARE of a step more
@@ -111,7 +111,7 @@ class MCMC(Search):
                 return
 
 
-def _first_plan(table: StageTable, rows: Rows, arrays: tuple, problem: Problem, plan: Plan | None) -> np.ndarray:
+def _first_plan(table: StageTable, rows: Rows, arrays: Arrays, problem: Problem, plan: Plan | None) -> np.ndarray:
     """Put a plan into rows, or one stage, fitting or not, where no plan is given; its number of stages and value."""
     stages = [(problem.num_layers, int(table.kinds[2][-1]))]
     if plan is not None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from dejavu.foundation.compiled import njit
-from dejavu.search.mcmc.moves import HOW, REFUSED, STOP, below, draw, random
-from dejavu.search.shared.stage_table import DEVICES, TYPE, stage_cost
+from dejavu.plans.stage_costs import Floats
+from dejavu.search.mcmc.moves import HOW, REFUSED, STOP, State, below, draw, random
+from dejavu.search.shared.stage_table import DEVICES, TYPE, Arrays, Costs, Ints, Kinds, stage_cost
 
 _DRAWS = 30  # configurations that are tried before a construction gives up on a stage
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def farthest(costs, repeats, at, end, c, need, limit):
-    """The stage that reaches from cut `at` nearest to cut `end`, before or behind it, fits, and keeps the limit.
+def farthest(costs: Costs, repeats: int, at: int, end: int, c: int, need: int, limit: float) -> int:
+    """The stage that reaches from cut `at` nearest to cut `end`, before or after it, fits, and keeps the limit.
 
     `at` if there is none. Sums grow with the layers, so that the middle tells which half to look at; a dense table need
     not, and is scanned.
@@ -38,7 +39,9 @@ def farthest(costs, repeats, at, end, c, need, limit):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def refill(costs, need_SS, repeats, num_layers, stage_S3, S, limit, rest):
+def refill(
+    costs: Costs, need_SS: Ints, repeats: int, num_layers: int, stage_S3: Ints, S: int, limit: float, rest: int
+) -> bool:
     """Cut a plan anew: each stage as long as may be, stage `rest` takes what is left; whether that works."""
     cut = num_layers
     for s in range(S - 1, rest, -1):
@@ -59,7 +62,9 @@ def refill(costs, need_SS, repeats, num_layers, stage_S3, S, limit, rest):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def settle(costs, need_SS, repeats, kinds, stage_S3, S, first, last):
+def settle(
+    costs: Costs, need_SS: Ints, repeats: int, kinds: Kinds, stage_S3: Ints, S: int, first: int, last: int
+) -> None:
     """The stages first to last each take the member of their group that fits and is busy for the least time."""
     _, _, member_C, first_G1, group_C = kinds
     for s in range(first, last + 1):
@@ -75,7 +80,9 @@ def settle(costs, need_SS, repeats, kinds, stage_S3, S, first, last):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def random_plan(table, plan, state, limit, full, looks):
+def random_plan(
+    table: Arrays, plan: tuple[Ints, Floats, Ints], state: State, limit: float, full: float, looks: int
+) -> int:
     """Stages from the last to the first, each as long as may be with probability `full`; how many, or REFUSED.
 
     Of `looks` configurations the one is taken that holds the most layers on each of its devices.

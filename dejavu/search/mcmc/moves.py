@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.search.shared.stage_table import DEVICES, TYPE
+from dejavu.plans.stage_costs import Floats
+from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, Kinds
+
+State = NDArray[np.uint64]  # of the random numbers
 
 STOP, HOW, FITS = range(3)  # columns of stage_S3: the cut where it stops, its configuration, microbatches that fit
 SECONDS, PER_STEP, LINK = range(3)  # columns of cost_S3: as `plan.price` has them; the link is the one behind the stage
@@ -23,36 +26,38 @@ _NEAR = 0.5  # share of cuts that move by one layer; the others move by any dist
 _SHIFT, _CHANGE, _SWAP, _SPLIT, _MERGE = 0.40, 0.30, 0.10, 0.08, 0.08
 
 
-def random_state(*words: int) -> NDArray[np.uint64]:
+def random_state(*words: int) -> State:
     return np.random.SeedSequence(words).generate_state(1, np.uint64) | np.uint64(1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def random(state):
+def random(state: State) -> float:
     """Uniform in [0, 1)."""
     x = state[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
     x ^= x << np.uint64(17)
     state[0] = x
-    return (x >> np.uint64(11)) * 2.0**-53
+    uniform: float = (x >> np.uint64(11)) * 2.0**-53
+    return uniform
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def below(state, n):
+def below(state: State, n: int) -> int:
     return int(random(state) * n)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def draw(kinds, state):
+def draw(kinds: Kinds, state: State) -> int:
     """A configuration: every group with the same chance, then every member, so that no size is favoured."""
     _, _, member_C, first_G1, _ = kinds
     g = below(state, len(first_G1) - 1)
-    return member_C[first_G1[g] + below(state, first_G1[g + 1] - first_G1[g])]
+    c: int = member_C[first_G1[g] + below(state, first_G1[g + 1] - first_G1[g])]
+    return c
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def move(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
+def move(stage_S3: Ints, cost_S3: Floats, used_D: Ints, kinds: Kinds, S: int, state: State, touched_4: Ints) -> int:
     """A move of a random kind."""
     r = random(state)
     touched_4[3] = r >= _SHIFT
@@ -70,28 +75,29 @@ def move(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _start(stage_S3, s):
+def _start(stage_S3: Ints, s: int) -> int:
     return stage_S3[s - 1, STOP] if s > 0 else 0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _touch(touched_4, first, last, also):
+def _touch(touched_4: Ints, first: int, last: int, also: int) -> None:
     touched_4[0], touched_4[1], touched_4[2] = first, last, also
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _reconfigure(stage_S3, used_D, kinds, s, c):
+def _reconfigure(stage_S3: Ints, used_D: Ints, kinds: Kinds, s: int, c: int) -> bool:
     """Give stage s another configuration; whether there are enough devices of its type."""
     kind_C2, count_D, _, _, _ = kinds
     old, kind = stage_S3[s, HOW], kind_C2[c, TYPE]
     used_D[kind_C2[old, TYPE]] -= kind_C2[old, DEVICES]
     used_D[kind] += kind_C2[c, DEVICES]
     stage_S3[s, HOW] = c
-    return used_D[kind] <= count_D[kind]
+    enough: bool = used_D[kind] <= count_D[kind]
+    return enough
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _shift_cut(stage_S3, S, state, touched_4):
+def _shift_cut(stage_S3: Ints, S: int, state: State, touched_4: Ints) -> int:
     if S < 2:
         return REFUSED
     s = below(state, S - 1)
@@ -106,7 +112,7 @@ def _shift_cut(stage_S3, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _change(stage_S3, used_D, kinds, S, state, touched_4):
+def _change(stage_S3: Ints, used_D: Ints, kinds: Kinds, S: int, state: State, touched_4: Ints) -> int:
     """Another configuration for a stage; where its devices lack, another for a second stage as well."""
     s, c = below(state, S), draw(kinds, state)
     _touch(touched_4, s, s, -1)
@@ -124,7 +130,7 @@ def _change(stage_S3, used_D, kinds, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _swap(stage_S3, S, state, touched_4):
+def _swap(stage_S3: Ints, S: int, state: State, touched_4: Ints) -> int:
     """Two stages exchange their configurations, and half of the time their numbers of layers too."""
     if S < 2:
         return REFUSED
@@ -141,7 +147,7 @@ def _swap(stage_S3, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _split(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
+def _split(stage_S3: Ints, cost_S3: Floats, used_D: Ints, kinds: Kinds, S: int, state: State, touched_4: Ints) -> int:
     """One stage becomes two: one of any configuration, the other of the old or of any."""
     s = below(state, S)
     start, length = _start(stage_S3, s), stage_S3[s, STOP] - _start(stage_S3, s)
@@ -166,7 +172,7 @@ def _split(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _merge(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
+def _merge(stage_S3: Ints, cost_S3: Floats, used_D: Ints, kinds: Kinds, S: int, state: State, touched_4: Ints) -> int:
     """Two neighbours become one, of the first's configuration, the second's, or any."""
     if S < 2:
         return REFUSED
@@ -185,7 +191,7 @@ def _merge(stage_S3, cost_S3, used_D, kinds, S, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _carry(stage_S3, S, state, touched_4):
+def _carry(stage_S3: Ints, S: int, state: State, touched_4: Ints) -> int:
     """A stage with its number of layers goes to another place in the order."""
     if S < 3:
         return REFUSED

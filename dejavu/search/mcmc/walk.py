@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.mcmc.fill import random_plan, refill, settle
-from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, below, move, random
-from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, StageTable, stage_cost
+from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, State, below, move, random
+from dejavu.search.shared.stage_table import DEVICES, TYPE, Arrays, Costs, Ints, Links, Rules, StageTable, stage_cost
 
 Rows = tuple[Ints, Floats, Ints]
 
@@ -42,7 +41,7 @@ class Chain(NamedTuple):
     best: Rows
     best_4: Floats
     there: Rows
-    state: NDArray[np.uint64]
+    state: State
 
 
 class Cooling(NamedTuple):
@@ -62,7 +61,7 @@ def rows_for(table: StageTable) -> Rows:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _price(costs, links, stage_S3, cost_S3, S, first, last):
+def _price(costs: Costs, links: Links, stage_S3: Ints, cost_S3: Floats, S: int, first: int, last: int) -> None:
     """Costs of the stages first to last, and of the links around them."""
     link_CC2, cut_bytes_L1 = links
     for s in range(first, last + 1):
@@ -75,7 +74,9 @@ def _price(costs, links, stage_S3, cost_S3, S, first, last):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _value(rules, count_D, stage_S3, cost_S3, used_D, S):
+def _value(
+    rules: Rules, count_D: Ints, stage_S3: Ints, cost_S3: Floats, used_D: Ints, S: int
+) -> tuple[float, float, float]:
     """(step seconds, distance from feasible, busiest stage or link) of priced rows, summed as in `plan.price`.
 
     The distance is the share of microbatches that do not fit, summed over stages, and the share of devices that are
@@ -104,7 +105,7 @@ def _value(rules, count_D, stage_S3, cost_S3, used_D, S):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def value(table, plan, S):
+def value(table: Arrays, plan: Rows, S: int) -> tuple[float, float, float]:
     """As `_value`, of a plan whose S stops and configurations are set; prices every stage and counts the devices."""
     costs, links, kinds, rules = table
     stage_S3, cost_S3, used_D = plan
@@ -117,7 +118,7 @@ def value(table, plan, S):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def copy(plan, other, S):
+def copy(plan: Rows, other: Rows, S: int) -> None:
     """Write S stages of a plan over another."""
     stage_S3, cost_S3, used_D = plan
     to_stage_S3, to_cost_S3, to_used_D = other
@@ -130,7 +131,7 @@ def copy(plan, other, S):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _propose(table, plan, S, busiest, state, touched_4):
+def _propose(table: Arrays, plan: Rows, S: int, busiest: float, state: State, touched_4: Ints) -> int:
     """Change a plan and price what changed; its new number of stages, or REFUSED."""
     costs, links, kinds, rules = table
     stage_S3, cost_S3, used_D = plan
@@ -157,7 +158,7 @@ def _propose(table, plan, S, busiest, state, touched_4):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _accepts(price, distance, new, new_distance, temperature, state):
+def _accepts(price: float, distance: float, new: float, new_distance: float, temperature: float, state: State) -> bool:
     """Metropolis' rule among plans as far from feasible; otherwise the nearer one is taken."""
     if new_distance != distance:
         return new_distance < distance
@@ -165,7 +166,7 @@ def _accepts(price, distance, new, new_distance, temperature, state):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def walk(table, chain, cooling, first_step, last_step):
+def walk(table: Arrays, chain: Chain, cooling: Cooling, first_step: int, last_step: int) -> int:
     """Steps first_step to last_step of a chain; how many plans it priced."""
     here, here_4, best, best_4, there, state = chain
     num_steps, hot, cold = cooling
@@ -195,7 +196,7 @@ def walk(table, chain, cooling, first_step, last_step):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def random_plans(table, there, best, best_4, state, num_tries):
+def random_plans(table: Arrays, there: Rows, best: Rows, best_4: Floats, state: State, num_tries: int) -> None:
     """Random plans, each found under a tighter limit on the bottleneck than the one before; `best` as in `walk`."""
     limit = np.inf
     for _ in range(num_tries):

@@ -28,7 +28,7 @@ class PipeDream(Search):
     The dynamic program of Narayanan et al., SOSP 2019, section 3.1, over (layers left, devices left), asked for one
     limit on the bottleneck after the other: B · seconds + once of a stage, B · seconds of a link, in a step. Devices
     stand in a line, type after type, in every order of the types; each type's stages are neighbours. Of the plans
-    within a limit that with the fewest stages behind each cut is kept, which holds the fewest microbatches, so that
+    within a limit that with the fewest stages after each cut is kept, which holds the fewest microbatches, so that
     memory is kept by position.
 
     What it does not consider: the fill and drain of the pipeline, so that it takes more stages than a step of few
@@ -140,15 +140,15 @@ class _Line:
         rest_KMA, next_KMA, allowed_GKK = _line.fewest_stages(limit, every, line)
         begins = np.array([0] if use_all else [0, *end_D[:-1]])
         m, a = min(((int(m), a) for m in begins for a in range(rest_KMA.shape[2])), key=lambda at: rest_KMA[0, *at])
-        behind = int(rest_KMA[0, m, a])
-        if behind == _line.NEVER:
+        num_after = int(rest_KMA[0, m, a])
+        if num_after == _line.NEVER:
             return None
         stages: list[Stage] = []
         k, last_cut = 0, len(self._cut_K) - 1
-        while k < last_cut:  # follow the table: each stage has one less behind it
-            behind -= 1
-            g, stop = self._stage_from(k, m, a, behind, next_KMA, allowed_GKK, type_G, end_D)
-            stages.append(self._stage(g, k, stop, behind, limit))
+        while k < last_cut:  # follow the table: each stage has one less after it
+            num_after -= 1
+            g, stop = self._stage_from(k, m, a, num_after, next_KMA, allowed_GKK, type_G, end_D)
+            stages.append(self._stage(g, k, stop, num_after, limit))
             k, m = stop, m + int(self._devices_G[g])
             if k < last_cut:
                 starts = [m] if use_all else [m, *(int(begin) for begin in begins if begin > m)]
@@ -157,7 +157,7 @@ class _Line:
                     (m, b)
                     for m in starts
                     for b in range(len(links))
-                    if rest_KMA[k, m, b] == behind and links[b] <= limit
+                    if rest_KMA[k, m, b] == num_after and links[b] <= limit
                 )
         return Plan(tuple(stages), self._problem.schedule, self._problem.num_microbatches)
 
@@ -166,32 +166,32 @@ class _Line:
         k: int,
         m: int,
         a: int,
-        behind: int,
+        num_after: int,
         next_KMA: np.ndarray,
         allowed_GKK: np.ndarray,
         type_G: np.ndarray,
         end_D: np.ndarray,
     ) -> tuple[int, int]:
-        """A group and a cut where a stage from cut k can stop, so that so many stages are behind it."""
+        """A group and a cut where a stage from cut k can stop, so that so many stages are after it."""
         last_cut = len(self._cut_K) - 1
         for g in np.flatnonzero(self._class_G == a):
             after, end = m + int(self._devices_G[g]), int(end_D[type_G[g]])
             begin = int(end_D[type_G[g] - 1]) if type_G[g] else 0
             if m < begin or after > end:
                 continue
-            if behind == 0:
+            if num_after == 0:
                 ends = not self._problem.use_all_devices or after == end_D[-1]
                 if ends and allowed_GKK[g, k, last_cut] >= 0:
                     return int(g), last_cut
                 continue
-            fits = (next_KMA[:last_cut, after, a] == behind) & (allowed_GKK[g, k, :last_cut] >= behind)
+            fits = (next_KMA[:last_cut, after, a] == num_after) & (allowed_GKK[g, k, :last_cut] >= num_after)
             if fits.any():
                 return int(g), int(np.flatnonzero(fits)[-1])
         raise AssertionError("the table cannot be followed back")
 
-    def _stage(self, g: int, k: int, stop: int, behind: int, limit: float) -> Stage:
+    def _stage(self, g: int, k: int, stop: int, num_after: int, limit: float) -> Stage:
         """The least busy member of a group that fits."""
-        fit = (self._group_C == g) & (self._after_CKK[:, k, stop] >= behind)
+        fit = (self._group_C == g) & (self._after_CKK[:, k, stop] >= num_after)
         i = int(np.argmin(np.where(fit, self._busy_CKK[:, k, stop], np.inf)))
         configuration = self._problem.configurations[self._member_C[i]]
         return Stage(int(self._cut_K[k]), int(self._cut_K[stop]), configuration)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.shared.stage_table import Ints, stage_cost
+from dejavu.search.shared.stage_table import Costs, Ints, stage_cost
 
 NEVER = 2**31 - 1  # stages, where there is no way
 
@@ -38,7 +38,7 @@ class Line(NamedTuple):
     Attributes:
         type_G, devices_G, class_G: a group's place in the order of the types, its devices and its link class.
         link_KAA: [cut, a, b] seconds in a step of a link between two classes.
-        end_D: the place behind the last device of each type.
+        end_D: the place after the last device of each type.
         use_all, most_stages: whether no device may stay idle; how many stages a plan may have.
     """
 
@@ -52,7 +52,9 @@ class Line(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def list_stages(costs, cut_K, member_C, need_J, repeats):
+def list_stages(
+    costs: Costs, cut_K: Ints, member_C: Ints, need_J: Ints, repeats: int
+) -> tuple[Floats, NDArray[np.int32]]:
     """(busy seconds in a step, how many stages may be after or −1) of every stage of every usable configuration."""
     K = len(cut_K)
     busy_CKK, after_CKK = np.full((len(member_C), K, K), np.inf), np.full((len(member_C), K, K), -1, np.int32)
@@ -69,7 +71,9 @@ def list_stages(costs, cut_K, member_C, need_J, repeats):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def fewest_stages(limit, stages, line):
+def fewest_stages(
+    limit: float, stages: Stages, line: Line
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """rest[k, m, a]: the fewest stages from cut k on, the first of class a on the devices from place m; NEVER if none.
 
     next[k, m, b]: the same after a stage of class b that ends at place m; where devices may stay idle the next stage
@@ -101,7 +105,7 @@ def fewest_stages(limit, stages, line):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _allowed(limit, stages, num_groups):
+def _allowed(limit: float, stages: Stages, num_groups: int) -> NDArray[np.int32]:
     """How many stages may be after a stage of each group that is no busier than the limit; −1: there is none."""
     busy_CKK, after_CKK, group_C = stages
     K = busy_CKK.shape[1]
@@ -116,7 +120,7 @@ def _allowed(limit, stages, num_groups):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _look_past(k, limit, line, rest_KMA, next_KMA):
+def _look_past(k: int, limit: float, line: Line, rest_KMA: NDArray[np.int32], next_KMA: NDArray[np.int32]) -> None:
     """Fill `next` of a cut: across links that keep to the limit, and from a later type's first device on."""
     _, _, _, link_KAA, end_D, use_all, _ = line
     A, D = link_KAA.shape[1], len(end_D)

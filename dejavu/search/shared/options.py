@@ -1,6 +1,6 @@
 """A problem as the flat arrays that the exact search's compiled loops read.
 
-Letters as in `_suffix`: N options, L1 cuts, J levels of stages behind, A link classes, D device vectors, G groups;
+Letters as in `_suffix`: N options, L1 cuts, J levels of stages after a cut, A link classes, D device vectors, G groups;
 C configurations.
 """
 
@@ -25,7 +25,7 @@ class Options:
 
     Attributes:
         first_L1, stop_N, group_N, configuration_N, seconds_N, busy_N, fits_N: see `_suffix.list_options`.
-        need_J: microbatches in flight of a stage with j stages behind it; the last level stands for all that follow.
+        need_J: microbatches in flight of a stage with j stages after it; the last level stands for all that follow.
             Where `max_stages` may bind there is a level for each number of stages, and no option meets the last.
         offset_G, block_G: how a group moves in the mixed radix vector of devices.
         class_G: configurations of one class have the same links to all others.
@@ -56,7 +56,7 @@ class Options:
 
     @property
     def num_classes(self) -> int:
-        return self.transfer_L1AA.shape[1]
+        return int(self.transfer_L1AA.shape[1])
 
     @property
     def table_shape(self) -> tuple[int, int, int, int]:
@@ -67,7 +67,7 @@ class Options:
         """The options of a problem.
 
         Raises:
-            TooLargeError: the schedule's memory rule depends on more than the stages behind.
+            TooLargeError: the schedule's memory rule depends on more than the stages after.
         """
         chosen = usable(problem)
         class_C, heads_A = link_classes(problem)
@@ -193,8 +193,8 @@ def most_stages(problem: Problem, chosen: Ints) -> int:
 
 
 def needs_of(problem: Problem, most: int) -> Ints:
-    """Microbatches in flight by the number of stages behind, for as many stages as there can be."""
-    need = [problem.in_flight(0, behind + 1) for behind in range(most)]
+    """Microbatches in flight by the number of stages after, for as many stages as there can be."""
+    need = [problem.in_flight(0, after + 1) for after in range(most)]
     if any(problem.in_flight(stage, most) != need[most - 1 - stage] for stage in range(most)):
         raise TooLargeError(
             f"exact search knows schedules whose memory depends on the stages behind only; {problem.schedule!r} is none"
@@ -202,7 +202,7 @@ def needs_of(problem: Problem, most: int) -> Ints:
     return np.array(need or [1], dtype=np.int64)
 
 
-def _levels(need: Ints, fits: NDArray) -> Ints:
+def _levels(need: Ints, fits: Ints) -> Ints:
     """The needs that tell options apart; from some number of stages on, all ask for the same."""
     most = int(need.max())
     binding = fits[fits < most]

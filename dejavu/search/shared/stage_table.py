@@ -15,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
 
 Ints = NDArray[np.int64]
+# As the attributes of StageTable, and all of them; see there.
+Costs = tuple[Floats, Floats, Floats, Floats]
+Links = tuple[Floats, Floats]
+Kinds = tuple[Ints, Ints, Ints, Ints, Ints]
+Rules = tuple[Ints, int, bool]
+Arrays = tuple[Costs, Links, Kinds, Rules]
 
 _BLOCK = 16  # layers; a maximum over a span costs at most this many reads, and 3.2 numbers for each layer
 _NEAR_WHOLE = 1e-9  # a quotient this near to a whole number, relative, is rounded down exactly, as Python does it
@@ -49,10 +56,10 @@ class StageTable:
         rules: need_SS ([num_stages, stage] microbatches in flight), microbatches − 1, whether all devices must be used.
     """
 
-    costs: tuple[Floats, Floats, Floats, Floats]
-    links: tuple[Floats, Floats]
-    kinds: tuple[Ints, Ints, Ints, Ints, Ints]
-    rules: tuple[Ints, int, bool]
+    costs: Costs
+    links: Links
+    kinds: Kinds
+    rules: Rules
 
     @property
     def most_stages(self) -> int:
@@ -93,7 +100,7 @@ def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:
     return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
 
 
-def _kinds(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _kinds(problem: Problem) -> Kinds:
     types, counts = list(problem.device_counts), list(problem.device_counts.values())
     kinds = [
         (types.index(configuration.device_type), configuration.num_devices) for configuration in problem.configurations
@@ -110,7 +117,7 @@ def _kinds(problem: Problem) -> tuple[Ints, Ints, Ints, Ints, Ints]:
 
 def _needs(problem: Problem) -> Ints:
     most = max(1, min(problem.most_stages, sum(problem.device_counts.values())))
-    in_flight, B = schedule_named(problem.schedule).in_flight, problem.num_microbatches
+    in_flight, B = named(SCHEDULES, problem.schedule).in_flight, problem.num_microbatches
     need_SS = np.zeros((most + 1, most + 1), dtype=np.int64)
     for num_stages in range(1, most + 1):
         need_SS[num_stages, :num_stages] = [in_flight(stage, num_stages, B) for stage in range(num_stages)]
@@ -145,11 +152,11 @@ def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def most_scratch(scratch_CL3, span_CKM, start, stop, c):
+def most_scratch(scratch_CL3: Floats, span_CKM: Floats, start: int, stop: int, c: int) -> float:
     """The largest temporary bytes of the layers `start` to `stop` (not included)."""
     first, last = start // _BLOCK, (stop - 1) // _BLOCK
     if first == last:
-        most = 0.0
+        most: float = 0.0
         for layer in range(start, stop):
             most = max(most, scratch_CL3[c, layer, _LAYER])
         return most
@@ -165,14 +172,15 @@ def most_scratch(scratch_CL3, span_CKM, start, stop, c):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _between(sums_CL1N, start, stop, c, column):
+def _between(sums_CL1N: Floats, start: int, stop: int, c: int, column: np.int64) -> float:
     """A sum over layers, as `Sums.between`."""
-    grid = sums_CL1N[c, stop, column] - sums_CL1N[c, start, column]
-    return grid + (sums_CL1N[c, stop, column + _REST] - sums_CL1N[c, start, column + _REST])
+    grid: float = sums_CL1N[c, stop, column] - sums_CL1N[c, start, column]
+    rest: float = sums_CL1N[c, stop, column + _REST] - sums_CL1N[c, start, column + _REST]
+    return grid + rest
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def stage_cost(costs, start, stop, c):
+def stage_cost(costs: Costs, start: int, stop: int, c: int) -> tuple[float, float, int]:
     """(seconds, once seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
     sums_CL1N, scratch_CL3, span_CKM, dense_CLL13 = costs
     if len(dense_CLL13):

@@ -83,7 +83,16 @@ class Table(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def list_options(seconds_CLL1, busy_CLL1, fits_CLL1, order_C, first_G1, family_G, least_fits, idle_allowed):
+def list_options(
+    seconds_CLL1: Floats,
+    busy_CLL1: Floats,
+    fits_CLL1: Ints,
+    order_C: Ints,
+    first_G1: Ints,
+    family_G: Ints,
+    least_fits: int,
+    idle_allowed: bool,
+) -> tuple[Ints, Ints, Ints, Ints, Floats, Floats, Ints]:
     """The options worth keeping: faster, less busy or smaller than any other of the same stage and devices.
 
     Where devices may stay idle an option with fewer devices of the same family (type and link class) counts too; groups
@@ -96,53 +105,75 @@ def list_options(seconds_CLL1, busy_CLL1, fits_CLL1, order_C, first_G1, family_G
             for c in order_C:
                 if busy_CLL1[c, start, stop] < np.inf and fits_CLL1[c, start, stop] >= least_fits:
                     most += 1
-    stops, groups, configurations = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    seconds, busy, fits = np.empty(most), np.empty(most), np.empty(most, np.int64)
-    first = np.zeros(L + 1, np.int64)
-    waiting = np.empty(C, np.int64)
-    n = 0
+    options = (
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most), np.empty(most), np.empty(most, np.int64),
+    )  # fmt: skip
+    tables, kinds = (seconds_CLL1, busy_CLL1, fits_CLL1), (order_C, first_G1, family_G)
+    first, waiting, n = np.zeros(L + 1, np.int64), np.empty(C, np.int64), 0
     for start in range(L):
         first[start] = n
-        for stop in range(start + 1, L + 1):
-            cell = n
-            for g in range(len(family_G)):
-                here = 0
-                for at in range(first_G1[g], first_G1[g + 1]):
-                    c = order_C[at]
-                    if busy_CLL1[c, start, stop] < np.inf and fits_CLL1[c, start, stop] >= least_fits:
-                        _insert(waiting, here, c, seconds_CLL1[:, start, stop], busy_CLL1[:, start, stop])
-                        here += 1
-                for c in waiting[:here]:
-                    t, u, m = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop], fits_CLL1[c, start, stop]
-                    # An option is dropped for one of the same layers and no more devices of the same links that is as
-                    # good in all that a plan asks of a stage: in any plan that has it the other takes its place.
-                    dominated = False
-                    for i in range(cell, n):
-                        comparable = groups[i] == g or (idle_allowed and family_G[groups[i]] == family_G[g])
-                        dominated |= comparable and seconds[i] <= t and busy[i] <= u and fits[i] >= m
-                    if not dominated:
-                        stops[n], groups[n], configurations[n] = stop, g, c
-                        seconds[n], busy[n], fits[n] = t, u, m
-                        n += 1
+        n = _list_from(start, n, tables, kinds, (least_fits, idle_allowed), waiting, options)
     first[L] = n
+    stops, groups, configurations, seconds, busy, fits = options
     return first, stops[:n], groups[:n], configurations[:n], seconds[:n], busy[:n], fits[:n]
 
 
 @njit(cache=True, nogil=True)
-def _insert(waiting, count, c, seconds_C, busy_C):
-    """Put one more configuration among the first `count`, which are sorted by seconds, then busy."""
-    k = count
-    while k > 0:
-        before = waiting[k - 1]
-        if seconds_C[before] < seconds_C[c] or (seconds_C[before] == seconds_C[c] and busy_C[before] <= busy_C[c]):
-            break
-        waiting[k] = before
-        k -= 1
-    waiting[k] = c
+def _list_from(
+    start: int,
+    n: int,
+    tables: tuple[Floats, Floats, Ints],
+    kinds: tuple[Ints, Ints, Ints],
+    rules: tuple[int, bool],
+    waiting: Ints,
+    options: tuple[Ints, Ints, Ints, Floats, Floats, Ints],
+) -> int:
+    """Write the options of one start, from row n on; how many rows there are then."""
+    seconds_CLL1, busy_CLL1, fits_CLL1 = tables
+    order_C, first_G1, family_G = kinds
+    least_fits, idle_allowed = rules
+    stops, groups, configurations, seconds, busy, fits = options
+    for stop in range(start + 1, seconds_CLL1.shape[2]):
+        cell = n
+        for g in range(len(family_G)):
+            here = 0
+            for at in range(first_G1[g], first_G1[g + 1]):  # insertion sort by seconds, then busy
+                c = order_C[at]
+                t, u = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop]
+                if u == np.inf or fits_CLL1[c, start, stop] < least_fits:
+                    continue
+                k = here
+                while k > 0 and not (
+                    seconds_CLL1[waiting[k - 1], start, stop] < t
+                    or (seconds_CLL1[waiting[k - 1], start, stop] == t and busy_CLL1[waiting[k - 1], start, stop] <= u)
+                ):
+                    waiting[k] = waiting[k - 1]
+                    k -= 1
+                waiting[k] = c
+                here += 1
+            for k in range(here):
+                c = waiting[k]
+                t, u, m = seconds_CLL1[c, start, stop], busy_CLL1[c, start, stop], fits_CLL1[c, start, stop]
+                # An option is dropped for one of the same layers and no more devices of the same links that is as
+                # good in all that a plan asks of a stage: in any plan that has it the other takes its place.
+                i = cell
+                while i < n and not (
+                    (groups[i] == g or (idle_allowed and family_G[groups[i]] == family_G[g]))
+                    and seconds[i] <= t
+                    and busy[i] <= u
+                    and fits[i] >= m
+                ):
+                    i += 1
+                if i == n:
+                    stops[n], groups[n], configurations[n] = stop, g, c
+                    seconds[n], busy[n], fits[n] = t, u, m
+                    n += 1
+    return n
 
 
 @njit(cache=True, nogil=True)
-def chain_bounds(first_L1, stop_N, seconds_N, busy_N):
+def chain_bounds(first_L1: Ints, stop_N: Ints, seconds_N: Floats, busy_N: Floats) -> tuple[Floats, Floats]:
     """For every cut, ignoring devices, memory and links: least seconds up to it, and least bottleneck up to it."""
     L = len(first_L1) - 1
     least, bottleneck = np.full(L + 1, np.inf), np.full(L + 1, np.inf)
@@ -156,7 +187,9 @@ def chain_bounds(first_L1, stop_N, seconds_N, busy_N):
 
 
 @njit(cache=True, nogil=True)
-def fill(begin, end, limit, cutoff, stages, groups, rules, table):
+def fill(
+    begin: int, end: int, limit: float, cutoff: float, stages: Stages, groups: Groups, rules: Rules, table: Table
+) -> None:
     """One more stretch of the table, starts end − 1 down to begin.
 
     Nothing busier than `limit` is used, and states that cannot lead to a sum below `cutoff` are dropped. After start 0,
@@ -170,7 +203,7 @@ def fill(begin, end, limit, cutoff, stages, groups, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def _fill_here(start, limit, stages, groups, need_J, table):
+def _fill_here(start: int, limit: float, stages: Stages, groups: Groups, need_J: Ints, table: Table) -> None:
     """The least seconds from a start on, over all stages that begin there."""
     first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
     offset_G, block_G, class_G = groups
@@ -201,12 +234,13 @@ def _fill_here(start, limit, stages, groups, need_J, table):
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut, limit, cutoff, rules, table):
+def _cross(cut: int, limit: float, cutoff: float, rules: Rules, table: Table) -> None:
     """What starts at a cut, by the class of the stage before, with the transfer from it."""
     _, transfer_L1AA, link_busy_L1AA, least_L1 = rules
     rest_L1JAD, alive_L1JA, here_JAD = table
     J, A, D = here_JAD.shape
-    for j, a in np.ndindex(J, A):
+    for row in range(J * A):
+        j, a = row // A, row % A
         rest_D, some = rest_L1JAD[cut, j, a], False
         rest_D[:] = np.inf
         for b in range(A):
@@ -224,7 +258,7 @@ def _cross(cut, limit, cutoff, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def trace(limit, stages, groups, rules, table):
+def trace(limit: float, stages: Stages, groups: Groups, rules: Rules, table: Table) -> Ints:
     """The options of the cheapest plan in a filled table, in order; empty if there is none.
 
     Follows the table by comparing floats for equality: the sums are made in the same order as in `fill`.
@@ -254,7 +288,15 @@ def trace(limit, stages, groups, rules, table):
 
 
 @njit(cache=True, nogil=True)
-def _stage_of(wanted, at, limit, stages, groups, rules, table):
+def _stage_of(
+    wanted: float,
+    at: tuple[int, int, int, int],
+    limit: float,
+    stages: Stages,
+    groups: Groups,
+    rules: Rules,
+    table: Table,
+) -> tuple[int, int]:
     """An option from which the table has the wanted seconds, and the level after it.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP
+from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 from dejavu.simulation.bound._prefix_sums import BoundProblem
 
 _DIRECTIONS = 256  # of prices
@@ -33,7 +33,9 @@ def balance_seconds(problem: BoundProblem, most_ranks: int) -> Floats:
     worth_D = _worth(work_CL, direction_DT1, prices.type_C, prices.devices_C)
     ranks_P = np.arange(1, most_ranks + 1)
     paid_DP = (direction_DT1[:, :-1] @ prices.count_T)[:, None] + direction_DT1[:, -1:] * ranks_P
-    return (worth_D[:, None] / paid_DP).max(axis=0) + 2 * B * prices.pass_C[possible_CL.any(axis=1)].min(initial=np.inf)
+    most_P: Floats = (worth_D[:, None] / paid_DP).max(axis=0)
+    least_pass: float = prices.pass_C[possible_CL.any(axis=1)].min(initial=np.inf)
+    return most_P + 2 * B * least_pass
 
 
 def _directions(num_types: int) -> Floats:
@@ -45,7 +47,7 @@ def _directions(num_types: int) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _worth(work_CL, direction_DT1, type_C, devices_C):
+def _worth(work_CL: Floats, direction_DT1: Floats, type_C: Integers, devices_C: Integers) -> Floats:
     """Σ over layers of the least that a rank would pay for it."""
     D, C, L = len(direction_DT1), len(work_CL), work_CL.shape[1]
     worth_D = np.zeros(D)

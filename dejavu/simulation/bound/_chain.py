@@ -107,7 +107,9 @@ def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans |
 
 
 @njit(cache=True, nogil=True)
-def _table(prices, weigh, alive_SCLL1, spans):
+def _table(
+    prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans
+) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Floats]:
     any_SC, span_SCL2 = spans
     S, C, L, _ = alive_SCLL1.shape
     message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
@@ -153,7 +155,7 @@ def _table(prices, weigh, alive_SCLL1, spans):
 
 
 @njit(cache=True, nogil=True)
-def weighted(prices, weigh, s, c, sum_L1):
+def weighted(prices: BoundPrices, weigh: Weights, s: int, c: int, sum_L1: Floats) -> float:
     """Fills a configuration's weighted prefix sums at a place; returns what the stage takes whatever its layers."""
     sum_L1[:] = 0.0
     for k in range(5):
@@ -161,11 +163,12 @@ def weighted(prices, weigh, s, c, sum_L1):
         if weight != 0.0:
             for cut in range(len(sum_L1)):
                 sum_L1[cut] += weight * prices.sum_5CL1[k, c, cut]
-    return weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
+    fixed: float = weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
+    return fixed
 
 
 @njit(cache=True, nogil=True)
-def message(message_L1GG3, cut_S3, s, cut, g, h):
+def message(message_L1GG3: Floats, cut_S3: Floats, s: int, cut: int, g: int, h: int) -> float:
     """What the messages behind stage s take in the sum."""
     total = 0.0
     for part in range(3):
@@ -174,7 +177,7 @@ def message(message_L1GG3, cut_S3, s, cut, g, h):
 
 
 @njit(cache=True, nogil=True)
-def enter_table(prices, weigh, alive_SCLL1, place):
+def enter_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, place: int) -> Floats:
     """The least for all stages before a place and the messages between them, by where it begins and its class."""
     S, C, L, _ = alive_SCLL1.shape
     message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
@@ -203,7 +206,7 @@ def enter_table(prices, weigh, alive_SCLL1, place):
 
 
 @njit(cache=True, nogil=True)
-def drop(prices, weigh, left_SL1G, alive_SCLL1, spans, limit):
+def drop(prices: BoundPrices, weigh: Weights, left_SL1G: Floats, alive_SCLL1: Mask, spans: Spans, limit: float) -> int:
     """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
 
     The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way behind it; and the

@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 
     Attributes:
         sum_NSCL1, fixed_NSC: a stage is a difference of two sums, and what it takes whatever its layers.
-        cut_NS3: a message's parts, across the cut behind the stage.
+        cut_NS3: a message's parts, across the cut after the stage.
         left_NSL1G: the least for stages s and after; see `_chain.Table`.
         constant_N: added to every plan.
     """
@@ -60,24 +60,19 @@ class Walked(NamedTuple):
     Attributes:
         is_complete: every plan that is not among the leaves takes at least `limit`.
         limit: the limit in the end; that of the last leaf where leaves lowered it.
-        stop_KS, how_KS: the leaves: plans whose longest path was below the limit.
+        stop_KS, configuration_KS: the leaves: plans whose longest path was below the limit.
     """
 
     is_complete: bool
     limit: float
     stop_KS: Integers
-    how_KS: Integers
+    configuration_KS: Integers
 
 
 def lines_of(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> Lines:
     """The lines' sums, and their least for what is left."""
-    S, C, L, _ = alive_SCLL1.shape
     spans = spans_of(alive_SCLL1)
-    sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
-    for n, (weigh, _) in enumerate(weighs):
-        for s in range(S):
-            for c in range(C):
-                fixed_NSC[n, s, c] = weighted(prices, weigh, s, c, sum_NSCL1[n, s, c])
+    sum_NSCL1, fixed_NSC = line_sums(prices, weighs, alive_SCLL1)
     return Lines(
         sum_NSCL1,
         fixed_NSC,
@@ -85,6 +80,17 @@ def lines_of(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCL
         np.array([table(prices, weigh, alive_SCLL1, spans).left_SL1G for weigh, _ in weighs]),
         np.array([constant for _, constant in weighs]),
     )
+
+
+def line_sums(prices: BoundPrices, weighs: list[tuple[Weights, float]], alive_SCLL1: Mask) -> tuple[Floats, Floats]:
+    """What each line counts for a stage: a difference of two sums, and what it takes whatever its layers."""
+    S, C, L, _ = alive_SCLL1.shape
+    sum_NSCL1, fixed_NSC = np.zeros((len(weighs), S, C, L + 1)), np.zeros((len(weighs), S, C))
+    for n, (weigh, _) in enumerate(weighs):
+        for s in range(S):
+            for c in range(C):
+                fixed_NSC[n, s, c] = weighted(prices, weigh, s, c, sum_NSCL1[n, s, c])
+    return sum_NSCL1, fixed_NSC
 
 
 class Ranks(NamedTuple):
@@ -116,36 +122,47 @@ def walk(
     is_complete, limit, leaves = _walk(
         prices, order, lines, alive_SCLL1, Ranks(partner_S, share_SCLL1), limits[:3], leaves_2KS
     )
-    kept = min(leaves, limits.most_leaves)
+    return walked_to(is_complete, limit, leaves, leaves_2KS)
+
+
+def walked_to(is_complete: bool, limit: float, leaves: int, leaves_2KS: Integers) -> Walked:
+    """What a compiled walk came to."""
+    kept = min(leaves, leaves_2KS.shape[1])
     return Walked(is_complete, limit, leaves_2KS[0, :kept], leaves_2KS[1, :kept])
 
 
 @njit(cache=True, nogil=True)
-def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
-    """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were."""
-    sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, type_C, devices_C, count_T = prices
+def _walk(
+    prices: BoundPrices,
+    order: ActionTable,
+    lines: Lines,
+    alive_SCLL1: Mask,
+    ranks: Ranks,
+    limits: tuple[float, int, bool],
+    leaves_2KS: Integers,
+) -> tuple[bool, float, int]:
+    """Fill the leaves; return whether the walk came to its end, its limit then, and how many leaves there were.
+
+    Depth first: stage s stands at one of its options (a configuration, a stop), the stages before it at theirs.
+    """
+    message_L1GG3, class_C = prices.message_L1GG3, prices.class_C
+    type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
     sum_NSCL1, fixed_NSC, cut_NS3, left_NSL1G, constant_N = lines
-    limit, most_steps, lowers = limits
-    partner_S, share_SCLL1 = ranks
-    rank_S, A = order.rank_S, len(order.stage_A)
+    (limit, most_steps, lowers), (partner_S, share_SCLL1) = limits, ranks
     remembers = share_SCLL1.shape[0] > 0
     S, C, L, _ = alive_SCLL1.shape
-    N = len(constant_N)
-    start_S, stop_S, how_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
+    N, A = len(constant_N), len(order.stage_A)
+    start_S, stop_S, configuration_S = np.zeros(S + 1, np.int64), np.zeros(S, np.int64), np.full(S, -1)
     spent_S1N = np.zeros((S + 1, N))  # of the stages before, with their messages
-    for n in range(N):
-        spent_S1N[0, n] = constant_N[n]
-    enter_N = np.zeros(N)
-    left_T = count_T.copy()
-    time_S5, time_S3 = np.zeros((S, 5)), np.zeros((S, 3))
-    none_S5, none_S3 = np.zeros((0, 5)), np.zeros((0, 3))
+    spent_S1N[0] = constant_N
+    times = np.zeros((S, 5)), np.zeros((S, 3))
     s, steps, leaves = 0, 0, 0
     while s >= 0:
-        # The next option of stage s: its stop, then its configuration.
-        partner, c = partner_S[s], how_S[s]
+        # The next option of stage s: its stop, then its configuration. In the loop: as a function it takes longer.
+        partner, c = partner_S[s], configuration_S[s]
         if c >= 0 and stop_S[s] < L - (S - s - 1):
             stop_S[s] += 1
-        else:
+        else:  # a rank's second stage has the configuration of its first
             if c >= 0 and partner == NOTHING:
                 left_T[type_C[c]] += devices_C[c]
             if partner == NOTHING:
@@ -153,64 +170,103 @@ def _walk(prices, order, lines, alive_SCLL1, ranks, limits, leaves_2KS):
                 while c < C and devices_C[c] > left_T[type_C[c]]:
                     c += 1
             else:
-                c = how_S[partner] if c < 0 else C
+                c = configuration_S[partner] if c < 0 else C
             if c == C:
-                how_S[s] = -1
+                configuration_S[s] = -1
                 s -= 1
                 continue
             if partner == NOTHING:
                 left_T[type_C[c]] -= devices_C[c]
-            how_S[s] = c
+            configuration_S[s] = c
             stop_S[s] = start_S[s] + 1 if s < S - 1 else L
         steps += 1
         if steps > most_steps:
             return False, limit, leaves
-        start, stop, g = start_S[s], stop_S[s], class_C[c]
+        start, stop = start_S[s], stop_S[s]
+        # Dropped before: no plan below the limit has this stage.
         if not alive_SCLL1[s, c, start, stop]:
             continue
+        # The two stages of a rank do not fit its memory together.
         if remembers and partner != NOTHING:
             other = share_SCLL1[partner, c, start_S[partner], stop_S[partner]]
             if other + share_SCLL1[s, c, start, stop] > 1.0:
                 continue
-        is_ruled_out = False
+        # Each line counts at most the step of any plan: where its seconds of the stages so far and the least for those
+        # after come to the limit, every plan that begins so takes at least that.
+        g, is_ruled_out = class_C[c], False
         for n in range(N):
             spent = spent_S1N[s, n]
             if s:
-                before = class_C[how_S[s - 1]]
+                before = class_C[configuration_S[s - 1]]
                 for part in range(3):
                     spent += cut_NS3[n, s - 1, part] * message_L1GG3[start, before, g, part]
             spent += fixed_NSC[n, s, c] + sum_NSCL1[n, s, c, stop] - sum_NSCL1[n, s, c, start]
             if spent + left_NSL1G[n, s + 1, stop, g] >= limit:
                 is_ruled_out = True
                 break
-            enter_N[n] = spent
+            spent_S1N[s + 1, n] = spent
         if is_ruled_out:
             continue
+        if s < S - 1:
+            s += 1
+            start_S[s] = stop
+            continue
+        steps += A
+        seconds = longest_of(prices, order, stop_S, configuration_S, times)
+        if seconds < limit:
+            leaves = keep_leaf(leaves_2KS, leaves, stop_S, configuration_S)
+            if lowers:
+                limit = seconds
+            elif leaves == leaves_2KS.shape[1]:
+                return False, limit, leaves
+    return True, limit, leaves
+
+
+@njit(cache=True, nogil=True)
+def longest_of(
+    prices: BoundPrices, order: ActionTable, stop_S: Integers, configuration_S: Integers, times: tuple[Floats, Floats]
+) -> float:
+    """The longest path of a plan.
+
+    Args:
+        times: scratch, S × 5 and S × 3; zeros in the beginning.
+    """
+    time_S5, time_S3 = times
+    _fill_times(prices, order, stop_S, configuration_S, time_S5, time_S3)
+    return longest(order, time_S5, time_S3, np.zeros((0, 5)), np.zeros((0, 3)))
+
+
+@njit(cache=True, nogil=True)
+def keep_leaf(leaves_2KS: Integers, leaves: int, stop_S: Integers, configuration_S: Integers) -> int:
+    """Write down one more plan, beyond as many as there is room for over the earliest; how many there are then."""
+    k = leaves % leaves_2KS.shape[1]
+    for s in range(len(stop_S)):
+        leaves_2KS[0, k, s], leaves_2KS[1, k, s] = stop_S[s], configuration_S[s]
+    return leaves + 1
+
+
+@njit(cache=True, nogil=True)
+def _fill_times(
+    prices: BoundPrices,
+    order: ActionTable,
+    stop_S: Integers,
+    configuration_S: Integers,
+    time_S5: Floats,
+    time_S3: Floats,
+) -> None:
+    """What the stages of a plan take, and their messages; see `_dual.times_of`."""
+    sum_5CL1, pass_C, per_step_C, message_L1GG3, class_C, _, _, _ = prices
+    S, rank_S = len(stop_S), order.rank_S
+    for s in range(S):
+        c, start = configuration_S[s], stop_S[s - 1] if s else 0
         for k in range(5):
-            time_S5[s, k] = sum_5CL1[k, c, stop] - sum_5CL1[k, c, start]
+            time_S5[s, k] = sum_5CL1[k, c, stop_S[s]] - sum_5CL1[k, c, start]
         if s == 0:
             time_S5[0, 2], time_S5[0, 3] = 0.0, time_S5[0, 1]
         for k in range(4):
             time_S5[s, k] += pass_C[c]
         time_S5[s, 4] += per_step_C[c]
         if s and rank_S[s] != rank_S[s - 1]:
+            before = class_C[configuration_S[s - 1]]
             for part in range(3):
-                time_S3[s - 1, part] = message_L1GG3[start, class_C[how_S[s - 1]], g, part]
-        if s < S - 1:
-            for n in range(N):
-                spent_S1N[s + 1, n] = enter_N[n]
-            start_S[s + 1] = stop
-            s += 1
-            continue
-        steps += A
-        seconds = longest(order, time_S5, time_S3, none_S5, none_S3)
-        if seconds < limit:
-            k = leaves % leaves_2KS.shape[1]
-            for q in range(S):
-                leaves_2KS[0, k, q], leaves_2KS[1, k, q] = stop_S[q], how_S[q]
-            leaves += 1
-            if lowers:
-                limit = seconds
-            elif leaves == leaves_2KS.shape[1]:
-                return False, limit, leaves
-    return True, limit, leaves
+                time_S3[s - 1, part] = message_L1GG3[start, before, class_C[c], part]

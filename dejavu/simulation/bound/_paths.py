@@ -58,7 +58,7 @@ def longest_path(order: ActionTable, times: Times) -> tuple[float, Line]:
 
 
 @njit(cache=True, nogil=True)
-def longest(order, time_S5, time_S3, count_S5, count_S3):
+def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floats, count_S3: Floats) -> float:
     """The longest path's seconds; how often everything is on it is added to the counts, if these are not empty.
 
     Messages of a channel are sent one after the other, and received so: their order is that of the sender's actions.
@@ -102,7 +102,7 @@ def longest(order, time_S5, time_S3, count_S5, count_S3):
                         taken, held_M[m] = arrived_M[before], True
                     arrived_M[m] = taken + time_S3[cut, 2]
     i = np.argmax(stop_A)
-    seconds = stop_A[i]
+    seconds: float = stop_A[i]
     if len(count_S5) == 0:
         return seconds
     while True:

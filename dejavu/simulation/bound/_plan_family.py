@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Stage
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
 from dejavu.simulation._action_table import ActionTable, Integers, action_table
@@ -69,7 +70,7 @@ class Place:
     def _order(self) -> ActionTable | None:
         """None where torch does not run so many stages or microbatches."""
         try:
-            return action_table(self.schedule, self.num_stages, self.problem.num_microbatches)
+            return action_table(named(SCHEDULES, self.schedule), self.num_stages, self.problem.num_microbatches)
         except InputError:
             return None
 
@@ -84,11 +85,11 @@ class Place:
         self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
-        if schedule_named(self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
+        if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
             self._share_SCLL1 = memory_shares(self.problem.priced, held_microbatches(order))
         self._busy = [self._weights(line) for line in busy_lines(order)]
         self._limit = best_seconds
-        share = 1.0 / schedule_named(self.schedule).stages_per_rank
+        share = 1.0 / named(SCHEDULES, self.schedule).stages_per_rank
         scale = best_seconds if np.isfinite(best_seconds) else self.bound_seconds
         self._dual = Dual(self.problem.prices, order, self._cheapest, share, scale or 1.0, list(self._rank_lines))
         least = self._cheapest(self._weights(self._rank_lines[0]), self._alive_SCLL1)
@@ -130,7 +131,7 @@ class Place:
         L, ranks = self.problem.priced.problem.num_layers, self.num_stages // 2
         longest = min(L, 2 * L // ranks) if ranks else 0  # of a stage that no better plan drops, about
         steps = ranks * len(self.problem.prices.class_C) * L**2 / 2 * longest**2 / 2
-        return schedule_named(self.schedule).placement == "v" and steps < _MOST_PAIRS
+        return named(SCHEDULES, self.schedule).placement == "v" and steps < _MOST_PAIRS
 
     def _cheapest(self, weigh: Weights, alive_SCLL1: Mask) -> Table | VeeTable:
         prices = self.problem.prices
@@ -195,7 +196,7 @@ class Place:
         """
         best: Faster | None = None
         walked = self._walk(alive_SCLL1, WalkLimits(limit, most_steps, True, _MOST_LEAVES))
-        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.how_KS, strict=True)]
+        met = [self._simulated(*leaf) for leaf in zip(walked.stop_KS, walked.configuration_KS, strict=True)]
         best = min((one for one in met if one), default=None, key=lambda one: one.seconds)
         if not walked.is_complete:
             return best
@@ -203,7 +204,7 @@ class Place:
         until = limit if best is None else min(limit, best.seconds)
         if walked.limit < until * (1.0 - _NEAR):
             again = self._walk(alive_SCLL1, WalkLimits(until, most_steps, False, _MOST_LEAVES))
-            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.how_KS, strict=True)]
+            met = [self._simulated(*leaf) for leaf in zip(again.stop_KS, again.configuration_KS, strict=True)]
             best = min((one for one in [best, *met] if one), default=None, key=lambda one: one.seconds)
             if again.is_complete:
                 self._raise(until if best is None else min(until, best.seconds), Proof.EVERY_PLAN)
@@ -223,7 +224,7 @@ class Place:
     def _every_line(self) -> int:
         """Of the ranks' lines, a walk takes one in so many: their tables are large where there are many layers."""
         S, C, L, _ = self._alive_SCLL1.shape
-        entries = S * C * (L + 1)
+        entries: int = S * C * (L + 1)
         if self._is_vee:
             entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GG3.shape[1]
         return max(1, -(-len(self._rank_lines) * entries // _MOST_LINE_ENTRIES))

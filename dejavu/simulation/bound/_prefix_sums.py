@@ -200,7 +200,7 @@ def _sums(rows_CL: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _fitting(memory):
+def _fitting(memory: Memory) -> NDArray[np.int32]:
     """How many microbatches in flight every stage has room for; as `AdditiveCosts.max_in_flight`."""
     fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
     C, L = temporary_CL.shape
@@ -220,7 +220,7 @@ def _fitting(memory):
 
 
 @njit(cache=True, nogil=True)
-def _shares(memory, held_S):
+def _shares(memory: Memory, held_S: Floats) -> NDArray[np.float32]:
     """Rounded down: what just fits is not dropped."""
     fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
     S, (C, L) = len(held_S), temporary_CL.shape

@@ -96,7 +96,9 @@ def vee_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: P
 
 
 @njit(cache=True, nogil=True)
-def _vee_table(prices, weigh, alive_SCLL1, allowed):
+def _vee_table(
+    prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs
+) -> tuple[Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], Floats]:
     busy_SCL1, busy_SC, enter_PL1G, limit, share_SCLL1 = allowed
     S, C, L, _ = alive_SCLL1.shape
     message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3

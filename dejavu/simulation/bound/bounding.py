@@ -10,9 +10,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import schedule_named
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation.bound._balance import balance_seconds
 from dejavu.simulation.bound._plan_family import Faster, Place
@@ -149,7 +150,7 @@ class Bounding:
         balance_P = balance_seconds(self.problem, most)
         places = []
         for name in self.schedules:
-            each = schedule_named(name).stages_per_rank
+            each = named(SCHEDULES, name).stages_per_rank
             for ranks in range(1, min(most, L // each) + 1):
                 bound = min(float(balance_P[ranks - 1]), self.best_seconds)
                 places.append(Place(self.problem, name, each * ranks, bound))

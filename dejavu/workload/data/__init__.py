@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data._base import Dataset, ExampleShape
 from dejavu.workload.data.cifar10 import Cifar10
@@ -13,16 +15,34 @@ from dejavu.workload.data.text import Text
 
 __all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "dataset_of"]
 
-DATASETS = {
-    "text": lambda workload: Text(workload.text, workload.sequence_length),
-    "digits": lambda workload: Digits(),
-    "cifar10": lambda workload: Cifar10(workload.images),
-    "synthetic": lambda workload: Synthetic(
-        workload.synthetic.num_classes, workload.sequence_length, workload.synthetic.image_shape
-    ),
-}
+
+def _cifar10(workload: Workload) -> Cifar10:
+    assert workload.images is not None  # the workload is refused otherwise
+    return Cifar10(workload.images)
+
+
+def _synthetic(workload: Workload) -> Synthetic:
+    examples = workload.synthetic
+    assert examples is not None  # likewise
+    return Synthetic(examples.num_classes, workload.sequence_length, examples.image_shape)
+
+
+DATASETS: Family[Callable[[Workload], Dataset]] = Family(
+    "data set",
+    {
+        "text": lambda workload: Text(workload.text, workload.sequence_length),
+        "digits": lambda workload: Digits(),
+        "cifar10": _cifar10,
+        "synthetic": _synthetic,
+    },
+    field=("data",),
+)
 
 
 def dataset_of(workload: Workload) -> Dataset:
-    """The data that the workload names, with the share of them that it holds out."""
-    return replace(DATASETS[workload.data](workload), held_out=workload.held_out, split_seed=workload.seed)
+    """The data that the workload names, with the share of them that it holds out.
+
+    Raises:
+        InputError: there are none of that name.
+    """
+    return replace(named(DATASETS, workload.data)(workload), held_out=workload.held_out, split_seed=workload.seed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, source_hash
@@ -21,16 +20,21 @@ from dejavu.workload.models.wide_resnet import WideResNet
 
 __all__ = ["MODELS", "LayerBuilder", "Model", "TensorParallel", "UserModel", "layers_of", "model_of", "source_hash"]
 
-MODELS: dict[str, type[Model]] = {
-    "gpt": GPT,
-    "bert": BERT,
-    "t5": T5,
-    "moe": MoE,
-    "cnn": CNN,
-    "mlp": MLP,
-    "vgg": VGG,
-    "wide_resnet": WideResNet,
-}
+MODELS: Family[type[Model]] = Family(
+    "model",
+    {
+        "gpt": GPT,
+        "bert": BERT,
+        "t5": T5,
+        "moe": MoE,
+        "cnn": CNN,
+        "mlp": MLP,
+        "vgg": VGG,
+        "wide_resnet": WideResNet,
+    },
+    field=("model",),
+    also=("package.module:factory", f"{PREFIX}config.json"),
+)
 
 
 def model_of(workload: Workload) -> Model:
@@ -43,13 +47,9 @@ def model_of(workload: Workload) -> Model:
         return load_config(workload.model, workload.model_options)
     if ":" in workload.model:
         return load_model(workload.model, workload.model_options)
-    if workload.model not in MODELS:
-        near = difflib.get_close_matches(workload.model, MODELS, n=1)
-        wanted = f"one of {', '.join(MODELS)}, package.module:factory or {PREFIX}config.json"
-        hint = f"; did you mean {near[0]!r}?" if near else f"; wanted {wanted}"
-        raise InputError(f"unknown model {workload.model!r}{hint}", ("model",))
+    kind = named(MODELS, workload.model)
     try:
-        return MODELS[workload.model](**workload.model_options)
+        return kind(**workload.model_options)
     except TypeError as error:
         raise InputError(
             f"model {workload.model!r} does not take model_options {workload.model_options}: {error}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,9 @@ class Model(ABC):
     @property
     def code(self) -> str:
         """A hash of the model's code: measurements under one code are not used for another's."""
-        return source_hash(type(self))
+        used = {str(getattr(one, "__module__", "")) for one in vars(sys.modules[type(self).__module__]).values()}
+        shared = sorted(name for name in used if name.startswith(f"{__package__}.modules."))
+        return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in shared)))
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension."""

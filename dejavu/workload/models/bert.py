@@ -17,6 +17,7 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.text import text_layers
 
 NORM_EPSILON = 1e-12  # as published
 MASK_EVERY, MASK_FROM = 7, 3  # 14.3 % of the positions; the paper draws 15 %
@@ -47,7 +48,8 @@ class Embedding(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         tokens = torch.where(positions % MASK_EVERY == MASK_FROM, self.mask_token, tokens)
         first = torch.zeros_like(tokens)
-        return self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+        vectors: torch.Tensor = self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+        return vectors
 
 
 class Block(nn.Module):
@@ -69,7 +71,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value)
         x = self.attention_norm(x + self.projection(attended.transpose(1, 2).flatten(2)))
-        return self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+        states: torch.Tensor = self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
+        return states
 
 
 class TokenHead(nn.Module):
@@ -82,7 +85,8 @@ class TokenHead(nn.Module):
         self.logits = nn.Linear(width, num_tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(nn.functional.gelu(self.transform(x))))
+        scores: torch.Tensor = self.logits(self.norm(nn.functional.gelu(self.transform(x))))
+        return scores
 
 
 @dataclass(frozen=True)
@@ -108,18 +112,10 @@ class BERT(Model):
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_tokens("bert", shape, MASK_FROM + 1)
         block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
-        embedding = partial(Embedding, shape.num_classes, shape.input_shape[0], self.width)
         heads = self.num_heads
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
-        return (
-            LayerBuilder("embedding", embedding, TensorParallel.embedding(heads, "token")),
-            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
-            LayerBuilder(
-                "head",
-                partial(TokenHead, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
-            ),
-        )
+        blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
+        return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which BERT ties to the embedding."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import DIGITS, LayerBuilder, Model, check_images, check_whole_numbers
+from dejavu.workload.models.modules.images import Classifier
 
 
 class PlainConvolution(nn.Module):
@@ -36,17 +37,6 @@ class Convolution(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = nn.functional.relu(self.norm(self.convolution(x)))
         return x + y if x.shape == y.shape else y
-
-
-class Classifier(nn.Module):
-    """The mean over all pixels, then a score for each class."""
-
-    def __init__(self, num_channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.scores = nn.Linear(num_channels, num_classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scores(x.mean(dim=(2, 3)))
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,9 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.text import causal_attention, text_layers
 
 RESIDUAL = ("projection", "contract")  # what a block adds to its input
-
-
-class Embedding(nn.Module):
-    """Tokens (batch, length) to vectors (batch, length, width), positions added."""
-
-    def __init__(self, num_tokens: int, length: int, width: int) -> None:
-        super().__init__()
-        self.token = nn.Embedding(num_tokens, width)
-        self.position = nn.Embedding(length, width)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
 
 
 class Block(nn.Module):
@@ -48,24 +36,9 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, length, -1, 3, self.head_width)
-        query, key, value = heads.permute(3, 0, 2, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).flatten(2))
-        return x + self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
-
-
-class Head(nn.Module):
-    """Vectors to a score for each token."""
-
-    def __init__(self, width: int, num_tokens: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.logits = nn.Linear(width, num_tokens, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(x))
+        x = x + self.projection(causal_attention(self.qkv(self.attention_norm(x)), self.head_width))
+        added: torch.Tensor = self.contract(nn.functional.gelu(self.expand(self.feedforward_norm(x))))
+        return x + added
 
 
 @dataclass(frozen=True)
@@ -84,19 +57,8 @@ class GPT(Model):
         check_tokens("gpt", shape)
         heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
-        return (
-            LayerBuilder(
-                "embedding",
-                partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
-                TensorParallel.embedding(heads, "token"),
-            ),
-            *(LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)),
-            LayerBuilder(
-                "head",
-                partial(Head, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
-            ),
-        )
+        blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
+        return text_layers(shape, self.width, heads, blocks)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which GPT-2 and GPT-3 tie to the embedding."""

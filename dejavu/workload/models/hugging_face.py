@@ -59,7 +59,8 @@ class Positioned(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        vectors: torch.Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return vectors
 
 
 class Block(nn.Module):
@@ -75,7 +76,8 @@ class Block(nn.Module):
         else:
             positions = torch.arange(x.shape[1], device=x.device)[None]
             output = self.block(x, position_ids=positions, position_embeddings=self.rotary(x, positions))
-        return output[0] if isinstance(output, tuple) else output
+        states: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return states
 
 
 class Head(nn.Module):
@@ -87,7 +89,8 @@ class Head(nn.Module):
         self.logits = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(x))
+        scores: torch.Tensor = self.logits(self.norm(x))
+        return scores
 
 
 def _tokens(module: Any, config: Any) -> nn.Module:
@@ -105,8 +108,9 @@ def _llama_like(module: str, prefix: str) -> Family:
 
 
 def _bert_head(module: Any, config: Any) -> nn.Module:
-    head = module.BertOnlyMLMHead(config)
-    head.predictions.bias = head.predictions.decoder.bias  # as the whole model ties them
+    built = module.BertOnlyMLMHead(config)
+    built.predictions.bias = built.predictions.decoder.bias  # as the whole model ties them
+    head: nn.Module = built
     return head
 
 
@@ -201,7 +205,8 @@ class HuggingFace(Model):
     def _end(self, which: str) -> nn.Module:
         config = self._config()
         family = FAMILIES[config.model_type]
-        return getattr(family, which)(_module(family), config)
+        end: nn.Module = getattr(family, which)(_module(family), config)
+        return end
 
     def _block(self, index: int) -> nn.Module:
         config = self._config()

@@ -22,22 +22,10 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.text import causal_attention, text_layers
 
 NUM_CHOICES = 2  # experts that a token is sent to
 RESIDUAL = ("projection", "feedforward.contract")  # what a block adds to its input
-
-
-class Embedding(nn.Module):
-    """Tokens (batch, length) to vectors (batch, length, width), positions added."""
-
-    def __init__(self, num_tokens: int, length: int, width: int) -> None:
-        super().__init__()
-        self.token = nn.Embedding(num_tokens, width)
-        self.position = nn.Embedding(length, width)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
 
 
 class FeedForward(nn.Module):
@@ -48,7 +36,8 @@ class FeedForward(nn.Module):
         self.expand, self.contract = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.contract(nn.functional.gelu(self.expand(x)))
+        output: torch.Tensor = self.contract(nn.functional.gelu(self.expand(x)))
+        return output
 
 
 class Experts(nn.Module):
@@ -100,24 +89,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, length, -1, 3, self.head_width)
-        query, key, value = heads.permute(3, 0, 2, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).flatten(2))
-        return x + self.feedforward(self.feedforward_norm(x))
-
-
-class Head(nn.Module):
-    """Vectors to a score for each token."""
-
-    def __init__(self, width: int, num_tokens: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.logits = nn.Linear(width, num_tokens, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(x))
+        x = x + self.projection(causal_attention(self.qkv(self.attention_norm(x)), self.head_width))
+        added: torch.Tensor = self.feedforward(self.feedforward_norm(x))
+        return x + added
 
 
 @dataclass(frozen=True)
@@ -161,19 +135,10 @@ class MoE(Model):
         # An expert's inner width is cut like that of a dense network; its part of the sum passes through the combining.
         # Such blocks are priced so, not trained so: their experts' weights are views of one matrix.
         split = TensorParallel.block(heads)
-        return (
-            LayerBuilder(
-                "embedding",
-                partial(Embedding, shape.num_classes, shape.input_shape[0], self.width),
-                TensorParallel.embedding(heads, "token"),
-            ),
-            *(LayerBuilder(f"block{i}", experts if i % 2 else dense, split, RESIDUAL) for i in range(self.num_blocks)),
-            LayerBuilder(
-                "head",
-                partial(Head, self.width, shape.num_classes),
-                TensorParallel.head(heads, self.width, shape.num_classes, "logits"),
-            ),
-        )
+        blocks = [
+            LayerBuilder(f"block{i}", experts if i % 2 else dense, split, RESIDUAL) for i in range(self.num_blocks)
+        ]
+        return text_layers(shape, self.width, heads, blocks)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which the published sizes tie to the embedding."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -35,7 +36,8 @@ class RelativeBias(nn.Module):
     def forward(self, length: int, device: torch.device) -> torch.Tensor:
         positions = torch.arange(length, device=device)
         distance = positions[None, :] - positions[:, None]
-        return self.table(self._buckets(distance)).permute(2, 0, 1)
+        bias: torch.Tensor = self.table(self._buckets(distance)).permute(2, 0, 1)
+        return bias
 
     def _buckets(self, distance: torch.Tensor) -> torch.Tensor:
         """Half of the buckets for small distances, one each, the others logarithmically; both sides if not causal."""
@@ -72,10 +74,12 @@ class Attention(nn.Module):
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         attended = torch.softmax(scores, dim=-1) @ value
-        return self.projection(attended.transpose(1, 2).flatten(2))
+        output: torch.Tensor = self.projection(attended.transpose(1, 2).flatten(2))
+        return output
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(-1, (-1, self.head_width))
+        return heads.transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -88,13 +92,18 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor
         if self.gate is None:
-            return self.contract(nn.functional.relu(self.expand(x)))
-        return self.contract(nn.functional.gelu(self.gate(x), approximate="tanh") * self.expand(x))
+            output = self.contract(nn.functional.relu(self.expand(x)))
+        else:
+            output = self.contract(nn.functional.gelu(self.gate(x), approximate="tanh") * self.expand(x))
+        return output
 
 
-class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward of the encoder's states; the decoder's pass by."""
+class Block(nn.Module):
+    """What a block of the encoder and one of the decoder are made of; in the decoder with attention to the encoder."""
+
+    decodes: ClassVar[bool]
 
     def __init__(
         self, encoder_length: int, width: int, num_heads: int, head_width: int, feedforward: int, *, gated: bool
@@ -102,9 +111,18 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.encoder_length = encoder_length
         self.attention_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.attention = Attention(width, num_heads, head_width, causal=False, relative=True)
+        self.attention = Attention(width, num_heads, head_width, causal=self.decodes, relative=True)
+        if self.decodes:
+            self.cross_norm = nn.RMSNorm(width, NORM_EPSILON)
+            self.cross_attention = Attention(width, num_heads, head_width, causal=False, relative=False)
         self.feedforward_norm = nn.RMSNorm(width, NORM_EPSILON)
         self.feedforward = FeedForward(width, feedforward, gated=gated)
+
+
+class EncoderBlock(Block):
+    """Self-attention and feed-forward of the encoder's states; the decoder's pass by."""
+
+    decodes = False
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
         x, waiting = packed[:, : self.encoder_length], packed[:, self.encoder_length :]
@@ -126,20 +144,10 @@ class EncoderNorm(nn.Module):
         return torch.cat((self.norm(packed[:, : self.encoder_length]), packed[:, self.encoder_length :]), dim=1)
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(Block):
     """Causal self-attention, attention to the encoder's result and feed-forward of the decoder's states."""
 
-    def __init__(
-        self, encoder_length: int, width: int, num_heads: int, head_width: int, feedforward: int, *, gated: bool
-    ) -> None:
-        super().__init__()
-        self.encoder_length = encoder_length
-        self.attention_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.attention = Attention(width, num_heads, head_width, causal=True, relative=True)
-        self.cross_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.cross_attention = Attention(width, num_heads, head_width, causal=False, relative=False)
-        self.feedforward_norm = nn.RMSNorm(width, NORM_EPSILON)
-        self.feedforward = FeedForward(width, feedforward, gated=gated)
+    decodes = True
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
         memory, x = packed[:, : self.encoder_length], packed[:, self.encoder_length :]
@@ -160,7 +168,8 @@ class Head(nn.Module):
         self.logits = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        return self.logits(self.norm(packed[:, self.encoder_length :]))
+        scores: torch.Tensor = self.logits(self.norm(packed[:, self.encoder_length :]))
+        return scores
 
 
 def _split(

@@ -13,6 +13,7 @@ from torch import nn
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import IMAGES, LayerBuilder, Model, check_images, check_whole_numbers
+from dejavu.workload.models.modules.images import Classifier
 
 EXPANSION = 4  # a block's outputs, as a multiple of its group's width
 NUM_GROUPS = 4
@@ -51,17 +52,6 @@ class Bottleneck(nn.Module):
         y = nn.functional.relu(self.contract_norm(self.contract(x)))
         y = nn.functional.relu(self.convolution_norm(self.convolution(y)))
         return nn.functional.relu(self.projection(x) + self.expand_norm(self.expand(y)))
-
-
-class Classifier(nn.Module):
-    """The mean over all pixels, then a score for each class."""
-
-    def __init__(self, num_channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.scores = nn.Linear(num_channels, num_classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scores(x.mean(dim=(2, 3)))
 
 
 @dataclass(frozen=True)

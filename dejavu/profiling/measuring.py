@@ -1,0 +1,58 @@
+"""What all measuring shares: ranks that print figures as lines of JSON, and the row that such figures become.
+
+Imported by the processes that measure too, so what they need not wait for is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dejavu.runtime.process import named_parent, rank_environment
+from dejavu.runtime.process.failures import LaunchError, what_failed
+
+if TYPE_CHECKING:
+    from dejavu.profiles import Measurement
+
+TIMEOUT_SECONDS = 300.0
+
+
+def figures_of_ranks(module: str, num_ranks: int, measured: str) -> Iterator[dict[str, Any]]:
+    """Run the module as ranks of this machine and yield what the first one prints, a line of JSON each.
+
+    Args:
+        measured: what is measured, for the error's sentence.
+
+    Raises:
+        LaunchError: the ranks failed.
+    """
+    words = [f"--nproc-per-node={num_ranks}", "--standalone", "--local-addr=localhost", "-m", module]
+    done = subprocess.run(
+        [sys.executable, "-m", "dejavu.launch.agent", *words],
+        env=rank_environment() | named_parent(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+    if done.returncode:
+        raise LaunchError(what_failed(f"measuring {measured}", done.stderr))
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+def measured_here(**fields: Any) -> Measurement:
+    """Make a row of what was measured on this machine now; the fields as in `Measurement`."""
+    from dejavu.profiles import Measurement, host_fingerprint  # half a second
+
+    return Measurement(
+        host_fingerprint=host_fingerprint(),
+        torch_version=torch.__version__,
+        source="measured",
+        measured_at=datetime.now(UTC),
+        **fields,
+    )

@@ -1,0 +1,1 @@
+"""Modules that several models of the zoo are made of."""
