@@ -64,7 +64,7 @@ def test_the_sentence_says_what_was_measured(found: Bought, sentence: str) -> No
 
 
 def test_all_are_compared_after_as_many_steps() -> None:
-    """The winner was trained further; of a default draw that went on too only the same steps count."""
+    """The winner was trained further; of a default draw that was promoted too only the same steps count."""
     curves = [[5.0 - 0.1 * k for k in range(30)], [6.0 - 0.1 * k for k in range(30)], [7.0] * 10]
     found = bought(result(OTHER, curves[0]), [result(Draw(seed=k), curve) for k, curve in enumerate(curves[1:])], 10)
     assert (found.steps, found.winner) == (10, OTHER)

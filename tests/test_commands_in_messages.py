@@ -38,7 +38,7 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def named() -> Iterator[tuple[str, str]]:
-    """Where a command is named, and the words behind `dejavu`."""
+    """Find where a command is named, and the words after `dejavu`."""
     for path in SOURCES:
         for line, text in sentences(path):
             for words in {*QUOTED.findall(text), *BARE.findall(text)}:

@@ -245,7 +245,7 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
 
 
 def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
-    """Where messages are cheap and the same stage bounds forward and backward; elsewhere only playing tells."""
+    """Where messages are cheap and the same stage bounds forward and backward; elsewhere only simulation tells."""
     cluster = load_cluster(EXAMPLES[0])
     table = cost_table(graph, cluster, sources(empty, ADAM))
     priced = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty))

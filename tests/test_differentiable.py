@@ -66,7 +66,7 @@ def sum_of(options: Options, chain: list[int]) -> float:
 def test_the_smoothed_program_expects_what_the_gibbs_distribution_over_all_plans_does() -> None:
     compared = 0
     for seed in range(80):
-        problem = random_problem(seed)  # GPipe and much memory: what is behind a stage does not matter
+        problem = random_problem(seed)  # GPipe and much memory: what is downstream of a stage does not matter
         capacity = np.full(len(problem.configurations), 1e9)
         costs = replace(problem.costs, capacity_bytes_C=capacity)
         problem = replace(problem, costs=costs, schedule="gpipe", max_stages=None)

@@ -117,7 +117,7 @@ def runs_of(project: Path) -> tuple[list[Run], dict[str, Run]]:
 
 
 def check_records(project: Path) -> Run:
-    """That the newest flow left all that it should, and that its training was right."""
+    """Check that the newest flow left all its records, and that its training was right."""
     parents, children = runs_of(project)
     run = parents[0]
     assert run.info.status == "FINISHED"
@@ -151,7 +151,7 @@ def plan_of(project: Path, run: Run) -> Any:
 
 
 def check_drawing(project: Path) -> None:
-    """That Prefect shows the four parts of the way as flows of their own, and searches side by side."""
+    """Check that Prefect shows the four parts as flows of their own, and searches in parallel."""
     port = services.recorded(project).prefect_port
     with httpx.Client(base_url=f"http://127.0.0.1:{port}/api") as api:
         flows = {flow["id"]: flow["name"] for flow in api.post("/flows/filter", json={}).raise_for_status().json()}

@@ -1,4 +1,4 @@
-"""Who goes on from a rung: rules of successive halving, on curves alone."""
+"""Which trials a rung promotes: rules of successive halving, on curves alone."""
 
 from __future__ import annotations
 

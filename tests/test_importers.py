@@ -413,7 +413,7 @@ def hostile(trace: Path) -> dict[str, tuple[bytes, str]]:
         "persistent id": (b"Pnothing\n.", "opcode PERSID"),
         "binary persistent id": (b"\x80\x02K\x01Q.", "opcode BINPERSID"),
         "dotted name": (b"\x80\x04\x8c\x0bcollections\x8c\x16defaultdict.__reduce__\x93.", "it names 'collections.def"),
-        "a pickle behind the pickle": (b"\x80\x02}." + pickle.dumps(Payload(trace), 2), "more data behind"),
+        "a pickle after the pickle": (b"\x80\x02}." + pickle.dumps(Payload(trace), 2), "more data after"),
         "a text of 2 GB that is not there": (b"\x80\x02T\xff\xff\xff\x7fabc.", "broken"),
         "bytes of 2^60": (b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"abc.", "broken"),
         "memo of 2^31": (b"\x80\x02K\x01r\xff\xff\xff\x7f.", "wanted a dict of meshes"),

@@ -168,7 +168,7 @@ def test_who_holds_what() -> None:
 
 
 def test_a_tensor_between_layers_counts_once() -> None:
-    """A ReLU holds its output, and the linear layer behind it the same tensor."""
+    """A ReLU holds its output, and the linear layer after it the same tensor."""
     layers = graph_of("mlp").layers
     two = memory(layers[2:5], 2, is_last=True).activation_bytes - memory(layers[2:5], 1, is_last=True).activation_bytes
     assert two == pytest.approx(sum(layer.output_bytes for layer in layers[2:5]), abs=64)
@@ -269,7 +269,7 @@ def test_the_planner_s_sums_are_safe(workload: Workload, recompute: bool) -> Non
                 planned = costs.peak_bytes(start, stop, 0, depth)
                 assert planned >= exact
                 one = sum(layer_activation_bytes(layer, recompute=recompute) for layer in stage)
-                # At most: what layers behind the worst one hold no longer, or none does while the optimizer steps.
+                # At most: what layers after the worst one hold no longer, or none does while the optimizer steps.
                 # With masters also the largest gradient's cast, which not every moment has.
                 cast = cast_bytes(max(layer.footprint.largest_parameter_bytes for layer in stage), workload.optimizer)
                 # All that a step sends counts all the time, also before it is made and while the optimizer steps.

@@ -1,4 +1,4 @@
-"""The profiler measures what is missing, keeps what it has when it is stopped, and goes on from there."""
+"""The profiler measures what is missing, keeps what it has when it is stopped, and continues from there."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_a_microbatch_between_two_measured_ones_follows_the_power_law(
     for layer in outside.layers:
         assert interpolated.estimate(layer, "backward", outside, catalogue()["T4"]) is None
         once = interpolated.estimate(layer, "optimizer", outside, catalogue()["T4"])
-        assert once is not None  # works once a step, whatever the microbatch
+        assert once is not None  # runs per step, whatever the microbatch
 
 
 def test_layers_of_one_model_have_a_family_each(graph: Graph) -> None:

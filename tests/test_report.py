@@ -284,7 +284,7 @@ def test_a_single_stage_and_many_layers():
 
 
 def trained_like(plan: Plan, simulated: Simulation, slower: float = 1.25) -> TrainingResult:
-    """What a training reports whose every pass took so much longer than it was played."""
+    """Return what a training reports whose every pass took so much longer than simulated."""
     letters = {"F": Pass.FORWARD, "B": Pass.BACKWARD, "I": Pass.BACKWARD_INPUT, "W": Pass.BACKWARD_WEIGHT}
     events = [event for event in simulated.events if event.name != "optimizer"]
 
@@ -340,7 +340,7 @@ def said_of(run: ReportData, schedule: str) -> None:
 
 @EVERY_SCHEDULE
 def test_a_backward_pass_is_compared_as_it_ran(schedule: str) -> None:
-    """Every pass took a quarter longer than was played: so says each stage, and nobody's backward took no time."""
+    """Every pass took a quarter longer than simulated: each stage says so, and no backward took no time."""
     run = make_data(schedule=schedule)
     for stage in run.stages:
         assert stage.forward_seconds == pytest.approx(1.25 * stage.predicted.forward_seconds)

@@ -254,7 +254,7 @@ def test_a_probe_is_the_first_step_without_the_step(client: distributed.Client, 
 
 
 def check(found: Trials, workload: Workload, folder: Path) -> None:
-    """That a search did what it says."""
+    """Check that a search did what it says."""
     last = found.rungs[-1]
     assert found.rungs[0].draws == tuple(result.draw for result in found.results)
     added = 0 if found.bought is None else len(found.results) - workload.trials.count

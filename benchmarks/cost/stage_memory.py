@@ -76,7 +76,7 @@ def stage_memory(
         microbatches_in_flight: how many the schedule lets the stage hold (`Schedule.in_flight`).
         num_microbatches: of one step, on this replica.
         recompute: activation checkpointing of every layer.
-        is_first, is_last: whether there is no stage before, or behind.
+        is_first, is_last: whether there is no stage before, or after.
         example_bytes: a step's inputs and targets, which the training loop gives to every stage.
         foreach: the optimizer steps all weights at once, torch's default on GPUs.
     """
@@ -127,7 +127,7 @@ def _optimizer_temporary_bytes(
 
 @dataclass(frozen=True)
 class _Chain:
-    """One microbatch through the layers of a stage. Cut k lies before layer k, the last cut behind all.
+    """One microbatch through the layers of a stage. Cut k lies before layer k, the last cut after all.
 
     Attributes:
         gradients_arrive: the gradient of the output comes as a message, which is not counted here; otherwise the last

@@ -2,7 +2,7 @@
 
 Drawing the weights of each trial once and the steps that all of them train together, at the pace of plain trainings
 that keep all cores busy, are the work; what the search takes longer is orchestration: tasks, files between rungs,
-building the model again behind a rung, waiting at rungs.
+building the model again after a rung, waiting at rungs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 slow link     two hosts of two devices each, a quota of a core each, and 50 Mbit/s between the hosts
 
 Layers are measured on each emulated device while the others are as busy. Our plan is the exact search's, under the
-schedule whose played step is shortest, bound to devices. The even split gives every device as many layers, in the
+schedule whose simulated step is shortest, bound to devices. The even split gives every device as many layers, in the
 order of the cluster file, under 1F1B; a random binding is our plan with its devices in any order. All are trained in
 turn, some steps each, several times over, so that a change of the machine's own speed meets all alike.
 """

@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {"num_steps": 150}
 
 
 class Watch:
-    """Sees steps, does the fault once, and notes when training went on behind it."""
+    """Watches steps, causes the fault once, and records when training continued after it."""
 
     def __init__(self, fault: Callable[[], None]) -> None:
         self._fault, self._furthest = fault, -1

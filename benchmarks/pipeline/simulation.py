@@ -7,8 +7,8 @@ with as many processes on each core: they take turns with its caches, too.
 A machine that others share is disturbed for seconds at a time (`dejavu.timing.interference`): such repeats and such
 steps do not count, and the table says how many did. `all_steps_percent` is the error against all steps, disturbed or
 not. Costs are measured before and after the trainings that they are to foretell; what is simulated is the mean.
-The efficiency is the schedule's own bound over the measured step: the same action list played with the passes' measured
-medians, without any message or overhead.
+The efficiency is the schedule's own bound over the measured step: the same action list simulated with the passes'
+measured medians, without any message or overhead.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _groups(settings: Iterator[Setting]) -> dict[tuple[str, int, int], list[Sett
 
 
 def _uneven(bounds: tuple[int, ...]) -> tuple[int, ...]:
-    """Every second cut one layer further on, where that leaves a layer to the stage behind."""
+    """Move every second cut one layer downstream, where that leaves a layer to the next stage."""
     moved = list(bounds)
     for k in range(1, len(bounds) - 1, 2):
         if moved[k] + 1 < bounds[k + 1]:

@@ -1,4 +1,4 @@
-"""How fast the simulator plays a step, torch's own listing of the actions included, and how that grows."""
+"""How fast the simulator runs a step, torch's own listing of the actions included, and how that grows."""
 
 from __future__ import annotations
 

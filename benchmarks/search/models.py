@@ -25,7 +25,7 @@ class Model:
     Attributes:
         weights: parameters.
         flops: of one microbatch, forward and backward.
-        output_bytes: what crosses a cut behind the layer, one microbatch.
+        output_bytes: what crosses a cut after the layer, one microbatch.
         reduced_bytes: what tensor parallelism all-reduces, forward or backward.
         kept_bytes: activations of one microbatch kept for the backward pass.
         checkpoint_bytes: the same with recompute.

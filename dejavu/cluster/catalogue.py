@@ -67,7 +67,7 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
 
 
 def catalogue() -> Family[DeviceType]:
-    """The device types of devices.csv by name, in the file's order."""
+    """Return the device types of devices.csv by name, in the file's order."""
     return Family(
         "device",
         {row.device_type.name: row.device_type for row in catalogue_rows()},
@@ -77,13 +77,13 @@ def catalogue() -> Family[DeviceType]:
 
 
 def nearest_devices(name: str, known: Iterable[str]) -> list[str]:
-    """Those that may be meant: case and maker aside, whole and shortened (H100) names count."""
+    """Return the device names that may be meant: compares full and short (H100) names, ignoring case and maker."""
     words = [word for word in name.casefold().replace("_", " ").split() if word not in ("nvidia", "amd", "tesla")]
     word, names = "-".join(words) or name.casefold(), list(known)
     family = [full for full in names if full.casefold() == word or word in _shortened(full)]
     if family:
         return family
-    likeness = {  # a misspelling: the likest name, whole or shortened; the first of equals
+    likeness = {  # a misspelling: the most similar name, full or short; the first of equals
         full: max(difflib.SequenceMatcher(None, word, short).ratio() for short in _shortened(full)) for full in names
     }
     return [full for full in sorted(names, key=lambda full: -likeness[full])[:1] if likeness[full] >= 0.6]

@@ -82,7 +82,7 @@ SOURCES: Family[Callable[[Evidence], CostSource]] = Family(
 
 
 def sources(database: ProfileDatabase, optimizer: OptimizerSettings) -> tuple[CostSource, ...]:
-    """Return all cost sources, the best first: a measurement overrides a prediction."""
+    """Return all cost sources, the best first."""
     known = Evidence(database, optimizer)
     return tuple(source(known) for source in SOURCES.values())
 

@@ -63,7 +63,7 @@ class DeviceNames:
 
 
 def in_catalogue(found: str) -> str | None:
-    """Return its name in dejavu/devices.csv, also for torch's names (`Tesla V100-PCIE-32GB`); case does not count."""
+    """Return its name in dejavu/devices.csv, also for torch's (`Tesla V100-PCIE-32GB`); ignores case and marks."""
     return _by_plain_name().get(_plain(found))
 
 

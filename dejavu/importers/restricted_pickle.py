@@ -73,7 +73,7 @@ def read_plain(data: bytes, record: str, where: str) -> Any:
                 raise _Refused(f"more than {MOST_OPCODES:,} opcodes")
             machine.play(opcode.name, argument)
         if position + 1 != len(data):
-            raise _Refused("more data behind the end of the pickle")
+            raise _Refused("more data after the end of the pickle")
         return machine.result()
     except _Refused as error:
         problem = str(error)

@@ -156,13 +156,13 @@ def _numbered(order: list[Any]) -> list[Any]:
 
 
 def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """Torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
+    """Return torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
     return actions_of(named(SCHEDULES, name), num_stages, num_microbatches)
 
 
-@lru_cache(maxsize=64)  # by the schedule itself: another one may stand under its name tomorrow
+@lru_cache(maxsize=64)  # keyed by the schedule itself: another one may be registered under its name later
 def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """The same of a schedule that need not stand in `SCHEDULES`."""
+    """Return the actions of a schedule that need not be in `SCHEDULES`."""
     passes = {
         "FORWARD": Pass.FORWARD,
         "FULL_BACKWARD": Pass.BACKWARD,

@@ -17,7 +17,7 @@ __all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Syntheti
 
 
 def _cifar10(workload: Workload) -> Cifar10:
-    assert workload.images is not None  # the workload is refused otherwise
+    assert workload.images is not None  # checked by the workload
     return Cifar10(workload.images)
 
 

@@ -15,7 +15,7 @@ from dejavu.workload.data._base import Batch, ExampleShape, Part, Stored, hash_o
 
 NUM_BYTES = 256
 LIBRARY = "Python's standard library"
-_MOST_BYTES = 8 * 2**20  # enough for any run of the small models here; larger texts are cut, not refused
+_MOST_BYTES = 8 * 2**20  # enough for any run of the small models here; larger texts are truncated
 # A text is held out in blocks: many, so that both parts are of the same kinds of text; few, so that each is long.
 NUM_BLOCKS = 64
 
