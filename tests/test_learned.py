@@ -182,6 +182,13 @@ def test_only_power_limited_boards_are_slowed() -> None:
     assert sustained_fraction(devices["V100-PCIE-32GB"], "float32") == 1.0
     assert sustained_fraction(devices["T4"], "float32") < 0.6
     assert sustained_fraction(devices["T4"], "float16") == 1.0
+    for known in (devices["T4"], devices["A10"], devices["L40S"]):  # by its numbers, not by its name
+        mine = dataclasses.replace(known, name="mine")
+        assert sustained_fraction(mine, "float32") == sustained_fraction(known, "float32") < 1.0
+        assert sustained_fraction(dataclasses.replace(mine, board_watts=1e6), "float32") == 1.0
+        assert sustained_fraction(dataclasses.replace(mine, board_watts=None), "float32") == 1.0
+        assert sustained_fraction(dataclasses.replace(mine, process_nanometres=None), "float32") == 1.0
+        assert 0 < sustained_fraction(dataclasses.replace(mine, process_nanometres=10), "float32") <= 1.0
 
 
 def test_rows_and_operations_become_kernels() -> None:

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import dejavu.cost
-from dejavu.cluster import DeviceType, catalogue
+from dejavu.cluster import DeviceType, catalogue, load_cluster
 from dejavu.cluster.catalogue import DEVICES_CSV, catalogue_rows
 from dejavu.cost import SOURCES
 from dejavu.cost.estimates import CostSource, Estimate
@@ -271,6 +271,10 @@ def test_a_device_of_the_cluster_file(folder: Path) -> None:
     nodes = CLUSTER.replace("type: T4", "type: dummy").replace("count: 2}", "count: 2}, link: {bandwidth: 8 GB/s}")
     (folder / "cluster.yaml").write_text(f"{nodes}devices: {{dummy: {device}}}\n")
     assert {stage["device_type"] for stage in plan("--workload", "tiny.yaml", *QUICK)["stages"]} == {"dummy"}
+    more = device.replace("}", ", board_watts: 70, process_nanometres: 12}")
+    (folder / "cluster.yaml").write_text(f"{nodes}devices: {{dummy: {more}}}\n")
+    found = load_cluster(folder / "cluster.yaml").device_types["dummy"]
+    assert (found.board_watts, found.process_nanometres) == (70.0, 12)
 
 
 def test_a_device_of_the_catalogue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

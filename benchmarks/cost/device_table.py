@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dejavu.cluster import DeviceType
-from dejavu.cluster.catalogue import catalogue_rows
+from dejavu.cluster.catalogue import catalogue, catalogue_rows
 from dejavu.foundation.errors import InputError
 
 VENDOR_WORDS = {"nvidia", "amd", "tesla", "instinct", "geforce"}
@@ -119,6 +119,7 @@ def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
     if bandwidth is None or "float32" not in peaks:
         raise InputError(f"{path}: {label!r} lacks its float32 peak or its memory bandwidth")
     multiprocessors, cache = _number(row, _MULTIPROCESSORS), _number(row, _CACHE_MIB)
+    known = catalogue().get(catalogue_name(label) or label)
     return DeviceType(
         name=catalogue_name(label) or label,
         kind="rocm" if re.search(r"\bamd\b|^mi\d", f"{row.get('vendor', '')} {label}".strip().casefold()) else "cuda",
@@ -128,6 +129,8 @@ def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:
         num_multiprocessors=int(multiprocessors) if multiprocessors else None,
         cache_bytes=int(cache * MIB) if cache else None,
         source=path.name,
+        board_watts=known.board_watts if known else None,
+        process_nanometres=known.process_nanometres if known else None,
     )
 
 

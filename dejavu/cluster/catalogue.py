@@ -55,6 +55,8 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
         num_multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
         cache_bytes=units.parse_bytes(f"{row['l2_mib']} MiB") if row["l2_mib"] else None,
         source="catalogue",
+        board_watts=float(row["board_watts"]) if row["board_watts"] else None,
+        process_nanometres=int(row["process_nanometres"]) if row["process_nanometres"] else None,
     )
     return CatalogueRow(
         device_type=device_type,

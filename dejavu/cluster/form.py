@@ -122,6 +122,10 @@ class DeviceForm(_Form):
     bfloat16: _FlopsPerSecond | None = None
     multiprocessors: int | None = Field(default=None, ge=1, le=1_000_000)
     cache: _Bytes | None = None
+    board_watts: float | None = Field(
+        default=None, ge=1, le=100_000, description="the most that the board draws; no limit to its clock if absent"
+    )
+    process_nanometres: int | None = Field(default=None, ge=1, le=100, description="how it is made, such as 7")
 
     @model_validator(mode="after")
     def _computes(self) -> "DeviceForm":

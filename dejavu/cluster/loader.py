@@ -107,6 +107,8 @@ class _Builder:
                     num_multiprocessors=form.multiprocessors,
                     cache_bytes=form.cache,
                     source="cluster.yaml",
+                    board_watts=form.board_watts,
+                    process_nanometres=form.process_nanometres,
                 )
 
     def _check_names(self) -> None:

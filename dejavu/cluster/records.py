@@ -29,6 +29,8 @@ class DeviceType:
         num_multiprocessors: SMs or CUs; None for CPUs or where unknown.
         cache_bytes: the last cache that belongs to one device; None where unknown.
         source: "catalogue", "cluster.yaml" or "this machine".
+        board_watts: the most that the board draws; None where unknown.
+        process_nanometres: by what the foundry calls its process; None where unknown.
     """
 
     name: str
@@ -39,6 +41,8 @@ class DeviceType:
     num_multiprocessors: int | None
     cache_bytes: int | None
     source: str
+    board_watts: float | None = None
+    process_nanometres: int | None = None
 
 
 @dataclass(frozen=True)
