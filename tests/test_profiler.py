@@ -114,7 +114,7 @@ def test_collectives_are_measured_over_any_ranks() -> None:
 
 
 def test_an_unknown_kind_is_an_error(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
-    with pytest.raises(InputError, match="unknown kind of measurement 'layer'; wanted one of layers, transfers"):
+    with pytest.raises(InputError, match="unknown kind of measurement 'layer'; did you mean 'layers'"):
         Profiler(graph, tiny, here, database).run(["layer"])
 
 
