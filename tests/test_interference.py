@@ -74,7 +74,7 @@ def figures(
         "kind": graph.kind,
         "signatures": list(dict.fromkeys(layer.signature for layer in graph.layers)),
         "average": average,
-        "least_look_seconds": math.inf,
+        "least_sample_seconds": math.inf,
         "is_alone": True,
         "until_ended": False,
     }

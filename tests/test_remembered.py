@@ -126,7 +126,7 @@ def test_a_measured_stage_moves_predictions_nearly_all_the_way(
         assert after.forward.source_LD[position, 0] == expected
     assert (after.backward.seconds_LD == before.backward.seconds_LD).all()
     (correction,) = corrections
-    assert str(correction).startswith(f"{correction.num_prices} forward prices on T4 follow")
+    assert str(correction).startswith(f"{correction.num_prices} forward costs on T4 corrected by earlier trainings")
     assert correction.num_prices == (after.forward.source_LD == "training").sum()
 
 
