@@ -70,8 +70,8 @@ def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
     database.append([replace(row, disturbed_share=1.0) for row in rows])
     quiet = False
 
-    def are_quiet(num_cores: int, least_look_seconds: float) -> bool:
-        assert num_cores >= 1 and least_look_seconds == min(row.seconds for row in rows if row.kind == "probe")
+    def are_quiet(num_cores: int, least_sample_seconds: float) -> bool:
+        assert num_cores >= 1 and least_sample_seconds == min(row.seconds for row in rows if row.kind == "probe")
         return quiet
 
     monkeypatch.setattr(campaign, "are_quiet", are_quiet)

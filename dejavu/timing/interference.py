@@ -181,16 +181,16 @@ def has_quota(groups: str, root: Path = Path("/sys/fs/cgroup")) -> bool:
     return False
 
 
-def are_quiet(num_cores: int, least_look_seconds: float = math.inf) -> bool:
+def are_quiet(num_cores: int, least_sample_seconds: float = math.inf) -> bool:
     """Return whether the machine is quiet now: no other program on the first `num_cores` cores, and none is slow.
 
     Args:
-        least_look_seconds: the fastest look at a core of this host that is known.
+        least_sample_seconds: the fastest sample of a core of this host that is known.
     """
     # A child process, because threads of this one take turns. As a plain file it imports nothing and starts at once.
     words = [sys.executable, "-I", __file__, str(num_cores)]
     seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
-    least = min(least_look_seconds, *(sample for _, sample in seen))
+    least = min(least_sample_seconds, *(sample for _, sample in seen))
     return all(not TimedWork(0.0, stretch, sample / least).is_disturbed for stretch, sample in seen)
 
 
