@@ -19,7 +19,7 @@ def expect(holds: object, problem: str) -> None:
 
 
 def expect_refusal(error: type[Exception], word: str, act: Callable[[], object], what: str) -> None:
-    """That the act is refused with such an error whose message has the word.
+    """Check that the act is refused with such an error, whose message has the word.
 
     Raises:
         AssertionError: it is done, or refused without the word. Another kind of error passes through.
