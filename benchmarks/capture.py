@@ -91,7 +91,7 @@ def _child(
 
 
 def _capture(workload: Any, kind: Any) -> dict[str, Any]:
-    from dejavu.graphs.graph import capture
+    from dejavu.graphs.capture import capture
     from dejavu.workload.data import dataset_of
     from dejavu.workload.models import model_of
 

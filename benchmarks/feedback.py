@@ -21,15 +21,16 @@ import typer
 from benchmarks._report import report
 from dejavu.binding import bind
 from dejavu.cluster import this_machine
-from dejavu.cost import CostTable, cost_table, remember_stages, sources, transfer_costs
-from dejavu.cost.priced_problem import single_device_problem
 from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import step_factor
 from dejavu.foundation.strict_yaml import load
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest, Prices
+from dejavu.plans import Plan, Stage
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
@@ -60,32 +61,28 @@ def main(
 def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     cluster, database, graph = this_machine(), ProfileDatabase(folder / "profiles_db"), capture(workload)
     Profiler(graph, workload, cluster, database).run()
-    fresh = cost_table(graph, cluster, sources(database, workload.optimizer))
-    configuration = StageConfiguration(fresh.device_types[0])
-    seconds = (fresh.forward.seconds_LD + fresh.backward.seconds_LD)[:, 0]
+    request = PlanRequest(workload, cluster, database.path, Parallelism.one_device())
+
+    def priced(*, remembers: bool) -> PricedProblem:
+        prices = Prices(request, remembers=remembers, graph_at=lambda _: graph)
+        return prices.priced(workload.num_microbatches)
+
+    fresh = priced(remembers=False)
+    (configuration,) = fresh.problem.configurations
+    seconds = fresh.problem.costs.seconds_CL[0]
     share = np.cumsum(seconds)[:-1] / seconds.sum()
     cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
-
-    def simulated(table: CostTable, one: Plan) -> float:
-        return simulate_plan(
-            single_device_problem(table, cluster, workload, transfer_costs(cluster, database)), one
-        ).step_seconds
 
     rows = []
     for cut in np.random.default_rng(seed).permutation(cuts):
         ends = (0, int(cut), len(graph.layers))
         stages = (Stage(ends[0], ends[1], configuration), Stage(ends[1], ends[2], configuration))
         plan = Plan(stages, workload.searched_schedule, workload.num_microbatches)
-
-        corrected, _ = remember_stages(fresh, graph, database, workload.optimizer)
-        factor = step_factor(graph, plan, database, partial(simulated, corrected))
+        corrected = priced(remembers=True)
+        factor = step_factor(graph, plan, database, partial(_simulated, corrected))
         job = TrainingJob(
             workload=workload.model_copy(update={"num_steps": steps}),
-            binding=bind(
-                single_device_problem(fresh, cluster, workload, transfer_costs(cluster, database)).problem,
-                plan,
-                cluster,
-            ),
+            binding=bind(fresh.problem, plan, cluster),
             draw=Draw(),
             start_from=None,
             first_step=0,
@@ -96,14 +93,18 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         assert result.step_seconds is not None
         row: dict[str, Any] = {"cut": int(cut), "measured_ms": 1e3 * result.step_seconds}
         for name, predicted in (
-            ("without_memory", simulated(fresh, plan)),
-            ("with_memory", simulated(corrected, plan) * factor.factor),
+            ("without_memory", _simulated(fresh, plan)),
+            ("with_memory", _simulated(corrected, plan) * factor.factor),
         ):
             row[f"{name}_ms"] = 1e3 * predicted
             row[f"{name}_error_percent"] = 100 * (predicted / result.step_seconds - 1)
         rows.append(row)
         remember(job.workload, job.binding, result.times, graph, database)
     return rows
+
+
+def _simulated(priced: PricedProblem, plan: Plan) -> float:
+    return simulate_plan(priced, plan).step_seconds
 
 
 if __name__ == "__main__":

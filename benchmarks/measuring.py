@@ -39,7 +39,8 @@ from dejavu.cost.trainings.remember import remember
 from dejavu.cost.trainings.steps import StepFactor, is_surely_faster, remembered_plans, step_factor
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.strict_yaml import load
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism

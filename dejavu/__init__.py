@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from dejavu.binding.binder import bind
     from dejavu.cluster import Cluster, load_cluster, this_machine
     from dejavu.foundation.errors import DejavuError, InputError
-    from dejavu.graphs.graph import Graph, capture
+    from dejavu.graphs.capture import capture
+    from dejavu.graphs.graph import Graph
     from dejavu.importers import IMPORTERS
     from dejavu.init.schemes import SCHEMES
     from dejavu.parallelism import Parallelism
@@ -79,7 +80,7 @@ _HOMES = {
     "StageConfiguration": "dejavu.plans",
     "Workload": "dejavu.workload",
     "bind": "dejavu.binding.binder",
-    "capture": "dejavu.graphs.graph",
+    "capture": "dejavu.graphs.capture",
     "draw": "dejavu.report.figures:timeline_figure",
     "explain": "dejavu.planning.sentences:reason",
     "load_cluster": "dejavu.cluster",

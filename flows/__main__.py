@@ -160,7 +160,7 @@ def profile(
     """
     from rich.console import Console
 
-    from dejavu.graphs.graph import capture
+    from dejavu.graphs.capture import capture
     from dejavu.profiles import ProfileDatabase
     from dejavu.profiling.profiler import Profiler
     from flows.inputs import at_microbatches, read_inputs

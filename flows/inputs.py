@@ -10,7 +10,7 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
-from dejavu.graphs.graph import CaptureError, capture
+from dejavu.graphs.capture import CaptureError, capture
 from dejavu.init import PROPOSERS, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism

@@ -9,7 +9,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.launch.preflight import check_cluster
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler

@@ -56,7 +56,7 @@ def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
     table = choice.prices.table_of(choice.plan.num_microbatches)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
     run.metrics([Metric("prices", table.num_prices), Metric("prices_measured", table.num_known)])
-    run.artifact_table("costs.parquet", table.to_arrow())
+    run.artifact_table("costs.parquet", table.to_arrow(graph))
     run.artifact_json("choice.json", choice_to_dict(choice))
     run.artifact_json("plan.json", binding.plan.to_dict())
     run.artifact_json("binding.json", binding.to_dict())

@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.published import PUBLISHED
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
@@ -87,16 +88,16 @@ def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
 
 def test_layers_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of constructor, arguments and inputs is traced once, no fewer and no more."""
-    import dejavu.graphs.graph
+    import dejavu.graphs.capture
 
     built: list[str] = []
-    inner = dejavu.graphs.graph._capture_layer
+    inner = dejavu.graphs.capture.trace_layer
 
     def counted(builder: LayerBuilder, *arguments: object) -> object:
         built.append(builder.name)
         return inner(builder, *arguments)
 
-    monkeypatch.setattr(dejavu.graphs.graph, "_capture_layer", counted)
+    monkeypatch.setattr(dejavu.graphs.capture, "trace_layer", counted)
     expected = {
         "gpt": ["embedding", "block0", "head"],
         "t5": ["embedding", "encoder0", "encoder_norm", "decoder0", "head"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dejavu.cluster import Cluster, catalogue, load_cluster
-from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost, transfer_costs
+from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost
 from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.memory import (
     example_bytes,
@@ -18,10 +18,13 @@ from dejavu.cost.memory import (
     layer_temporary_bytes,
     message_bytes,
 )
-from dejavu.cost.priced_problem import single_device_problem
 from dejavu.cost.sources.measured import subject_of
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
+from dejavu.parallelism import Parallelism
+from dejavu.planning.prices import price_workload
 from dejavu.plans import Plan, Stage, price
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.simulation import simulate_plan
 from dejavu.testing.cost_sources import CASES as EVERY_CASE
@@ -59,6 +62,10 @@ def empty(tmp_path: Path) -> ProfileDatabase:
 def cluster_from(tmp_path: Path, text: str) -> Cluster:
     (tmp_path / "cluster.yaml").write_text(text)
     return load_cluster(tmp_path / "cluster.yaml")
+
+
+def on_one_device(workload: Workload, cluster: Cluster, database: ProfileDatabase) -> PricedProblem:
+    return price_workload(workload, cluster, database.path, Parallelism.one_device())
 
 
 def row(**fields: object) -> Measurement:
@@ -105,13 +112,12 @@ def test_every_example_cluster_can_be_priced_and_posed(
 ) -> None:
     cluster = load_cluster(path)
     table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty)).problem
     assert table.num_known == 0
     assert table.num_prices == 3 * len(graph.layers) * len(cluster.device_counts)
     for grid in table.grids.values():
         assert (grid.low_seconds_LD <= grid.seconds_LD).all() and (grid.seconds_LD <= grid.high_seconds_LD).all()
     assert (table.forward.low_seconds_LD < table.forward.high_seconds_LD).all() and (table.forward.seconds_LD > 0).all()
-    assert problem.device_counts == cluster.device_counts
+    assert on_one_device(tiny, cluster, empty).problem.device_counts == cluster.device_counts
 
 
 def test_a_measurement_overrides_a_prediction_and_says_so(graph: Graph, empty: ProfileDatabase, tmp_path: Path) -> None:
@@ -129,7 +135,7 @@ def test_a_measurement_overrides_a_prediction_and_says_so(graph: Graph, empty: P
         assert set(grid.source_LD[:, 0]) == {"measured"} and "measured" not in grid.source_LD[:, 1]
         assert (grid.seconds_LD[:, 0] == 0.00125).all()
     assert table.num_known == 3 * len(graph.layers)
-    assert table.to_arrow().num_rows == 2 * len(graph.layers)
+    assert table.to_arrow(graph).num_rows == 2 * len(graph.layers)
 
 
 def test_another_optimizer_s_times_are_not_taken(graph: Graph, empty: ProfileDatabase) -> None:
@@ -232,10 +238,9 @@ def test_adam_keeps_two_moments() -> None:
     assert fixed_bytes(100, OptimizerSettings(name="sgd")) == 200
 
 
-def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
+def test_the_problem_s_memory_is_the_layers_sum(tiny: Workload, empty: ProfileDatabase) -> None:
     cluster = load_cluster(EXAMPLES[0])
-    table = cost_table(graph, cluster, sources(empty, ADAM))
-    problem = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty)).problem
+    graph, problem = capture(tiny, cluster.kind), on_one_device(tiny, cluster, empty).problem
     layers = graph.layers[1:3]
     held = sum(4 * layer.parameter_bytes + 2 * layer_activation_bytes(layer) for layer in layers)
     largest = max(layer_temporary_bytes(layer, tiny.optimizer) for layer in layers) + example_bytes(tiny)
@@ -246,9 +251,7 @@ def test_the_problem_s_memory_is_the_layers_sum(graph: Graph, tiny: Workload, em
 
 def test_the_price_is_close_to_what_the_simulator_plays(graph: Graph, tiny: Workload, empty: ProfileDatabase) -> None:
     """Where messages are cheap and the same stage bounds forward and backward; elsewhere only simulation tells."""
-    cluster = load_cluster(EXAMPLES[0])
-    table = cost_table(graph, cluster, sources(empty, ADAM))
-    priced = single_device_problem(table, cluster, tiny, transfer_costs(cluster, empty))
+    priced = on_one_device(tiny, load_cluster(EXAMPLES[0]), empty)
     device = priced.problem.configurations[0]
     for cut in range(1, len(graph.layers)):
         plan = Plan((Stage(0, cut, device), Stage(cut, len(graph.layers), device)), "1f1b", tiny.num_microbatches)

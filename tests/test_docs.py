@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from dejavu.cluster import load_cluster
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.workload.loader import load_workload

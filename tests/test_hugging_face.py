@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.plans.schedule import Pass
 from dejavu.profiling import layer_passes
 from dejavu.profiling.layer_passes import LEAST_REPEATS, MOST_REPEATS, _figures

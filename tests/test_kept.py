@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dejavu.graphs.graph
+import dejavu.graphs.capture
 from dejavu.foundation import user_cache
 from dejavu.graphs import kept_layers
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.plans import schedule
 from dejavu.simulation import _action_table
@@ -27,13 +27,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the layers that are traced."""
-    names, inner = [], dejavu.graphs.graph._capture_layer
+    names, inner = [], dejavu.graphs.capture.trace_layer
 
     def counted(builder, *rest):  # type: ignore[no-untyped-def]
         names.append(builder.name)
         return inner(builder, *rest)
 
-    monkeypatch.setattr(dejavu.graphs.graph, "_capture_layer", counted)
+    monkeypatch.setattr(dejavu.graphs.capture, "trace_layer", counted)
     return names
 
 

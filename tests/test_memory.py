@@ -16,7 +16,8 @@ from benchmarks.cost.memory import Case, case_rows, planned_costs
 from benchmarks.cost.stage_memory import StageMemory, stage_memory
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
 from dejavu.foundation.registry import named
-from dejavu.graphs.graph import DTYPES, Graph, Layer, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import DTYPES, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.init import Draw
 from dejavu.plans.schedule import SCHEDULES

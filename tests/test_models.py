@@ -14,7 +14,8 @@ from torch import nn
 
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import CaptureError, Graph, capture
+from dejavu.graphs.capture import CaptureError, capture
+from dejavu.graphs.graph import Graph
 from dejavu.testing import check_data_set
 from dejavu.testing.models import CASES as EVERY_CASE
 from dejavu.workload import Workload

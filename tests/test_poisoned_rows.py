@@ -21,7 +21,7 @@ from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.pass_overhead import pass_cost
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
 from dejavu.profiles.measurement import measurements_of, table_of

@@ -11,7 +11,8 @@ import pytest
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost.kernels.calibration import calibration_kernels
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.kernel import Kernel

@@ -19,17 +19,16 @@ from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
-from dejavu.cost.priced_problem import microbatch_choices, price_problem, single_device_problem, split_into
+from dejavu.cost.priced_problem import microbatch_choices, price_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.parallelism import Parallelism, meshes
-from dejavu.plans import Plan, Problem, Stage, StageConfiguration, solved
+from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
-from dejavu.search import Uniform
-from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"
@@ -108,26 +107,23 @@ def assert_equal_columns(found: Problem, c: int, wanted: Problem, d: int) -> Non
 
 
 @every_workload
-def test_one_device_is_what_it_was(name: str, empty: ProfileDatabase) -> None:
-    transfers = transfer_costs(CLUSTER, empty)
-    old = single_device_problem(table_of(name, 8, CLUSTER, empty), CLUSTER, workload_of(name), transfers).problem
-    one = priced_of(name, empty, Parallelism.one_device()).problem
-    assert one.configurations == old.configurations == (StageConfiguration(NAME),)
-    many = priced_of(name, empty).problem
-    first = many.index(StageConfiguration(NAME))
-    assert_equal_columns(one, 0, old, 0)
-    assert_equal_columns(many, first, old, 0)
-    for links in ("link_latency_seconds_CC", "link_seconds_per_byte_CC"):
-        assert getattr(many, links)[first, first] == getattr(old, links)[0, 0] == getattr(one, links)[0, 0]
-    assert (one.max_stages, one.schedule, one.num_microbatches) == (old.max_stages, old.schedule, old.num_microbatches)
-
-
-def test_one_device_plays_as_it_did(empty: ProfileDatabase) -> None:
-    table = table_of("gpt", 8, CLUSTER, empty)
-    simple = single_device_problem(table, CLUSTER, workload_of("gpt"), transfer_costs(CLUSTER, empty))
-    priced = priced_of("gpt", empty, Parallelism.one_device())
-    plan = solved(Uniform().run(priced.problem)).plan
-    assert simulate_plan(priced, plan).step_seconds == pytest.approx(simulate_plan(simple, plan).step_seconds)
+def test_one_device_costs_what_the_table_says_whatever_else_is_allowed(name: str, empty: ProfileDatabase) -> None:
+    table, workload = table_of(name, 8, CLUSTER, empty), workload_of(name)
+    priced, many = priced_of(name, empty, Parallelism.one_device()), priced_of(name, empty).problem
+    one = priced.problem
+    assert one.configurations == (StageConfiguration(NAME),)
+    np.testing.assert_array_equal(priced.forward_seconds_CL, table.forward.seconds_LD.T)
+    np.testing.assert_array_equal(priced.backward_seconds_CL, table.backward.seconds_LD.T)
+    np.testing.assert_array_equal(one.costs.per_step_seconds_CL, table.optimizer.seconds_LD.T)
+    first, transfer = many.index(StageConfiguration(NAME)), transfer_costs(CLUSTER, empty)[NAME, NAME]
+    assert_equal_columns(many, first, one, 0)
+    for links, wanted in (
+        ("link_latency_seconds_CC", transfer.latency_seconds),
+        ("link_seconds_per_byte_CC", transfer.seconds_per_byte),
+    ):
+        assert getattr(many, links)[first, first] == getattr(one, links)[0, 0] == wanted
+    count = workload.num_microbatches
+    assert (one.max_stages, one.schedule, one.num_microbatches) == (count, workload.searched_schedule, count)
 
 
 @every_workload

@@ -9,7 +9,8 @@ import pytest
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.profiles import ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiles.kernel import Kernel

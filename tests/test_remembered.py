@@ -31,7 +31,8 @@ from dejavu.cost.trainings.steps import (
     step_factor,
     step_subject,
 )
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings, Workload

@@ -16,14 +16,14 @@ from rich.console import Console
 
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
-from dejavu.cost import CostTable, EstimateGrid, TransferCost
-from dejavu.cost.priced_problem import single_device_problem
+from dejavu.cost import CostTable, EstimateGrid
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
-from dejavu.plans import Plan
+from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES, Pass
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -77,10 +77,33 @@ def make_table(num_layers: int, seed: int = 0) -> CostTable:
         forward=grid(forward),
         backward=grid(2.1 * forward),
         optimizer=grid(0.3 * forward),
-        parameter_bytes_L=np.full(num_layers, 3e6),
-        activation_bytes_L=np.full(num_layers, 2e6),
-        temporary_bytes_L=np.full(num_layers, 1e6),
-        cut_bytes_L1=np.full(num_layers + 1, 1e6),
+    )
+
+
+def make_problem(table: CostTable, cluster: Cluster, workload: Workload) -> Problem:
+    L, count = len(table.layers), workload.num_microbatches
+    costs = AdditiveCosts(
+        seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
+        per_step_seconds_CL=table.optimizer.seconds_LD.T,
+        per_step_latency_seconds_C=np.zeros(1),
+        fixed_bytes_CL=np.full((1, L), 4 * 3e6),
+        activation_bytes_CL=np.full((1, L), 2e6),
+        temporary_bytes_CL=np.full((1, L), 1e6),
+        capacity_bytes_C=np.array([float(cluster.device_types["core"].memory_bytes)]),
+        message_bytes_CL1=np.full((1, L + 1), 2 * count * 1e6),
+        step_bytes_CL=np.zeros((1, L)),
+    )
+    return Problem(
+        layers=table.layers,
+        configurations=(StageConfiguration("core"),),
+        device_counts=cluster.device_counts,
+        costs=costs,
+        cut_bytes_L1=np.full(L + 1, 1e6),
+        link_latency_seconds_CC=np.full((1, 1), 1e-5),
+        link_seconds_per_byte_CC=np.full((1, 1), 1e-9),
+        schedule=workload.searched_schedule,
+        num_microbatches=count,
+        max_stages=count,
     )
 
 
@@ -120,9 +143,7 @@ def make_choice(num_layers: int, num_devices: int, schedule: str, named: bool = 
     """A real planner's, for tables by hand."""
     workload = Workload().model_copy(update={"schedule": schedule if named else "auto"})
     cluster, table = make_cluster(num_devices), make_table(num_layers)
-    problem = single_device_problem(
-        table, cluster, workload, {("core", "core"): TransferCost(1e-5, 1e-9, "measured")}
-    ).problem
+    problem = make_problem(table, cluster, workload)
     forward, backward = table.forward.seconds_LD.T, table.backward.seconds_LD.T
     priced = PricedProblem(problem, forward, backward, {"core": PassCost(pass_seconds=2e-4)})
     count = workload.num_microbatches

@@ -20,7 +20,7 @@ from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.trainings.remember import MESSAGE, remember
 from dejavu.cost.trainings.steps import Basis, remembered_plans, remembered_step_seconds, step_factor
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
 from dejavu.plans.schedule import PARTS

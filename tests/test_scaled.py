@@ -13,7 +13,8 @@ from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost import is_prediction
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.sources.scaled import SCALED
-from dejavu.graphs.graph import Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.planning import PlanRequest, Prices
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import Workload

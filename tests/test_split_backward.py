@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.plans.schedule import PARTS
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.split_backward import backward_input, backward_weight

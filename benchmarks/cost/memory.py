@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks.cost.stage_memory import stage_memory
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import this_machine
-from dejavu.cost.configuration_memory import configuration_memory
-from dejavu.cost.memory import example_bytes, fixed_bytes
+from dejavu.cost.memory import configuration_memory, example_bytes, fixed_bytes
 from dejavu.foundation.registry import named
-from dejavu.graphs.graph import Graph, Layer, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.launch.launcher import rank_environment, torchrun_words
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES

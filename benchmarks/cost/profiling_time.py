@@ -18,8 +18,8 @@ import numpy as np
 
 from dejavu.cluster import load_cluster
 from dejavu.cost import cost_table, sources
-from dejavu.cost.memory import fixed_bytes
-from dejavu.graphs.graph import capture
+from dejavu.cost.memory import fixed_bytes, layer_activation_bytes
+from dejavu.graphs.capture import capture
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
 
@@ -56,8 +56,10 @@ def run() -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
         priced_seconds = time.process_time() - started
     (name,), devices = table.device_types, cluster.num_devices
     ends = np.concatenate([[0.0], np.cumsum((table.forward.seconds_LD + table.backward.seconds_LD)[:, 0])])
-    fixed = [fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L]
-    held = np.concatenate([[0.0], np.cumsum(np.array(fixed) + table.activation_bytes_L)])
+    held_L = [
+        fixed_bytes(layer.parameter_bytes, workload.optimizer) + layer_activation_bytes(layer) for layer in graph.layers
+    ]
+    held = np.concatenate([[0.0], np.cumsum(held_L)])
     capacity_bytes = cluster.device_types[name].memory_bytes
     first, last = np.triu_indices(len(ends), k=1)
     rows: list[dict[str, Any]] = []

@@ -29,7 +29,7 @@ from benchmarks.pipeline.plans import even_bounds, job_of
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.binding import Binding, Placement, bind
 from dejavu.cluster import Cluster, Device, DeviceType, Link, NodeGroup, this_machine
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest
 from dejavu.plans import Plan, Stage, StageConfiguration

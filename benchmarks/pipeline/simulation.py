@@ -28,7 +28,7 @@ from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
 from benchmarks.pipeline.ranks import LEAST_STEPS, Trained, train_all
 from dejavu.cluster import Cluster, this_machine
 from dejavu.foundation.registry import named
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.parallelism import Parallelism
 from dejavu.planning.prices import price_workload
 from dejavu.plans import Plan

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from dejavu.cluster import Cluster, DeviceType
 from dejavu.cost.collectives.transfer import TransferCost, transfer_cost, transfer_costs
 from dejavu.cost.estimates import (
@@ -24,7 +22,6 @@ from dejavu.cost.estimates import (
     EstimateGrid,
     is_prediction,
 )
-from dejavu.cost.memory import layer_activation_bytes, layer_temporary_bytes
 from dejavu.cost.sources.measured import Interpolated, Measured
 from dejavu.cost.sources.physics import LAUNCHES_SECONDS, Limits
 from dejavu.cost.sources.predicted import Predicted
@@ -110,10 +107,6 @@ def cost_table(graph: Graph, cluster: Cluster, known: Sequence[CostSource]) -> C
         forward=grid("forward"),
         backward=grid("backward"),
         optimizer=grid("optimizer"),
-        parameter_bytes_L=np.array([float(layer.parameter_bytes) for layer in graph.layers]),
-        activation_bytes_L=np.array([layer_activation_bytes(layer) for layer in graph.layers]),
-        temporary_bytes_L=np.array([layer_temporary_bytes(layer, OptimizerSettings()) for layer in graph.layers]),
-        cut_bytes_L1=np.array([0.0, *(float(layer.output_bytes) for layer in graph.layers[:-1]), 0.0]),
         fallbacks=tuple(
             fallback
             for name in names

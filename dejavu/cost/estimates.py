@@ -1,6 +1,6 @@
 """A cost source's answers, and the table that a plan is priced from. Every number keeps its source.
 
-Shape suffixes: L = layers, L1 = L + 1 cut positions, D = device types.
+Shape suffixes: L = layers, D = device types.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
+from dejavu.cost.memory import layer_activation_bytes
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Graph, Layer
 
@@ -108,14 +109,12 @@ class EstimateGrid:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """What each layer costs on each type of device, for one microbatch.
+    """What each layer costs on each type of device, in seconds; its bytes are in the graph and in `cost.memory`.
 
     Attributes:
         layers, device_types: the names that rows and columns stand for.
         forward, backward: one microbatch, no communication.
         optimizer: per step.
-        parameter_bytes_L, activation_bytes_L, temporary_bytes_L: activations per microbatch in flight.
-        cut_bytes_L1: what crosses a cut before layer k, one microbatch.
         fallbacks: operators that only the roofline knew.
     """
 
@@ -124,10 +123,6 @@ class CostTable:
     forward: EstimateGrid
     backward: EstimateGrid
     optimizer: EstimateGrid
-    parameter_bytes_L: Floats
-    activation_bytes_L: Floats
-    temporary_bytes_L: Floats
-    cut_bytes_L1: Floats
     fallbacks: tuple[Fallback, ...] = ()
 
     def __post_init__(self) -> None:
@@ -161,8 +156,11 @@ class CostTable:
     def num_prices(self) -> int:
         return self.sources.size
 
-    def to_arrow(self) -> pa.Table:
-        """Return a row for each layer × device type, for people and for Parquet."""
+    def to_arrow(self, graph: Graph) -> pa.Table:
+        """Return a row for each layer × device type, for people and for Parquet.
+
+        The layers' bytes come from the graph: activations are of each microbatch in flight, without recomputation.
+        """
         L, D = self.forward.source_LD.shape
         rows = {"layer": np.repeat(self.layers, D), "device_type": np.tile(self.device_types, L)}
         for direction, grid in self.grids.items():
@@ -173,9 +171,9 @@ class CostTable:
                 f"{direction}_source": grid.source_LD.ravel(),
             }
         rows |= {
-            "parameter_bytes": np.repeat(self.parameter_bytes_L, D),
-            "activation_bytes": np.repeat(self.activation_bytes_L, D),
-            "output_bytes": np.repeat(self.cut_bytes_L1[1:], D),
+            "parameter_bytes": np.repeat([float(layer.parameter_bytes) for layer in graph.layers], D),
+            "activation_bytes": np.repeat([layer_activation_bytes(layer) for layer in graph.layers], D),
+            "output_bytes": np.repeat(graph.cut_bytes_L1[1:], D),
         }
         return pa.table(rows)
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
-from dejavu.cost.configuration_memory import ConfigurationMemory, configuration_memory
 from dejavu.cost.estimates import EstimateGrid, is_prediction
 from dejavu.cost.kernels.sharding import degree_of
-from dejavu.cost.memory import ForEachByte, example_bytes
+from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts, work_of
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.graphs.graph import Layer

@@ -7,52 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dejavu.cluster import Cluster
-from dejavu.cost import CostTable, TransferCost
+from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
 from dejavu.cost.kernels.sharding import most_tensor_parallel
-from dejavu.cost.memory import cast_bytes, example_bytes, fixed_bytes, message_bytes, step_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.plans import Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
-from dejavu.plans.stage_costs import AdditiveCosts, Floats
+from dejavu.plans.stage_costs import Floats
 from dejavu.workload import Workload
 
 Transfers = dict[tuple[str, str], TransferCost]
-
-
-def single_device_problem(
-    table: CostTable, cluster: Cluster, workload: Workload, transfers: Transfers
-) -> PricedProblem:
-    """Price the problem of cutting the layers into stages of one device each, as `Parallelism.one_device`.
-
-    A plan has at most as many stages as microbatches: torch's pipeline schedules reject fewer microbatches than stages.
-
-    Args:
-        transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the table's types.
-    """
-    configurations = Parallelism.one_device().configurations(cluster)
-    C, L = len(configurations), len(table.layers)
-    devices = [cluster.device_types[configuration.device_type] for configuration in configurations]
-    held = np.array([fixed_bytes(size, workload.optimizer) for size in table.parameter_bytes_L])
-    # The table assumes weights without separate masters; no tensor is larger than its layer's weights.
-    temporary = table.temporary_bytes_L + cast_bytes(table.parameter_bytes_L, workload.optimizer)
-    # Every stage holds the step's examples, also while the optimizer steps: half of them at each of its two cuts.
-    messages = message_bytes(table.cut_bytes_L1, workload.num_microbatches) + example_bytes(workload) / 2
-    costs = AdditiveCosts(
-        seconds_CL=(table.forward.seconds_LD + table.backward.seconds_LD).T,
-        per_step_seconds_CL=table.optimizer.seconds_LD.T,
-        per_step_latency_seconds_C=np.zeros(C),
-        fixed_bytes_CL=np.broadcast_to(held, (C, L)),
-        activation_bytes_CL=np.broadcast_to(table.activation_bytes_L, (C, L)),
-        temporary_bytes_CL=np.broadcast_to(temporary, (C, L)),
-        capacity_bytes_C=np.array([float(device.memory_bytes) for device in devices]),
-        message_bytes_CL1=np.broadcast_to(messages, (C, L + 1)),
-        step_bytes_CL=np.array([step_bytes(table.parameter_bytes_L, workload.optimizer, device) for device in devices]),
-    )
-    problem = _problem(table, cluster, workload, transfers, configurations, costs)
-    return PricedProblem(problem, table.forward.seconds_LD.T, table.backward.seconds_LD.T)
 
 
 def price_problem(
@@ -66,14 +32,30 @@ def price_problem(
 ) -> PricedProblem:
     """Price the problem of cutting the layers into stages that may take several devices each.
 
+    A plan has at most as many stages as microbatches: torch's pipeline schedules reject fewer microbatches than stages.
+
+    Args:
+        transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the cluster's types.
+
     Raises:
         CostError: a number is missing; it names layer and device.
     """
-    graph, table = prices.at(workload.microbatch_size)
+    graph = prices.at(workload.microbatch_size).graph
     configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
-    found = prices.costs(configurations, workload)
+    found, links = prices.costs(configurations, workload), _links(cluster, transfers, configurations)
     return PricedProblem(
-        _problem(table, cluster, workload, transfers, configurations, found.costs),
+        Problem(
+            layers=tuple(layer.name for layer in graph.layers),
+            configurations=tuple(configurations),
+            device_counts=cluster.device_counts,
+            costs=found.costs,
+            cut_bytes_L1=graph.cut_bytes_L1,
+            link_latency_seconds_CC=links[:, :, 0].copy(),
+            link_seconds_per_byte_CC=links[:, :, 1].copy(),
+            schedule=workload.searched_schedule,
+            num_microbatches=workload.num_microbatches,
+            max_stages=workload.num_microbatches,
+        ),
         found.forward_seconds_CL,
         found.backward_seconds_CL,
         dict(pass_costs or {}),
@@ -99,29 +81,6 @@ def split_into(workload: Workload, num_microbatches: int) -> Workload:
             f"of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
         )
     return workload.model_copy(update={"num_microbatches": num_microbatches})
-
-
-def _problem(
-    table: CostTable,
-    cluster: Cluster,
-    workload: Workload,
-    transfers: Transfers,
-    configurations: Sequence[StageConfiguration],
-    costs: AdditiveCosts,
-) -> Problem:
-    links = _links(cluster, transfers, configurations)
-    return Problem(
-        layers=table.layers,
-        configurations=tuple(configurations),
-        device_counts=cluster.device_counts,
-        costs=costs,
-        cut_bytes_L1=table.cut_bytes_L1,
-        link_latency_seconds_CC=links[:, :, 0].copy(),
-        link_seconds_per_byte_CC=links[:, :, 1].copy(),
-        schedule=workload.searched_schedule,
-        num_microbatches=workload.num_microbatches,
-        max_stages=workload.num_microbatches,
-    )
 
 
 def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:

@@ -20,7 +20,8 @@ import torch
 
 from dejavu.cluster.records import Kind
 from dejavu.foundation import user_cache
-from dejavu.graphs.graph import End, Form, Layer, Operator, Traced, plain_arguments
+from dejavu.graphs.capture import End, Form, Traced, plain_arguments
+from dejavu.graphs.graph import Layer, Operator
 from dejavu.graphs.liveness import Footprint, Moment
 from dejavu.workload.models import LayerBuilder
 
@@ -31,7 +32,7 @@ _FOLDER = "layers"
 
 
 class KeptInUserCache:
-    """`dejavu.graphs.graph.KeptLayers` on disk."""
+    """`dejavu.graphs.capture.KeptLayers` on disk."""
 
     def load(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None) -> Traced | None:
         key = _key_of(builder, inputs, dtype, kind, end)

@@ -16,7 +16,8 @@ from dejavu.cost.priced_problem import price_problem
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import CaptureError, Graph, capture
+from dejavu.graphs.capture import CaptureError, capture
+from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dejavu.graphs.graph import DTYPES, Graph, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import DTYPES, Graph
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process import claim_device, die_with_parent, go_first

@@ -15,7 +15,8 @@ from dejavu.cost import Evidence
 from dejavu.cost.estimates import PASSES, CostSource
 from dejavu.cost.sources.measured import subject_of
 from dejavu.cost.sources.predicted import Predicted
-from dejavu.graphs.graph import Graph, Layer, capture
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.testing.expect import expect
 from dejavu.workload import OptimizerSettings, Workload

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.init import Draw, draw_layer
 from dejavu.testing.expect import expect
 from dejavu.workload import Workload

@@ -1,0 +1,190 @@
+"""Capture what every layer of a model computes, reads, writes and keeps, without weights and without running it.
+
+Layers are traced one after another, each on the form of the output before it (`dejavu.graphs.layer_trace`). A layer
+that was traced before on an equal input is not traced again, neither in this process nor, where it is kept, in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from dejavu.cluster.records import Kind
+from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.units import plural
+from dejavu.graphs.attention import AttendsOnGPU
+from dejavu.graphs.graph import DTYPES, Graph, Layer
+from dejavu.graphs.layer_trace import CaptureError, bytes_of, trace_layer
+from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import LayerBuilder, Model, layers_of, model_of
+
+__all__ = ["CaptureError", "End", "Form", "KeptLayers", "Traced", "capture", "plain_arguments"]
+
+
+def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept: KeptLayers | None = None) -> Graph:
+    """Capture the workload's model as layers, without weights.
+
+    Args:
+        kind: of the devices that will run it: attention has other kernels on GPUs, with other FLOPs and activations.
+        reuse: trace layers with equal constructors and inputs only once; does not change the result.
+        kept: a cache of traced layers across processes; does not change the result.
+
+    Raises:
+        CaptureError: a layer cannot be traced.
+        InputError: the workload names a model or data that do not exist or do not fit.
+
+    Example:
+        >>> import dejavu
+        >>> graph = dejavu.capture(dejavu.load_workload("mlp"))
+        >>> all(layer.output_bytes > 0 for layer in graph.layers)
+        True
+    """
+    shape, model = dataset_of(workload).shape, model_of(workload)
+    dtype, size = DTYPES[workload.dtype], workload.microbatch_size
+    inputs: Form | torch.Tensor = Form.contiguous(
+        (size, *shape.input_shape), dtype if shape.input_dtype.is_floating_point else shape.input_dtype
+    )
+    end = End(model, Form.contiguous((size, *shape.target_shape), torch.int64))
+    tracing = _Tracing(dtype, kind, kept)
+    builders = layers_of(workload)
+    layers: list[Layer] = []
+    traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
+    for position, builder in enumerate(builders):
+        last = position == len(builders) - 1
+        key = _work_of(builder, inputs) if reuse and not last else None
+        if key is None or key not in traced:
+            traced[key] = tracing.layer(builder, inputs, end if last else None)
+        layer, inputs = traced[key]
+        layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    if layers[-1].output_shape[-1] < shape.num_classes:
+        raise CaptureError(
+            f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
+            f"{plural(layers[-1].output_shape[-1], 'class')}, and data {workload.data} has {shape.num_classes}; wanted "
+            f"as many or more in the last dimension"
+        )
+    return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
+
+
+class Form(NamedTuple):
+    """Everything that a layer's trace depends on of its input, a tensor that owns and fills its memory.
+
+    Attributes:
+        stride: in elements.
+        dtype: torch's name, such as `float32`.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Form:
+        """Return the form of a new tensor."""
+        steps = [prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape))]
+        return cls(shape, tuple(steps), str(dtype).removeprefix("torch."), False)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form | None:
+        """Return the tensor's form; None where it is a view of part of its memory, whose size the form lacks."""
+        form = cls(
+            tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad
+        )
+        fills = not tensor.storage_offset() and tensor.untyped_storage().nbytes() == bytes_of([tensor])
+        return form if fills and type(tensor) is FakeTensor else None
+
+    def tensor(self) -> torch.Tensor:
+        """Make a tensor of this form."""
+        empty = torch.empty_strided(self.shape, self.stride, dtype=getattr(torch, self.dtype))
+        return empty.requires_grad_(self.requires_grad)
+
+
+class End(NamedTuple):
+    """What is traced with the last layer: the model's loss, and its targets."""
+
+    model: Model
+    target: Form
+
+
+class KeptLayers(Protocol):
+    """Layers that were traced before; `dejavu.graphs.kept_layers` keeps them on disk."""
+
+    def load(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None) -> Traced | None:
+        """Return the layer and its output's form, if it was traced before; None also for layers that are not kept."""
+
+    def save(self, builder: LayerBuilder, inputs: Form, dtype: str, kind: Kind, end: End | None, found: Traced) -> None:
+        """Keep the result of tracing."""
+
+
+Traced = tuple[Layer, Form]
+
+
+class _Tracing:
+    """Traces the layers of one model, or reuses those that were traced before."""
+
+    def __init__(self, dtype: torch.dtype, kind: Kind, kept: KeptLayers | None) -> None:
+        self._dtype, self._kind, self._kept = dtype, kind, kept
+
+    @cached_property
+    def _mode(self) -> FakeTensorMode:
+        """The mode for all layers. Made lazily: it imports torch's compiler, which takes nearly a second."""
+        return FakeTensorMode(allow_non_fake_inputs=False)
+
+    def layer(
+        self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
+    ) -> tuple[Layer, Form | torch.Tensor]:
+        """Return one layer, and its output: as a form, where that is sufficient."""
+        if self._kept is None or not isinstance(inputs, Form):
+            return self._trace(builder, inputs, end)
+        asked = (builder, inputs, str(self._dtype).removeprefix("torch."), self._kind, end)
+        known = self._kept.load(*asked)
+        if known is not None:
+            return known
+        layer, output = self._trace(builder, inputs, end)
+        if isinstance(output, Form):
+            self._kept.save(*asked, (layer, output))
+        return layer, output
+
+    def _trace(
+        self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
+    ) -> tuple[Layer, Form | torch.Tensor]:
+        built = builder
+        if self._kind != "cpu":
+            built = LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
+        with fake_tensors(self._mode):
+            received = inputs.tensor() if isinstance(inputs, Form) else inputs
+            loss = _loss_of(end.model.loss, end.target.tensor()) if end else None
+            layer, output = trace_layer(built, received, self._dtype, loss)
+            return layer, Form.of(output) or output
+
+
+def _work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
+    """Return a key that is equal for layers that compute the same: class, plain arguments, and form of the input.
+
+    None where that is unknown.
+    """
+    arguments = plain_arguments(builder)
+    return None if arguments is None or not isinstance(inputs, Form) else (*arguments, inputs)
+
+
+def plain_arguments(builder: LayerBuilder) -> tuple[type[nn.Module], tuple[Any, ...], tuple[Any, ...]] | None:
+    """Return the layer's class and its constructor's arguments, where these are plain values; else None."""
+    build = builder.build
+    if not isinstance(build, partial) or not isinstance(build.func, type):
+        return None
+    arguments = (*build.args, *build.keywords.values())
+    if not all(isinstance(argument, int | float | str | None) for argument in arguments):
+        return None
+    return build.func, build.args, tuple(sorted(build.keywords.items()))
+
+
+def _loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda output: loss(output, target)

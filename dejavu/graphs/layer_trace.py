@@ -1,0 +1,168 @@
+"""Trace one layer with fake tensors through forward and backward, with the kernels that its kind of device will run.
+
+Layers with the same operators share a signature: what is measured of one holds for all.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.graph import Layer, Operator, content_hash
+from dejavu.graphs.liveness import footprint
+from dejavu.workload.models import LayerBuilder
+
+
+class CaptureError(DejavuError):
+    """A layer that cannot be traced; the message names it."""
+
+
+def trace_layer(
+    builder: LayerBuilder,
+    inputs: torch.Tensor,
+    dtype: torch.dtype,
+    loss: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> tuple[Layer, torch.Tensor]:
+    """Trace one layer on fake inputs; the last layer together with the loss. Return it and its output.
+
+    Raises:
+        CaptureError: it cannot be traced, or does not return one tensor.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
+    try:
+        module = builder.build()
+    finally:
+        torch.set_default_dtype(before)
+    received = inputs
+    inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
+    parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    recorder = _Recorder(parameters)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
+            output = module(inputs)
+            if not isinstance(output, torch.Tensor):
+                raise CaptureError(
+                    f"layer {builder.name!r} returns a {type(output).__name__}; wanted one tensor for the next layer"
+                )
+            end = loss(output) if loss else output
+        recorder.direction = "backward"
+        wanted = [tensor for tensor in (inputs, *module.parameters()) if tensor.requires_grad]
+        arriving = torch.ones_like(end)
+        with recorder:
+            if wanted:
+                torch.autograd.grad(end, wanted, arriving, allow_unused=True)
+        alive, alive_recomputed = (footprint(module, received, loss, recompute=again) for again in (False, True))
+    except CaptureError:
+        raise
+    except Exception as error:
+        where = f"layer {builder.name!r}{_failing_part(module, error)}"
+        raise CaptureError(f"{where} cannot be traced on {tuple(inputs.shape)}: {error}") from error
+    operators = tuple(recorder.operators)
+    return (
+        Layer(
+            name=builder.name,
+            signature=_signature(operators),
+            operators=operators,
+            parameter_bytes=bytes_of(module.parameters()),
+            activation_bytes=sum(kept.values()),
+            output_bytes=bytes_of([output]),
+            output_shape=tuple(output.shape),
+            footprint=alive,
+            recompute_footprint=alive_recomputed,
+        ),
+        output,
+    )
+
+
+def _failing_part(module: torch.nn.Module, error: Exception) -> str:
+    """Name the innermost module of the layer whose code raised the error."""
+    names = {id(part): f", in its {name!r} ({type(part).__name__})," for name, part in module.named_modules() if name}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = names.get(id(frame.f_locals.get("self")), found)
+    return found
+
+
+class _Recorder(TorchDispatchMode):
+    """Records every operator that computes something; views are free."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
+        self.parameters = parameters  # their storages
+        self.operators: list[Operator] = []
+        self.direction = "forward"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        reads = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        writes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if writes and not _is_view(func):
+            self.operators.append(
+                Operator(
+                    kind=str(func.overloadpacket),
+                    direction=self.direction,
+                    input_shapes=tuple(tuple(tensor.shape) for tensor in reads),
+                    output_shapes=tuple(tuple(tensor.shape) for tensor in writes),
+                    dtype=str(writes[0].dtype).removeprefix("torch."),
+                    flops=_flops(func, args, kwargs, result),
+                    read_bytes=bytes_of(reads),
+                    written_bytes=bytes_of(writes),
+                    parameter_bytes=bytes_of(t for t in reads if t.untyped_storage()._cdata in self.parameters),
+                )
+            )
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    """Return whether the operator's result only aliases its input's memory, without writing."""
+    if func.overloadpacket is torch.ops.aten._unsafe_view:  # declared without alias, yet copies nothing
+        return True
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Count FLOPs by torch's own formula, or two that it lacks: flash attention on the CPU, forward and backward."""
+    packet = func.overloadpacket
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=result))
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return _attention_flops(args[0], args[1], args[2], products=2)
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return _attention_flops(args[1], args[2], args[3], products=5)
+    return 0.0
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> float:
+    """Count attention's matrix products: 2 forward, 5 backward, with recomputed scores; masks save nothing here."""
+    batch, heads, length, width = query.shape
+    return 2.0 * products * batch * heads * length * key.shape[2] * (width + value.shape[3]) / 2
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Add up the tensors' elements, whatever memory they share."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _signature(operators: Iterable[Operator]) -> str:
+    """Hash kinds, shapes, dtypes, FLOPs and bytes; which of the inputs are weights does not matter."""
+    return content_hash(
+        [{k: v for k, v in asdict(operator).items() if k != "parameter_bytes"} for operator in operators]
+    )
