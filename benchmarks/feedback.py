@@ -35,7 +35,7 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
 from dejavu.simulation import simulate_plan
-from dejavu.workload import Workload
+from dejavu.workload import TrialSettings, Workload
 
 LEAST_SHARE = 0.25
 
@@ -81,7 +81,7 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
         corrected = priced(remembers=True)
         factor = step_factor(graph, plan, database, partial(_simulated, corrected))
         job = TrainingJob(
-            workload=workload.model_copy(update={"num_steps": steps}),
+            workload=workload.model_copy(update={"num_steps": steps, "trials": TrialSettings(count=0)}),
             binding=bind(fresh.problem, plan, cluster),
             draw=Draw(),
             start_from=None,

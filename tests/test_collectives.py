@@ -26,17 +26,10 @@ from dejavu.cost.collectives.alpha_beta import (
     shipped,
     terms,
 )
-from dejavu.cost.collectives.curves import (
-    ALPHA_BETA,
-    CORRECTED,
-    CollectiveCosts,
-    CollectiveModel,
-    collective_cost,
-    mesh_cost,
-    points_of,
-    screened,
-)
+from dejavu.cost.collectives.costs import CollectiveCosts
+from dejavu.cost.collectives.curves import ALPHA_BETA, CORRECTED, CollectiveModel
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
+from dejavu.cost.collectives.points import points_of, screened
 from dejavu.cost.estimates import INTERPOLATED, MEASURED
 from dejavu.foundation.hashing import stable_hash
 from dejavu.profiles import Measurement, ProfileDatabase
@@ -83,15 +76,9 @@ def rows_of(collective: Collective, curve: dict[int, float], dtype: str = "float
 
 
 def seconds(name: str, size: float, nodes: int, devices: int, groups: int = 1, between: Link = SLOW) -> float:
-    return mesh_cost(
-        name,
-        size,
-        nodes=nodes,
-        devices_per_node=devices,
-        inside=FAST,
-        between=between,
-        concurrent_groups=groups,
-    ).seconds
+    """Without measurements, from the links alone; `groups` that span the same nodes share their links."""
+    layout = GroupLayout(nodes * devices, nodes, groups if nodes > 1 else 0)
+    return float(shipped()[name].seconds(name, [layout], np.array([float(size)]), Links(FAST, between))[0])
 
 
 # The record
@@ -183,7 +170,7 @@ def test_a_faster_network_helps(name: str) -> None:
 @every_collective
 def test_one_rank_costs_nothing(name: str) -> None:
     cluster = cluster_of(("a", 1, 4))
-    cost = collective_cost(cluster, None, name, 1e6, cluster.devices()[:1])
+    cost = CollectiveCosts(cluster, None).estimate(name, 1e6, [cluster.devices()[:1]])
     assert (cost.seconds, cost.low_seconds, cost.high_seconds) == (0.0, 0.0, 0.0)
 
 
@@ -193,7 +180,7 @@ def test_the_slowest_link_of_a_group_bounds_it() -> None:
     a, b, c = (devices[0] for devices in by_node(cluster))
 
     def cost(*devices: Device) -> float:
-        return collective_cost(cluster, None, "all_gather", 1e9, devices).seconds
+        return CollectiveCosts(cluster, None).estimate("all_gather", 1e9, [devices]).seconds
 
     assert cost(a, c) > 8 * cost(a, b)
     assert cost(a, b, c) > 8 * cost(a, b)
@@ -204,7 +191,7 @@ def test_actual_devices_cost_what_their_mesh_costs() -> None:
     cluster = cluster_of(("a", 2, 4))
     first, second = by_node(cluster)
     groups = [list(pair) for pair in zip(first, second, strict=True)]
-    cost = collective_cost(cluster, None, "all_reduce", 1e8, groups)
+    cost = CollectiveCosts(cluster, None).estimate("all_reduce", 1e8, groups)
     assert cost.source == ALPHA_BETA
     assert cost.low_seconds < cost.seconds < cost.high_seconds
     assert cost.seconds == pytest.approx(seconds("all_reduce", 1e8, 2, 1, groups=4))
@@ -352,18 +339,17 @@ def test_intervals_hold_nine_of_ten() -> None:
 def test_sizes_that_are_none_are_refused(name: str, size: float) -> None:
     cluster = cluster_of(("a", 1, 2))
     with pytest.raises(CostError, match="wanted a finite number"):
-        collective_cost(cluster, None, name, size, cluster.devices())
+        CollectiveCosts(cluster, None).estimate(name, size, [cluster.devices()])
 
 
 def test_unknown_names_and_groups_are_refused() -> None:
     cluster = cluster_of(("a", 1, 4))
     a, b, c, _ = cluster.devices()
+    costs = CollectiveCosts(cluster, None)
     with pytest.raises(CostError, match="broadcast"):
-        collective_cost(cluster, None, "broadcast", 1.0, [a, b])
+        costs.estimate("broadcast", 1.0, [[a, b]])
     with pytest.raises(CostError, match="two places"):
-        collective_cost(cluster, None, "all_gather", 1.0, [[a, b], [b, c]])
-    with pytest.raises(CostError, match="nodes is 0"):
-        mesh_cost("all_gather", 1.0, nodes=0, devices_per_node=1, inside=FAST, between=SLOW)
+        costs.estimate("all_gather", 1.0, [[a, b], [b, c]])
 
 
 def test_what_is_no_measurement_is_dropped_and_counted() -> None:

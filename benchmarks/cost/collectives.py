@@ -24,7 +24,8 @@ from scipy.optimize import nnls
 from sklearn.isotonic import IsotonicRegression
 
 from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, shipped
-from dejavu.cost.collectives.curves import CollectiveModel, Points, screened
+from dejavu.cost.collectives.curves import CollectiveModel
+from dejavu.cost.collectives.points import Points, screened
 from dejavu.importers.alpa import Alpa
 from dejavu.importers.vidur import Vidur
 from dejavu.importers.vidur.files import columns_of, holds_collectives

@@ -16,7 +16,8 @@ import typer
 
 from benchmarks.cost.collectives import Profile, read
 from dejavu.cost.collectives.alpha_beta import FAMILY, FITTED_LINKS, TERMS, Coefficients, fit
-from dejavu.cost.collectives.curves import CollectiveModel, Points
+from dejavu.cost.collectives.curves import CollectiveModel
+from dejavu.cost.collectives.points import Points
 
 
 def main(path: Path, source: Annotated[str, typer.Option()]) -> None:

@@ -3,8 +3,9 @@
 `profiles_db/README.md` says what the columns mean and how files and manifest work.
 """
 
-from dejavu.profiles.database import OUTLIER_RATIO, ProfileDatabase
+from dejavu.profiles.database import ProfileDatabase
 from dejavu.profiles.files import Finding
+from dejavu.profiles.findings import OUTLIER_RATIO
 from dejavu.profiles.host import host_fingerprint
 from dejavu.profiles.measurement import (
     DIRECTIONS,

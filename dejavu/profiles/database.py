@@ -32,6 +32,7 @@ from dejavu.profiles.files import (
     measure_again,
     set_aside,
 )
+from dejavu.profiles.findings import described, findings_of, remedy_of
 from dejavu.profiles.manifest import (
     TEMPORARY_PREFIX,
     DamagedManifest,
@@ -51,24 +52,13 @@ from dejavu.profiles.measurement import (
     row_name,
     table_of,
 )
-from dejavu.profiles.neighbours import distinct_values
 from dejavu.profiles.plausible import implausible_rows, impossible_rows
 from dejavu.profiles.query import could_equal, distinct, expression_of, numbered, without_known
 
 log = logging.getLogger("dejavu.profiles")
 
 SHIPPED = "shipped"
-OUTLIER_RATIO = 1000.0  # between repeated measurements of one thing; past it, a unit or a clock was wrong (fault 20)
-
 _TOLD: set[tuple[Path, str]] = set()  # warnings this process has given; rows are read many times in a run
-_PROFILED = {  # what `dejavu profile --measure` calls the kinds
-    "layer": "layers",
-    "transfer": "transfers",
-    "pass": "passes",
-    "operator": "operators",
-    "collective": "collectives",
-}
-
 _ROW_GROUP_ROWS = 32_768  # small enough that a (device_type, kind) query skips most of a million rows
 _FILE_ROWS = 1_000_000  # what compaction puts into one file
 _MOST_SMALL_FILES = 64  # each costs a read about a millisecond; past these, an append puts them together
@@ -157,10 +147,10 @@ class ProfileDatabase:
         """Return the plausible rows; warn of each other one, once per process."""
         wrong = implausible_rows(table)
         for row, why in wrong.items():
-            said = f"{_row_of(table, row)}: {why}"
+            said = f"{described(table, row)}: {why}"
             if (self.path, said) not in _TOLD:
                 _TOLD.add((self.path, said))
-                log.warning("%s: %s; it is not used; %s", self.path, said, _remedy(table, row))
+                log.warning("%s: %s; it is not used; %s", self.path, said, remedy_of(table, row))
         sound = np.ones(table.num_rows, dtype=bool)
         sound[list(wrong)] = False
         return table.filter(pa.array(sound)) if wrong else table
@@ -236,35 +226,7 @@ class ProfileDatabase:
                 findings.append(Finding(path, "it is not part of the database and is not read", remedy))
         for path in sorted((self.path / "set_aside").glob("*")):
             findings.append(Finding(path, "it was set aside as damaged", "measure again, then delete it"))
-        table = self._load(sound)
-        wrong = implausible_rows(table)
-        newest = _newest(table)
-        findings += [
-            Finding(self.path, f"{_row_of(table, row)}: {why}", _remedy(table, row))
-            for row, why in sorted(wrong.items())
-            if row in newest  # an older one was measured again since
-        ]
-        return findings + self._outliers(table.filter(pa.array(~np.isin(np.arange(table.num_rows), list(wrong)))))
-
-    def _outliers(self, table: pa.Table) -> list[Finding]:
-        """Find things measured a thousandfold apart, until a newer measurement agrees with the majority."""
-        groups = table.group_by([*SAME_MEASUREMENT]).aggregate([("seconds", "min"), ("seconds", "max")])
-        if not pc.any(pc.greater(groups["seconds_max"], pc.multiply(groups["seconds_min"], OUTLIER_RATIO))).as_py():
-            return []
-        _, codes = distinct_values(table, SAME_MEASUREMENT)
-        seconds, newest, findings = table["seconds"].to_numpy(), _newest(table), []
-        for members in np.split(order := np.argsort(codes, kind="stable"), np.flatnonzero(np.diff(codes[order])) + 1):
-            least, most = seconds[members].min(), seconds[members].max()
-            if most <= OUTLIER_RATIO * least:
-                continue
-            last = next(int(row) for row in members if int(row) in newest)
-            middle = float(np.median(seconds[members]))
-            if len(members) > 2 and middle / OUTLIER_RATIO < seconds[last] < middle * OUTLIER_RATIO:
-                continue
-            kind, name, device_type = (table[column][last].as_py() for column in ("kind", "name", "device_type"))
-            what = f"{kind} {name!r} on {device_type} was measured as both {least:g} s and {most:g} s"
-            findings.append(Finding(self.path, what, _remedy(table, last)))
-        return findings
+        return findings + findings_of(self._load(sound), self.path)
 
     # The manifest
 
@@ -393,45 +355,3 @@ def _check_plausible(table: pa.Table) -> None:
     if wrong:
         row = min(wrong)
         raise ProfileError(f"{row_name(table, row)}: {wrong[row]}")
-
-
-def _row_of(table: pa.Table, row: int) -> str:
-    """Describe a row by what it measures: in a filtered table its number is meaningless."""
-    known = {
-        column: table[column][row].as_py()
-        for column in (
-            "kind",
-            "name",
-            "device_type",
-            "dtype",
-            "direction",
-            "microbatch_size",
-            "num_ranks",
-            "size_bytes",
-        )
-    }
-    more = (
-        f"{known['direction']} pass" if known["direction"] else "",
-        f"microbatches of {known['microbatch_size']}" if known["microbatch_size"] else "",
-        f"{known['num_ranks']} ranks" if known["num_ranks"] else "",
-        f"{known['size_bytes']} bytes" if known["size_bytes"] is not None else "",
-        f"measured {table['measured_at'][row].as_py():%Y-%m-%d %H:%M}",
-    )
-    return f"{known['kind']} {known['name']!r} on {known['device_type']} ({', '.join(filter(None, more))})"
-
-
-def _remedy(table: pa.Table, row: int) -> str:
-    kind, source, device_type = (table[column][row].as_py() for column in ("kind", "source", "device_type"))
-    if source.startswith("import:"):
-        return f"import it again from a sound file: `dejavu import {source.removeprefix('import:')} FILE`"
-    if kind in _PROFILED:
-        return f"measure it again on {device_type}: `dejavu profile --measure {_PROFILED[kind]} --again`"
-    return "train such a plan again: `dejavu run`"
-
-
-def _newest(table: pa.Table) -> set[int]:
-    """Return the index of the newest row of each thing measured; of equal times, of the fastest."""
-    order = numbered(table).sort_by([("measured_at", "ascending"), ("seconds", "descending")])
-    positions = order["row"].to_numpy()
-    last = numbered(order.drop_columns(["row"])).group_by([*SAME_MEASUREMENT]).aggregate([("row", "max")])["row_max"]
-    return {int(positions[k]) for k in last.to_numpy()}

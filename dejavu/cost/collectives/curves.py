@@ -1,29 +1,23 @@
-"""Costs of collectives on a cluster: measured, interpolated between measurements, or predicted from the links.
+"""The curve of one collective over message sizes: measured, interpolated between measurements, or predicted.
 
-A group whose curve over sizes was measured is interpolated, monotonically; any other is priced by the α–β model, which
-its measured neighbours correct; without measurements the shipped coefficients and the cluster's links do.
+A group whose curve was measured is interpolated, monotonically; any other is priced by the α–β model, which its
+measured neighbours correct; without measurements the shipped coefficients and the links do.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dejavu.cluster import Cluster, Device, Link
-from dejavu.cost.collectives.alpha_beta import FITTED_LINKS, Coefficients, GroupLayout, Links, fit, shipped
+from dejavu.cost.collectives.alpha_beta import Coefficients, GroupLayout, Links, fit, shipped
 from dejavu.cost.collectives.interpolation import CurvePoints, CurveProcess
+from dejavu.cost.collectives.points import Floats, Integers, Points
 from dejavu.cost.estimates import INTERPOLATED, MEASURED, CostError, Estimate
-from dejavu.profiles import OUTLIER_RATIO, Measurement, ProfileDatabase
-from dejavu.profiles.collective import COLLECTIVES, Collective
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from dejavu.profiles.collective import Collective
 
 NO_COMMUNICATION, ALPHA_BETA, CORRECTED = "no communication", "alpha-beta", "alpha-beta, corrected"
 
@@ -34,72 +28,7 @@ _GAUSSIAN_90 = 1.645  # standard deviations on either side that hold 90 % of a G
 _OTHER_HARDWARE_LOG_ERROR = 1.11
 _LEAST_POINTS_TO_CALIBRATE = 20
 _MOST_POINTS = 3000  # conditioning takes time as their cube; more are thinned evenly
-_SAME_RATE = 1e-9  # relative; two times at exactly one bandwidth are one measurement and a multiple of it
 _GRID_POINTS = 8  # between two measured sizes, where the running maximum is taken
-
-
-@dataclass(frozen=True, eq=False)
-class Points:
-    """Measured points of one collective, cleaned.
-
-    Attributes:
-        layouts, subjects, dtypes, sizes_bytes, seconds: point by point.
-        dropped: how many were left out, by reason.
-    """
-
-    layouts: tuple[GroupLayout, ...]
-    subjects: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    sizes_bytes: Floats
-    seconds: Floats
-    dropped: dict[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.subjects)
-
-    def take(self, rows: Integers) -> Points:
-        return Points(
-            tuple(self.layouts[row] for row in rows),
-            tuple(self.subjects[row] for row in rows),
-            tuple(self.dtypes[row] for row in rows),
-            self.sizes_bytes[rows],
-            self.seconds[rows],
-            self.dropped,
-        )
-
-
-def screened(collectives: Sequence[Collective], dtypes: Sequence[str], sizes_bytes: Floats, seconds: Floats) -> Points:
-    """Keep the rows that are measurements; drop the rest, counted by reason."""
-    dropped: Counter[str] = Counter()
-    curves: dict[tuple[str, str], dict[float, list[float]]] = {}
-    layouts: dict[str, GroupLayout] = {}
-    for collective, dtype, size, took in zip(collectives, dtypes, sizes_bytes, seconds, strict=True):
-        if not (math.isfinite(took) and took > 0):
-            dropped["failed: no finite time above 0"] += 1
-        elif not (math.isfinite(size) and size > 0) or collective.num_ranks == 1:
-            dropped["nothing to send"] += 1
-        else:
-            subject = collective.subject
-            layouts.setdefault(subject, GroupLayout.of(collective))
-            curves.setdefault((subject, dtype), {}).setdefault(float(size), []).append(float(took))
-    kept: list[tuple[GroupLayout, str, str, float, float]] = []
-    for (subject, dtype), curve in curves.items():
-        sizes = np.array(sorted(curve))
-        times = np.array([float(np.median(curve[size])) for size in sizes])
-        raised, outlier = _raised(sizes, times), _outliers(times)
-        dropped["not measured: raised to the smaller size's bandwidth"] += int(raised.sum())
-        dropped["outlier among its neighbours"] += int((outlier & ~raised).sum())
-        good = ~(raised | outlier)
-        kept += [(layouts[subject], subject, dtype, *pair) for pair in zip(sizes[good], times[good], strict=True)]
-    columns: list[tuple[Any, ...]] = list(zip(*kept, strict=True)) or [()] * 5
-    return Points(
-        columns[0],
-        columns[1],
-        columns[2],
-        np.array(columns[3], dtype=np.float64),
-        np.array(columns[4], dtype=np.float64),
-        {reason: count for reason, count in dropped.items() if count},
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +88,7 @@ class CollectiveModel:
 
     def estimate(self, collective: Collective, size_bytes: float, dtype: str) -> Estimate:
         """Estimate one call; 0 for one rank."""
-        _check_size(size_bytes)
+        check_size(size_bytes)
         if collective.num_ranks == 1:
             return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
         layout, subject = GroupLayout.of(collective), collective.subject
@@ -215,194 +144,10 @@ class CollectiveModel:
         return _estimate(log_seconds, float(deviation[-1]) * self.size_factor, INTERPOLATED)
 
 
-class CollectiveCosts:
-    """All collectives of a cluster; models are fitted when first asked for, and kept."""
-
-    def __init__(self, cluster: Cluster, database: ProfileDatabase | None) -> None:
-        self.cluster = cluster
-        self.database = database
-        self._models: dict[tuple[str, str | None, Links], CollectiveModel] = {}
-        self._points: dict[tuple[str, str], Points] = {}
-
-    def estimate(
-        self, name: str, size_bytes: float, groups: Sequence[Sequence[Device]], dtype: str = "float16"
-    ) -> Estimate:
-        """Estimate all groups running it concurrently, each on its own, as in `Collective`.
-
-        Raises:
-            CostError: no such collective, an invalid size, or invalid groups.
-        """
-        if name not in COLLECTIVES:
-            raise CostError(f"unknown collective {name!r}; wanted one of {', '.join(COLLECTIVES)}")
-        _check_size(size_bytes)
-        try:
-            collective = on_mesh(self.cluster, name, groups)
-        except ValueError as error:
-            raise CostError(f"{name} cannot be priced: {error}") from None
-        if collective.num_ranks == 1:
-            return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
-        types = {device.type_name for group in groups for device in group}
-        device_type = types.pop() if len(types) == 1 else None  # mixed groups are never measured
-        return self.model(name, device_type, slowest_links(self.cluster, groups)).estimate(
-            collective, size_bytes, dtype
-        )
-
-    def model(self, name: str, device_type: str | None, links: Links) -> CollectiveModel:
-        """Fit to the database's rows of this device type, assuming that they were measured on these links."""
-        key = (name, device_type, links)
-        if key not in self._models:
-            self._models[key] = CollectiveModel.of(name, self._measured(name, device_type), links)
-        return self._models[key]
-
-    def _measured(self, name: str, device_type: str | None) -> Points:
-        if self.database is None or device_type is None:
-            return screened([], [], np.array([]), np.array([]))
-        key = (name, device_type)
-        if key not in self._points:
-            rows = self.database.latest(kind="collective", name=name, device_type=device_type)
-            self._points[key] = points_of(rows)
-        return self._points[key]
-
-
-def collective_cost(
-    cluster: Cluster,
-    database: ProfileDatabase | None,
-    name: str,
-    size_bytes: float,
-    groups: Sequence[Device] | Sequence[Sequence[Device]],
-    dtype: str = "float16",
-) -> Estimate:
-    """Estimate one collective; for many, keep a `CollectiveCosts`. `groups` may be one group of devices.
-
-    Raises:
-        CostError: no such collective, an invalid size, or invalid groups.
-    """
-    several = [[entry] if isinstance(entry, Device) else list(entry) for entry in groups]
-    if groups and isinstance(groups[0], Device):
-        several = [[device for (device,) in several]]
-    return CollectiveCosts(cluster, database).estimate(name, size_bytes, several, dtype)
-
-
-def mesh_cost(
-    name: str,
-    size_bytes: float,
-    *,
-    nodes: int,
-    devices_per_node: int,
-    inside: Link,
-    between: Link,
-    concurrent_groups: int = 1,
-) -> Estimate:
-    """Estimate groups that each span `nodes` nodes with `devices_per_node` ranks in each, from the links alone.
-
-    Raises:
-        CostError: no such collective, or an invalid size or count.
-    """
-    if name not in COLLECTIVES:
-        raise CostError(f"unknown collective {name!r}; wanted one of {', '.join(COLLECTIVES)}")
-    for what, count in (
-        ("nodes", nodes),
-        ("devices_per_node", devices_per_node),
-        ("concurrent_groups", concurrent_groups),
-    ):
-        if count < 1:
-            raise CostError(f"{name}: {what} is {count}; wanted 1 or more")
-    _check_size(size_bytes)
-    layout = GroupLayout(nodes * devices_per_node, nodes, concurrent_groups if nodes > 1 else 0)
-    if layout.num_ranks == 1:
-        return Estimate(0.0, 0.0, 0.0, NO_COMMUNICATION)
-    coefficients = shipped()[name]
-    seconds = coefficients.seconds(name, [layout], np.array([float(size_bytes)]), Links(inside, between))
-    return _estimate(math.log(seconds[0]), _unmeasured_log_error(coefficients), ALPHA_BETA)
-
-
-def on_mesh(cluster: Cluster, name: str, groups: Sequence[Sequence[Device]]) -> Collective:
-    """Map the groups to ranks of the smallest mesh that contains their nodes, in the cluster's order.
-
-    Raises:
-        ValueError: the groups are not of one size, empty, or share a device.
-    """
-    order = [group.name for group in cluster.groups]
-    nodes = sorted(
-        {(device.group, device.node_index) for group in groups for device in group},
-        key=lambda node: (order.index(node[0]), node[1]),
-    )
-    width = max((cluster.group(name).devices_per_node for name, _ in nodes), default=1)
-    place = {node: index for index, node in enumerate(nodes)}
-    ranks = tuple(
-        tuple(place[device.group, device.node_index] * width + device.index for device in group) for group in groups
-    )
-    return Collective(name=name, replica_groups=ranks, mesh_nodes=max(len(nodes), 1), devices_per_node=width)
-
-
-def slowest_links(cluster: Cluster, groups: Sequence[Sequence[Device]]) -> Links:
-    """Return the slowest link of any pair in a group, inside a node and between nodes: every ring waits for it.
-
-    Where the groups use no link of a kind it is the slowest of the cluster, which their neighbours were measured on.
-    """
-    inside: set[Link] = set()
-    between: set[Link] = set()
-    for group in groups:
-        # One device of each node suffices for all links between nodes.
-        nodes: dict[tuple[str, int], list[Device]] = {}
-        for device in group:
-            nodes.setdefault((device.group, device.node_index), []).append(device)
-        inside |= {cluster.link(*devices[:2]) for devices in nodes.values() if len(devices) > 1}
-        firsts = [devices[0] for devices in nodes.values()]
-        between |= {cluster.link(a, b) for index, a in enumerate(firsts) for b in firsts[:index]}
-    inside = inside or {group.link for group in cluster.groups if group.devices_per_node > 1}
-    between = between or set(cluster.links_between.values())
-    return Links(
-        _slowest(inside) if inside else FITTED_LINKS.inside, _slowest(between) if between else FITTED_LINKS.between
-    )
-
-
-def points_of(rows: Sequence[Measurement]) -> Points:
-    """Convert rows of the database (kind `collective`, one name) to points; invalid ones are dropped and counted."""
-    collectives, good, unreadable = [], [], 0
-    for row in rows:
-        try:
-            collectives.append(Collective.from_json(row.name, row.extra or ""))
-        except ValueError:
-            unreadable += 1
-        else:
-            good.append(row)
-    points = screened(
-        collectives,
-        [row.dtype for row in good],
-        np.array([float(row.size_bytes or 0) for row in good]),
-        np.array([row.seconds for row in good]),
-    )
-    if unreadable:
-        points.dropped["extra that names no collective"] = unreadable
-    return points
-
-
-def _slowest(links: set[Link]) -> Link:
-    return Link(min(link.bytes_per_second for link in links), max(link.latency_seconds for link in links))
-
-
-def _check_size(size_bytes: float) -> None:
+def check_size(size_bytes: float) -> None:
+    """Raise CostError where a message cannot have this size."""
     if not (math.isfinite(size_bytes) and size_bytes >= 0):
         raise CostError(f"size of a collective is {size_bytes} bytes; wanted a finite number ≥ 0")
-
-
-def _raised(sizes: Floats, times: Floats) -> NDArray[np.bool_]:
-    """Find points at exactly the smaller size's bandwidth: Alpa wrote them over slower measurements."""
-    raised = np.zeros(len(sizes), dtype=bool)
-    rate = sizes / times
-    raised[1:] = np.abs(rate[1:] / rate[:-1] - 1.0) < _SAME_RATE
-    return raised
-
-
-def _outliers(times: Floats) -> NDArray[np.bool_]:
-    """Find points further than `OUTLIER_RATIO` from the median of the four around them: a unit or clock was wrong."""
-    found = np.zeros(len(times), dtype=bool)
-    for index in range(len(times) if len(times) >= 3 else 0):
-        around = [there for there in range(index - 2, index + 3) if there != index and 0 <= there < len(times)]
-        ratio = times[index] / float(np.median(times[around]))
-        found[index] = not 1 / OUTLIER_RATIO < ratio < OUTLIER_RATIO
-    return found
 
 
 def _numbers(values: Sequence[Any], known: Sequence[Any] | None = None) -> Integers:

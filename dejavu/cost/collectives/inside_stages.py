@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
-from dejavu.cost.collectives.curves import CollectiveCosts
+from dejavu.cost.collectives.costs import CollectiveCosts
 from dejavu.cost.collectives.transfer import TransferCost
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
