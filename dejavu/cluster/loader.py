@@ -1,6 +1,7 @@
 """From a cluster.yaml to a `Cluster`: fill in defaults and report them, and report each problem with its line."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -113,34 +114,44 @@ class _Builder:
 
     def _check_names(self) -> None:
         """Check that names of groups and hosts are valid and unique, including those generated for counted nodes."""
-        group_lines: dict[str, int] = {}
-        host_lines: dict[str, int] = {}
+        self._check_group_names()
+        if sum(len(form.hosts or ()) for form in self.node_forms) > MAX_LISTED_HOSTS:
+            self._problem(("nodes",), f"more than {MAX_LISTED_HOSTS:,} hosts are listed; write equal hosts as a count")
+        else:
+            self._check_host_names()
+
+    def _check_group_names(self) -> None:
+        lines: dict[str, int] = {}
         for index, form in enumerate(self.node_forms):
             loc: strict_yaml.Location = ("nodes", index, "name")
+            folded = form.name.casefold()
             if not _NAME.fullmatch(form.name):
                 self._problem(
                     loc, f"the group name {form.name[:80]!r} is not made of letters, digits, '.', '_' and '-'"
                 )
-            folded = form.name.casefold()
-            if folded in group_lines:
-                self._problem(loc, f"the group {form.name!r} is on line {group_lines[folded]} already")
-            group_lines.setdefault(folded, self.document.mark(loc).line)
-        if sum(len(form.hosts or ()) for form in self.node_forms) > MAX_LISTED_HOSTS:
-            self._problem(("nodes",), f"more than {MAX_LISTED_HOSTS:,} hosts are listed; write equal hosts as a count")
-            return
+            if folded in lines:
+                self._problem(loc, f"the group {form.name!r} is on line {lines[folded]} already")
+            lines.setdefault(folded, self.document.mark(loc).line)
+
+    def _check_host_names(self) -> None:
         counts = {form.name.casefold(): form.count or 1 for form in self.node_forms if not form.hosts}
-        for index, form in enumerate(self.node_forms):
-            for place, host in enumerate(form.hosts or ()):
-                prefix, _, number = host.casefold().rpartition("-")
-                loc = ("nodes", index, "hosts", place)
-                if not _is_host(host):
-                    self._problem(loc, f"{host[:80]!r} is not a host name or IPv4 address")
-                elif host.casefold() in host_lines:
-                    self._problem(loc, f"the host {host!r} is on line {host_lines[host.casefold()]} already")
-                elif prefix in counts and re.fullmatch("0|[1-9][0-9]{0,5}", number) and int(number) < counts[prefix]:
-                    self._problem(loc, f"the host {host!r} has the name that a node of the group {prefix!r} gets")
-                else:
-                    host_lines[host.casefold()] = self.document.mark(loc).line
+        lines: dict[str, int] = {}
+        listed = (
+            (("nodes", index, "hosts", place), host)
+            for index, form in enumerate(self.node_forms)
+            for place, host in enumerate(form.hosts or ())
+        )
+        for loc, host in listed:
+            folded = host.casefold()
+            group = _counted_group(folded, counts)
+            if not _is_host(host):
+                self._problem(loc, f"{host[:80]!r} is not a host name or IPv4 address")
+            elif folded in lines:
+                self._problem(loc, f"the host {host!r} is on line {lines[folded]} already")
+            elif group is not None:
+                self._problem(loc, f"the host {host!r} has the name that a node of the group {group!r} gets")
+            else:
+                lines[folded] = self.document.mark(loc).line
 
     def _check_devices(self) -> None:
         num_devices = 0
@@ -241,6 +252,13 @@ def _entries(form: NodesForm) -> list[CountForm]:
 
 def _is_host(text: str) -> bool:
     return len(text) <= 253 and all(_HOST_LABEL.fullmatch(label) for label in text.split("."))
+
+
+def _counted_group(host: str, counts: Mapping[str, int]) -> str | None:
+    """Return the group of so many nodes one of which gets this name, `<group>-<number>`; None: no node does."""
+    group, _, number = host.rpartition("-")
+    written = re.fullmatch("0|[1-9][0-9]{0,5}", number)
+    return group if group in counts and written and int(number) < counts[group] else None
 
 
 def _some(pairs: list[tuple[str, str]]) -> str:
