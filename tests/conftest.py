@@ -28,6 +28,15 @@ for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
 settings.register_profile("dejavu", deadline=None)  # no test asserts a wall-clock time
 settings.load_profile("dejavu")
 
+TINY = Workload(  # a GPT of 5 layers that takes milliseconds a step
+    model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
+    sequence_length=32,
+    batch_size=8,
+    num_microbatches=4,
+    num_steps=8,
+    checkpoint_every=3,
+    trials=TrialSettings(count=0),
+)
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -41,16 +50,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def tiny() -> Workload:
-    """A GPT of 5 layers that takes milliseconds a step."""
-    return Workload(
-        model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
-        sequence_length=32,
-        batch_size=8,
-        num_microbatches=4,
-        num_steps=8,
-        checkpoint_every=3,
-        trials=TrialSettings(count=4, steps=3),
-    )
+    return TINY.model_copy(update={"trials": TrialSettings(count=4, steps=3)})
 
 
 def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) -> Binding:

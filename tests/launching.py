@@ -14,21 +14,12 @@ import psutil
 from dejavu.init import Draw
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import train_single
-from dejavu.workload import TrialSettings, Workload
+from dejavu.workload import Workload
 from dejavu.workload.models import layers_of
 from tests.conftest import local_binding
 
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 DRAW = Draw("xavier", seed=7)
-TINY = Workload(  # a GPT of 5 layers that takes milliseconds a step
-    model_options={"num_blocks": 3, "width": 32, "num_heads": 2},
-    sequence_length=32,
-    batch_size=8,
-    num_microbatches=4,
-    num_steps=8,
-    checkpoint_every=3,
-    trials=TrialSettings(count=0),
-)
 
 
 def job_of(

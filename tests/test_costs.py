@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from dejavu.simulation import simulate_plan
 from dejavu.testing.cost_sources import CASES as EVERY_CASE
 from dejavu.testing.cost_sources import evidence, questions
 from dejavu.workload import OptimizerSettings, Workload
+from tests.rows import row
 
 ADAM = OptimizerSettings()
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "clusters").glob("*.yaml"))
@@ -68,24 +68,10 @@ def on_one_device(workload: Workload, cluster: Cluster, database: ProfileDatabas
     return price_workload(workload, cluster, database.path, Parallelism.one_device())
 
 
-def row(**fields: object) -> Measurement:
-    common: dict = {
-        "kind": "layer",
-        "name": "x",
-        "dtype": "float32",
-        "repeats": 9,
-        "host_fingerprint": "h",
-        "torch_version": "t",
-        "source": "measured",
-        "how": "test",
-        "measured_at": datetime(2026, 1, 1, tzinfo=UTC),
-    }
-    return Measurement(**{**common, **fields})
-
-
 def measure(graph: Graph, device_type: str, seconds: float) -> list[Measurement]:
     return [
         row(
+            kind="layer",
             subject=subject_of(signature, direction, ADAM),
             device_type=device_type,
             direction=direction,

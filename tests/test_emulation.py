@@ -18,7 +18,8 @@ from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.binding import Binding
 from dejavu.cluster import Device
-from tests.launching import DRAW, TINY, TOLERANCE, largest_difference
+from tests.conftest import TINY
+from tests.launching import DRAW, TOLERANCE, largest_difference
 
 SHARE = 0.25
 HOSTS = ("alpha", "beta")

@@ -19,7 +19,8 @@ from dejavu.runtime.process.failures import what_failed
 from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending
 from flows.inputs import read_inputs
 from flows.room import check_room
-from tests.launching import TINY, job_of
+from tests.conftest import TINY
+from tests.launching import job_of
 
 ROOT = Path(__file__).resolve().parents[1]
 Remount = Callable[[str], object]

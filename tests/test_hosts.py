@@ -24,7 +24,8 @@ from dejavu.launch.rendezvous import Pulse
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process.own_rank import HOST, own_rank, ranks_on
 from dejavu.workload import Workload
-from tests.launching import TINY, TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
+from tests.conftest import TINY
+from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,7 +26,8 @@ from dejavu.runtime.process.failures import Failure, read_failures, write_failur
 from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
 from dejavu.runtime.state import complete_checkpoints
 from dejavu.workload import Workload
-from tests.launching import TINY, job_of, largest_difference, once, ranks, runtime_processes
+from tests.conftest import TINY
+from tests.launching import job_of, largest_difference, once, ranks, runtime_processes
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-4  # after hundreds of steps, in float32

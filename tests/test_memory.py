@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from torch import nn
 
 from benchmarks.cost._memory_rank import allocator_peak_bytes
 from benchmarks.cost.memory import Case, case_rows, planned_costs
-from benchmarks.cost.stage_memory import StageMemory, stage_memory
+from benchmarks.cost.stage_memory import StageMemory, StagePlace, stage_memory
 from dejavu.cost.memory import ForEachByte, cast_bytes, example_bytes, fixed_bytes, layer_activation_bytes
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import DTYPES, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT
 from dejavu.init import Draw
+from dejavu.plans import StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.runtime.optimizer import make_optimizer
@@ -82,9 +84,20 @@ def graphs() -> Iterator[tuple[str, tuple[Layer, ...]]]:
         yield name, graph_of(name).layers
 
 
-def memory(layers: tuple[Layer, ...], depth: int = 1, **options: Any) -> StageMemory:
-    given = {"num_microbatches": 6, "optimizer": ADAM, **options}
-    return stage_memory(layers, microbatches_in_flight=depth, **given)
+def memory(
+    layers: tuple[Layer, ...],
+    depth: int = 1,
+    *,
+    optimizer: OptimizerSettings = ADAM,
+    foreach: bool = False,
+    spread: Mapping[str, int] = MappingProxyType({}),
+    recompute: bool = False,
+    num_microbatches: int = 6,
+    **place: Any,
+) -> StageMemory:
+    devices = spread.get("data_parallel", 1) * spread.get("tensor_parallel", 1)
+    configuration = StageConfiguration("any", 1, devices, recompute=recompute, **spread)
+    return stage_memory(layers, configuration, StagePlace(depth, num_microbatches, **place), optimizer, foreach=foreach)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -185,7 +198,7 @@ def test_formulas(workload: Workload) -> None:
     assert adam.parameter_bytes + adam.gradient_bytes + adam.optimizer_bytes == fixed_bytes(weights, ADAM)
     at_once = memory(layers, foreach=True)
     assert at_once.peak_bytes >= 5 * weights  # the optimizer's roots of all weights at once
-    sharded = memory(layers, zero_level=3, data_parallel=4)
+    sharded = memory(layers, spread={"zero_level": 3, "data_parallel": 4})
     largest = max(layer.parameter_bytes for layer in layers)
     assert sharded.optimizer_bytes == weights / 2
     assert sharded.parameter_bytes == sharded.gradient_bytes == pytest.approx(weights / 4 + 0.75 * largest)
@@ -202,7 +215,7 @@ def test_bytes_a_parameter_by_source() -> None:
     layers = capture(WORKLOADS["masters"]).layers
     parameters = sum(layer.parameter_bytes for layer in layers) / half
     for replicas in (1, 2, 8):
-        found = memory(layers, optimizer=MASTERS, zero_level=1, data_parallel=replicas)
+        found = memory(layers, optimizer=MASTERS, spread={"zero_level": 1, "data_parallel": replicas})
         held = found.parameter_bytes + found.gradient_bytes + found.optimizer_bytes
         assert held == pytest.approx((6 + 12 / replicas) * parameters)
 
@@ -213,12 +226,12 @@ def test_zero_levels_never_need_more(workload: Workload, recompute: bool) -> Non
     layers = capture(workload).layers
     for replicas in (1, 2, 4, 8):
         peaks = [
-            memory(layers, 2, recompute=recompute, zero_level=level, data_parallel=replicas).peak_bytes
+            memory(layers, 2, recompute=recompute, spread={"zero_level": level, "data_parallel": replicas}).peak_bytes
             for level in range(4)
         ]
         assert peaks == sorted(peaks, reverse=True)
         assert (replicas > 1) == (peaks[0] > peaks[3])
-    divided = [memory(layers, 2, tensor_parallel=t).peak_bytes for t in (1, 2, 4)]
+    divided = [memory(layers, 2, spread={"tensor_parallel": t}).peak_bytes for t in (1, 2, 4)]
     assert divided == sorted(divided, reverse=True)
 
 

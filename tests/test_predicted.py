@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiles.kernel import Kernel
 from dejavu.workload import OptimizerSettings, Workload
+from tests.rows import row
 
 ADAM = OptimizerSettings()
 GPUS = ["P100-SXM2-16GB", "V100-SXM2-16GB", "T4", "L4", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "MI210"]
@@ -33,20 +33,15 @@ def database(tmp_path: Path) -> ProfileDatabase:
     return ProfileDatabase(tmp_path / "profiles_db")
 
 
-def row(kernel: Kernel, device: DeviceType, seconds: float, source: str = "measured") -> Measurement:
-    return Measurement(
+def row_of(kernel: Kernel, device: DeviceType, seconds: float, source: str = "measured") -> Measurement:
+    return row(
         kind="operator",
         subject=kernel.subject,
         name=f"{kernel.family} {kernel.name}",
         device_type=device.name,
         dtype=kernel.dtype,
         seconds=seconds,
-        repeats=9,
-        host_fingerprint="h",
-        torch_version="t",
         source=source,
-        how="test",
-        measured_at=datetime(2026, 1, 1, tzinfo=UTC),
         extra=kernel.to_json(),
     )
 
@@ -85,7 +80,7 @@ def test_a_layer_is_the_sum_of_its_kernels(graph: Graph, database: ProfileDataba
 
 def test_a_measured_kernel_is_taken_as_it_is(graph: Graph, database: ProfileDatabase) -> None:
     device = catalogue()["T4"]
-    database.append([row(kernel, device, 1e-4, "import:somebody") for kernel in set(kernels(graph))])
+    database.append([row_of(kernel, device, 1e-4, "import:somebody") for kernel in set(kernels(graph))])
     found = Predicted(database, ADAM).estimate(graph.layers[0], "forward", graph, device)
     count = sum(kernel_of(op) is not None for op in graph.layers[0].operators if op.direction == "forward")
     assert found is not None and found.source == "measured kernels"
@@ -100,7 +95,7 @@ def test_a_few_measured_kernels_move_all_the_others(factor: float, graph: Graph,
         products = [kernel for kernel in kernels(graph) if kernel.family == "matmul"]
         before = predicted.prices(products, device).seconds_K
         seconds = predicted.prices(probes, device).seconds_K
-        database.append([row(kernel, device, factor * s) for kernel, s in zip(probes, seconds, strict=True)])
+        database.append([row_of(kernel, device, factor * s) for kernel, s in zip(probes, seconds, strict=True)])
         moved = predicted.prices(products, device).seconds_K / before
         assert (moved < 0.8).all() if factor < 1 else (moved > 1.25).all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cost.stage_memory import stage_memory
+from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
@@ -162,16 +162,15 @@ def test_memory_is_never_less_than_the_stage_s(name: str, empty: ProfileDatabase
         held = int(rng.integers(1, workload.num_microbatches + 1))
         exact = stage_memory(
             layers[start:stop],
-            microbatches_in_flight=held,
-            num_microbatches=workload.num_microbatches,
-            optimizer=workload.optimizer,
-            recompute=configuration.recompute,
-            zero_level=configuration.zero_level,
-            data_parallel=configuration.data_parallel,
-            tensor_parallel=configuration.tensor_parallel,
-            is_first=start == 0,
-            is_last=stop == len(layers),
-            example_bytes=example_bytes(workload) / configuration.data_parallel,
+            configuration,
+            StagePlace(
+                microbatches_in_flight=held,
+                num_microbatches=workload.num_microbatches,
+                is_first=start == 0,
+                is_last=stop == len(layers),
+                example_bytes=example_bytes(workload) / configuration.data_parallel,
+            ),
+            workload.optimizer,
             foreach=True,
         ).peak_bytes
         assert problem.costs.peak_bytes(start, stop, c, held) >= exact * (1 - 1e-9), (

@@ -14,7 +14,8 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import NUM_COMPARED, reference_losses, train_single
 from dejavu.trials import TrialSpec, remembered_reference
 from dejavu.workload import Workload
-from tests.launching import TINY, job_of
+from tests.conftest import TINY
+from tests.launching import job_of
 
 STEPS = 2  # of the trial
 

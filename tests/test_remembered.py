@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -36,10 +36,10 @@ from dejavu.graphs.graph import Graph
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.workload import OptimizerSettings, Workload
+from tests.rows import START, row
 
 ADAM = OptimizerSettings()
 T4 = StageConfiguration("T4")
-START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -56,21 +56,6 @@ def graph(tiny: Workload) -> Graph:
 def cluster(tmp_path: Path) -> Cluster:
     (tmp_path / "cluster.yaml").write_text("nodes: [{name: a, count: 1, devices: {type: T4, count: 2}}]\n")
     return load_cluster(tmp_path / "cluster.yaml")
-
-
-def row(**fields: Any) -> Measurement:
-    common: dict[str, Any] = {
-        "name": "x",
-        "device_type": "T4",
-        "dtype": "float32",
-        "repeats": 9,
-        "host_fingerprint": "h",
-        "torch_version": "t",
-        "source": "measured",
-        "how": "test",
-        "measured_at": START,
-    }
-    return Measurement(**{**common, **fields})
 
 
 def stage_rows(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +34,8 @@ from dejavu.runtime.single import largest_difference, reference_losses, train_si
 from dejavu.runtime.state import read_checkpoint, read_trial
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import layers_of
-from tests.conftest import local_binding
-from tests.launching import TINY, runtime_processes
+from tests.conftest import TINY, local_binding
+from tests.launching import once, runtime_processes
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
@@ -103,17 +102,6 @@ def test_training_goes_on_from_a_trial_and_under_another_plan(tiny: Workload, tm
     second = launch(job_of(tiny, folder, (1, 3), draw=draw, first_step=3, last_step=8))
     assert second.resumed_from_step == 6
     assert second.losses == pytest.approx(unbroken[3:8], abs=TOLERANCE)
-
-
-def once(action: Callable[[], None], at_step: int) -> Callable[[int, float], None]:
-    """An `on_step` that acts the first time the step is reached."""
-    counter = itertools.count()
-
-    def on_step(step: int, loss: float) -> None:
-        if step >= at_step and next(counter) == 0:
-            action()
-
-    return on_step
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cost.stage_memory import stage_memory
+from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import this_machine
 from dejavu.cost.memory import configuration_memory, example_bytes, fixed_bytes
@@ -150,13 +150,9 @@ def stage_bytes(case: Case, graph: Graph, plan: Plan, stage: int) -> dict[str, f
     examples = example_bytes(workload) if workload.data in ALLOCATED_DATA else 0
     memory = stage_memory(
         layers,
-        microbatches_in_flight=depth,
-        num_microbatches=plan.num_microbatches,
-        optimizer=workload.optimizer,
-        recompute=case.recompute,
-        is_first=stage == 0,
-        is_last=stage == NUM_STAGES - 1,
-        example_bytes=examples,
+        StageConfiguration("cpu", recompute=case.recompute),
+        StagePlace(depth, plan.num_microbatches, stage == 0, stage == NUM_STAGES - 1, examples),
+        workload.optimizer,
     )
     fixed = fixed_bytes(sum(layer.parameter_bytes for layer in layers), workload.optimizer)
     return {

@@ -18,6 +18,7 @@ from dejavu.cost.memory import (
 )
 from dejavu.graphs.graph import Layer
 from dejavu.graphs.liveness import ARRIVING, INPUT, OUTPUT, Footprint, Moment
+from dejavu.plans import StageConfiguration
 from dejavu.workload import OptimizerSettings
 
 
@@ -51,19 +52,30 @@ class StageMemory:
         )
 
 
+@dataclass(frozen=True)
+class StagePlace:
+    """Where a stage is in the pipeline, and what passes there in a step.
+
+    Attributes:
+        microbatches_in_flight: how many the schedule lets the stage hold (`Schedule.in_flight`).
+        num_microbatches: of one step, on this replica.
+        is_first, is_last: whether there is no stage before, or after.
+        example_bytes: a step's inputs and targets, which the training loop gives to every stage.
+    """
+
+    microbatches_in_flight: int
+    num_microbatches: int
+    is_first: bool = False
+    is_last: bool = False
+    example_bytes: float = 0.0
+
+
 def stage_memory(
     layers: Sequence[Layer],
-    *,
-    microbatches_in_flight: int,
-    num_microbatches: int,
+    configuration: StageConfiguration,
+    place: StagePlace,
     optimizer: OptimizerSettings,
-    recompute: bool = False,
-    zero_level: int = 0,
-    data_parallel: int = 1,
-    tensor_parallel: int = 1,
-    is_first: bool = False,
-    is_last: bool = False,
-    example_bytes: float = 0.0,
+    *,
     foreach: bool = False,
 ) -> StageMemory:
     """The peak of a stage of these layers, in a training's second step and later.
@@ -73,34 +85,32 @@ def stage_memory(
     hold, as with sequence parallelism (Korthikanti et al., MLSys 2023, eq. 4); tensors that cross cuts stay whole.
 
     Args:
-        microbatches_in_flight: how many the schedule lets the stage hold (`Schedule.in_flight`).
-        num_microbatches: of one step, on this replica.
-        recompute: activation checkpointing of every layer.
-        is_first, is_last: whether there is no stage before, or after.
-        example_bytes: a step's inputs and targets, which the training loop gives to every stage.
+        layers: captured at a replica's microbatch.
         foreach: the optimizer steps all weights at once, torch's default on GPUs.
     """
-    footprints = [layer.recompute_footprint if recompute else layer.footprint for layer in layers]
+    tensor_parallel, in_flight = configuration.tensor_parallel, place.microbatches_in_flight
+    shards = [configuration.data_parallel if configuration.zero_level >= level else 1 for level in range(4)]
+    footprints = [layer.recompute_footprint if configuration.recompute else layer.footprint for layer in layers]
     weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
     each = ForEachByte.of(optimizer)
-    chain = _Chain(tuple(footprints), tensor_parallel, optimizer, gradients_arrive=not is_last)
+    chain = _Chain(tuple(footprints), tensor_parallel, optimizer, gradients_arrive=not place.is_last)
     waiting = chain.waiting_bytes()
-    cuts = (0 if is_first else footprints[0].input_bytes) + (0 if is_last else footprints[-1].output_bytes)
-    received = num_microbatches * cuts  # torch's buffers, made once
+    cuts = 0 if place.is_first else footprints[0].input_bytes
+    cuts += 0 if place.is_last else footprints[-1].output_bytes
+    received = place.num_microbatches * cuts  # torch's buffers, made once
     # What was sent is held to the step's end. Of microbatches in flight the output is among their activations, and the
     # gradient not there yet; as they get fewer, sent gradients take their place.
-    sent = (num_microbatches - microbatches_in_flight) * cuts
-    sent = max(sent, (num_microbatches - 1) * cuts - (microbatches_in_flight - 1) * waiting)
-    activations = microbatches_in_flight * waiting
+    sent = (place.num_microbatches - in_flight) * cuts
+    sent = max(sent, (place.num_microbatches - 1) * cuts - (in_flight - 1) * waiting)
+    activations = in_flight * waiting
     step = _optimizer_temporary_bytes(footprints, sum(weights), optimizer, tensor_parallel, foreach=foreach)
-    step /= data_parallel if zero_level >= 1 else 1
+    step /= shards[1]
     return StageMemory(
-        parameter_bytes=_sharded(weights, data_parallel if zero_level >= 3 else 1)
-        + sum(footprint.buffer_bytes for footprint in footprints),
-        gradient_bytes=each.gradient_bytes * _sharded(weights, data_parallel if zero_level >= 2 else 1),
-        optimizer_bytes=each.optimizer_bytes * sum(weights) / (data_parallel if zero_level >= 1 else 1),
+        parameter_bytes=_sharded(weights, shards[3]) + sum(footprint.buffer_bytes for footprint in footprints),
+        gradient_bytes=each.gradient_bytes * _sharded(weights, shards[2]),
+        optimizer_bytes=each.optimizer_bytes * sum(weights) / shards[1],
         activation_bytes=activations,
-        message_bytes=example_bytes + received + sent,
+        message_bytes=place.example_bytes + received + sent,
         temporary_bytes=max(chain.worst_bytes() - waiting, step - activations - sent),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,50 +44,24 @@ class NeuSightError(DejavuError):
 
 
 def bmm(batch: int, m: int, reduced: int, n: int) -> Kernel:
-    return Kernel(
-        family="matmul",
-        name="bmm",
-        dtype=DTYPE,
-        batch=batch,
-        m=m,
-        n=n,
-        k=reduced,
-        flops=2.0 * batch * m * n * reduced,
-        read_bytes=float(ITEM_BYTES * batch * reduced * (m + n)),
-        written_bytes=float(ITEM_BYTES * batch * m * n),
+    kernel = Kernel(
+        family="matmul", name="bmm", dtype=DTYPE, batch=batch, m=m, n=n, k=reduced, flops=2.0 * batch * m * n * reduced
     )
+    return _moving(kernel, read=batch * reduced * (m + n), written=batch * m * n)
 
 
 def linear(m: int, reduced: int, n: int) -> Kernel:
     """Make the kernel of a product with a weight (n × reduced), and a bias of n added."""
-    return Kernel(
-        family="matmul",
-        name="linear",
-        dtype=DTYPE,
-        m=m,
-        n=n,
-        k=reduced,
-        flops=2.0 * m * n * reduced,
-        read_bytes=float(ITEM_BYTES * (reduced * (m + n) + n)),
-        written_bytes=float(ITEM_BYTES * m * n),
-    )
+    kernel = Kernel(family="matmul", name="linear", dtype=DTYPE, m=m, n=n, k=reduced, flops=2.0 * m * n * reduced)
+    return _moving(kernel, read=reduced * (m + n) + n, written=m * n)
 
 
 def convolution(images: int, cin: int, cout: int, ksize: int, insize: int, stride: int, pad: int) -> Kernel:
     """Make the kernel of a convolution with square images and filters, as all of NeuSight's are."""
     outsize = (insize + 2 * pad - ksize) // stride + 1
     m, k = images * outsize**2, cin * ksize**2
-    return Kernel(
-        family="convolution",
-        name="conv2d",
-        dtype=DTYPE,
-        m=m,
-        n=cout,
-        k=k,
-        flops=2.0 * m * cout * k,
-        read_bytes=float(ITEM_BYTES * (images * cin * insize**2 + k * cout)),
-        written_bytes=float(ITEM_BYTES * m * cout),
-    )
+    kernel = Kernel(family="convolution", name="conv2d", dtype=DTYPE, m=m, n=cout, k=k, flops=2.0 * m * cout * k)
+    return _moving(kernel, read=images * cin * insize**2 + k * cout, written=m * cout)
 
 
 def row_wise(operation: str, rows: int, width: int) -> Kernel:
@@ -95,38 +70,21 @@ def row_wise(operation: str, rows: int, width: int) -> Kernel:
     if operation in ROW_WISE:
         family, name, flops = ROW_WISE[operation]
         parameters = 2 * width if family == "normalization" else 0
-        return Kernel(
-            family=family,
-            name=name,
-            dtype=DTYPE,
-            m=rows,
-            n=width,
-            flops=float(flops * elements),
-            read_bytes=float(ITEM_BYTES * (elements + parameters)),
-            written_bytes=float(ITEM_BYTES * elements),
-        )
-    return Kernel(
-        family="elementwise",
-        name=operation,
-        dtype=DTYPE,
-        m=elements,
-        flops=float(elements),
-        read_bytes=float(ITEM_BYTES * elements * NUM_READ[operation]),
-        written_bytes=float(ITEM_BYTES * elements),
-    )
+        kernel = Kernel(family=family, name=name, dtype=DTYPE, m=rows, n=width, flops=float(flops * elements))
+        return _moving(kernel, read=elements + parameters, written=elements)
+    kernel = Kernel(family="elementwise", name=operation, dtype=DTYPE, m=elements, flops=float(elements))
+    return _moving(kernel, read=elements * NUM_READ[operation], written=elements)
 
 
 def memory(shapes: Sequence[Sequence[int]]) -> Kernel:
     """Make the kernel of NeuSight's MEM: tensors read, and the last written, without arithmetic."""
     *read, written = [math.prod(shape) for shape in shapes]
-    return Kernel(
-        family="copy",
-        name="copy",
-        dtype=DTYPE,
-        m=written,
-        read_bytes=float(ITEM_BYTES * sum(read)),
-        written_bytes=float(ITEM_BYTES * written),
-    )
+    return _moving(Kernel(family="copy", name="copy", dtype=DTYPE, m=written), read=sum(read), written=written)
+
+
+def _moving(kernel: Kernel, *, read: int, written: int) -> Kernel:
+    """Return the kernel with its traffic, given in elements."""
+    return replace(kernel, read_bytes=float(ITEM_BYTES * read), written_bytes=float(ITEM_BYTES * written))
 
 
 _OF_ROW: dict[str, Callable[..., Kernel]] = {"bmm": bmm, "linear": linear, "conv": convolution}
