@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.cluster import DeviceType
 from dejavu.cost import Evidence
@@ -27,10 +31,13 @@ from dejavu.testing import (
     check_cost_source,
     check_data_set,
     check_importer,
+    check_model,
     check_schedule,
     check_search,
 )
-from dejavu.workload.data import Digits
+from dejavu.workload import Workload
+from dejavu.workload.data import Digits, ExampleShape
+from dejavu.workload.models import MODELS, LayerBuilder, Model
 from tests.test_importers import write_nccl
 
 
@@ -138,6 +145,85 @@ class Forgetful(Digits):
 def test_a_data_set_that_deals_anew_is_found_out() -> None:
     with pytest.raises(AssertionError, match="step 3 again has another batch"):
         check_data_set(Forgetful())
+
+
+class Linear(nn.Linear):
+    """A layer of 64 that does as it was captured."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+
+
+class WiderThanCaptured(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y if isinstance(x, FakeTensor) else nn.functional.pad(y, (0, 1))
+
+
+class WorksMoreThanCaptured(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if isinstance(x, FakeTensor) else super().forward(x))
+
+
+class WorksOnNoExample(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        super().forward(torch.ones(64, 64, dtype=x.dtype))
+        return x
+
+
+class Numbered(Linear):
+    """Each that is built has more weights than the one before it."""
+
+    built: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(next(self.built)))
+
+
+class DrawnByItself(Linear):
+    """What it holds depends on how many were built before it."""
+
+    built: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor(float(next(self.built))))
+
+
+@dataclass(frozen=True)
+class OneLayerIsWrong(Model):
+    middle: type[Linear] = Linear
+    name: str = "middle"
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        return (
+            LayerBuilder("flat", nn.Flatten),
+            LayerBuilder(self.name, self.middle),
+            LayerBuilder("head", partial(nn.Linear, 64, shape.num_classes)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"middle": WiderThanCaptured}, r"layer 'middle': captured \(4, 64\), returns \(4, 65\)"),
+        ({"middle": WorksMoreThanCaptured}, r"layer 'middle': captured \d.* FLOP, does"),
+        ({"middle": WorksOnNoExample}, "layer 'middle': twice the examples have the same signature"),
+        ({"middle": Numbered}, r"captured with \d+ bytes, has"),
+        ({"middle": DrawnByItself}, "layer 'middle': built alone, it has other weights"),
+        ({"name": "head"}, r"captured as the layers \['flat', 'head', 'head'\]"),
+    ],
+)
+def test_a_model_that_is_not_what_it_builds_is_found_out(
+    change: dict, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = Workload(model="mine", data="digits", batch_size=8, num_microbatches=2, trials={"count": 0})
+    monkeypatch.setitem(MODELS, "mine", OneLayerIsWrong)
+    check_model(digits)
+    monkeypatch.setitem(MODELS, "mine", partial(OneLayerIsWrong, **change))
+    with pytest.raises(AssertionError, match=told):
+        check_model(digits)
 
 
 def test_the_cases_need_no_pytest() -> None:
