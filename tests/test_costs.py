@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cost.stage_memory import fixed_bytes
 from dejavu.cluster import Cluster, catalogue, load_cluster
 from dejavu.cost import SOURCES, CostError, cost_table, sources, transfer_cost
 from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.memory import (
     example_bytes,
-    fixed_bytes,
     layer_activation_bytes,
     layer_temporary_bytes,
     message_bytes,

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cost.stage_memory import StagePlace, stage_memory
+from benchmarks.cost.stage_memory import StagePlace, fixed_bytes, stage_memory
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import this_machine
-from dejavu.cost.memory import configuration_memory, example_bytes, fixed_bytes
+from dejavu.cost.memory import configuration_memory, example_bytes
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph, Layer
@@ -167,7 +167,7 @@ def planned_costs(case: Case, graph: Graph) -> AdditiveCosts:
     """The costs that a search is given for one device a stage, of which only memory is looked at."""
     (device,) = this_machine().device_types.values()
     configuration = StageConfiguration(device.name, recompute=case.recompute)
-    memory = configuration_memory(configuration, graph.layers, case.workload, device, example_bytes(case.workload))
+    memory = configuration_memory(configuration, graph, case.workload, device, example_bytes(case.workload))
     nothing = np.zeros((1, len(graph.layers)))
     return AdditiveCosts(
         seconds_CL=nothing,

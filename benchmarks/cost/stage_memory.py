@@ -115,6 +115,12 @@ def stage_memory(
     )
 
 
+def fixed_bytes(parameter_bytes: float, optimizer: OptimizerSettings) -> float:
+    """Add up the weights, one gradient of each, and what the optimizer keeps."""
+    each = ForEachByte.of(optimizer)
+    return parameter_bytes * (1 + each.gradient_bytes + each.optimizer_bytes)
+
+
 def _sharded(weights: Sequence[float], shards: int) -> float:
     """Bytes of tensors cut into shards; of the largest layer the missing parts are gathered, one layer at a time."""
     return sum(weights) / shards + (1 - 1 / shards) * max(weights)

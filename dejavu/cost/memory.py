@@ -10,7 +10,7 @@ Shape suffixes: L = layers, L1 = L + 1 cut positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.sharding import degree_of
-from dejavu.graphs.graph import Layer
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
 from dejavu.plans import StageConfiguration
 from dejavu.workload import OptimizerSettings, Workload
@@ -62,12 +62,6 @@ class ForEachByte:
         wide = MASTER_RATIO if optimizer.master_weights else 1
         moments = 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
         return cls(wide, wide * (moments + int(optimizer.master_weights)), wide)
-
-
-def fixed_bytes(parameter_bytes: float, optimizer: OptimizerSettings) -> float:
-    """Add up the weights, one gradient of each, and what the optimizer keeps."""
-    each = ForEachByte.of(optimizer)
-    return parameter_bytes * (1 + each.gradient_bytes + each.optimizer_bytes)
 
 
 def layer_activation_bytes(layer: Layer, *, recompute: bool = False, tensor_parallel: int = 1) -> float:
@@ -140,17 +134,18 @@ class ConfigurationMemory:
 
 def configuration_memory(
     configuration: StageConfiguration,
-    layers: Sequence[Layer],
+    graph: Graph,
     workload: Workload,
     device: DeviceType,
     example_bytes: float,
 ) -> ConfigurationMemory:
-    """Compute it for layers captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
+    """Compute it for a graph captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
 
     ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
     SC 2020, fig. 1). Of sharded gradients and weights one layer is whole at a time: a stage is charged for the model's
     largest. That and the replica's examples are held once per stage, so half is charged at each of its two cuts.
     """
+    layers = graph.layers
     r, zero = configuration.data_parallel, configuration.zero_level
     degree_L = [degree_of(layer, configuration.tensor_parallel) for layer in layers]
     weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
@@ -159,7 +154,7 @@ def configuration_memory(
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
-    cuts_L1 = np.array([0.0, *(float(layer.output_bytes) for layer in layers[:-1]), 0.0])
+    messages_L1 = message_bytes(graph.cut_bytes_L1, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
         pairs = zip(layers, degree_L, strict=True)
@@ -172,6 +167,6 @@ def configuration_memory(
         fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
         activation_bytes_L=each(layer_activation_bytes),
         temporary_bytes_L=each(partial(layer_temporary_bytes, optimizer=workload.optimizer)),
-        message_bytes_L1=message_bytes(cuts_L1, workload.num_microbatches) + (gathered + example_bytes / r) / 2,
+        message_bytes_L1=messages_L1 + (gathered + example_bytes / r) / 2,
         step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
     )

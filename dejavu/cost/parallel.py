@@ -97,7 +97,8 @@ class ParallelPrices:
 
     def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
         m, r = workload.microbatch_size, configuration.data_parallel
-        layers = self.at(m // r).graph.layers
+        graph = self.at(m // r).graph
+        layers = graph.layers
         degree_L = np.array([degree_of(layer, configuration.tensor_parallel) for layer in layers])
         weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
         passes = self._passes(configuration, m)
@@ -116,7 +117,7 @@ class ParallelPrices:
             configuration, [float(size) for size in weights_L], gradient
         )
         device = self._cluster.device_types[configuration.device_type]
-        memory = configuration_memory(configuration, layers, workload, device, examples)
+        memory = configuration_memory(configuration, graph, workload, device, examples)
         return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
 
     def _communication(
