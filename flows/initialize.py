@@ -34,4 +34,4 @@ def initialize(
         from tasks.training import try_initializations
 
     with session(workload, cluster, measures=True, trains=True, dask=dask) as here:
-        return try_initializations(workload, here.cluster, here.work / "trials", here.run, dask)
+        return try_initializations(workload, here.cluster, here.work / "trials", here.run, dask, here.log)

@@ -16,9 +16,9 @@ from griffe import Docstring, DocstringSectionKind
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from dejavu.workload.settings import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload.settings import OptimizerSettings, ReplanSettings, SyntheticSettings, TrialSettings, Workload
+from flows.processes import RUN
 
-IN_A_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect sets it in the process of a deployment's run
 FAMILIES = {
     "search": ("dejavu.search", "SEARCHES"),
     "schedule": ("dejavu.plans.schedule", "SCHEDULES"),
@@ -30,12 +30,13 @@ RECORDS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
     "synthetic": SyntheticSettings,
     "trials": TrialSettings,
+    "replan": ReplanSettings,
 }
 
 
 def choices(family: str, *also: str) -> list[str]:
     """Return the names that the form offers, or nothing in a run's own process."""
-    if os.environ.get(IN_A_RUN):
+    if os.environ.get(RUN):
         return []
     module, members = FAMILIES[family]
     return [*also, *getattr(import_module(module), members)]
@@ -56,7 +57,7 @@ class WorkloadForm:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         form = handler(schema)
-        if not os.environ.get(IN_A_RUN):
+        if not os.environ.get(RUN):
             fields = _describe(Workload, form, handler)
             fields["schedule"] |= _one_of(choices("schedule", "auto"))
             fields["data"] |= _one_of(choices("data"))

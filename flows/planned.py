@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from prefect.runtime import flow_run
+
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cost.priced_problem import split_into
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
+from dejavu.watching import Notes
 from dejavu.workload import Workload
 from flows.session import Session
 from tasks.planning import bind_baseline, bind_stages, choose_plan, simulate_bound, without_memory
@@ -51,10 +54,12 @@ class Planned(NamedTuple):
 
 def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
     """Choose a plan, bind it to devices, simulate it as bound, and record all of it."""
-    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
+    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask, here.log)
     binding = bind_stages(choice, choice.plan, here.cluster)
     bound = simulate_bound(choice, binding.plan)
     record_choice(here.run, choice, binding)
+    notes = Notes(here.work, request.workload, here.file, dask)
+    notes.keep(here.cluster, choice.plan, choice.step_seconds, str(flow_run.id))
     return Planned(
         choice=choice,
         binding=binding,
@@ -82,11 +87,11 @@ def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
     """
     measured = {request.workload.num_microbatches}
     for _ in range(MOST_MEASURED):
-        choice = choose_plan(request, dask)
+        choice = choose_plan(request, dask, here.log)
         wanted = choice.unmeasured(this_machine())
         if wanted is None or wanted.num_microbatches in measured:
             return choice
         measured.add(wanted.num_microbatches)
         graph = capture_model(wanted, here.cluster)
-        measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",))
-    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask)
+        measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",), here.log)
+    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask, here.log)

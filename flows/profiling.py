@@ -40,6 +40,6 @@ def profile(
         for count in microbatches or [workload.num_microbatches]:
             one = split_into(workload, count)
             graph = capture_model(one, here.cluster)
-            measured.append(measure_what_is_missing(graph, one, here.cluster, here.database))
+            measured.append(measure_what_is_missing(graph, one, here.cluster, here.database, log=here.log))
         record_measured(here.run, measured)
         return measured

@@ -60,9 +60,8 @@ def _named(questions: Sequence[Question]) -> str:
     )
 
 
-def choose_plan(request: PlanRequest, dask: str) -> Choice:
+def choose_plan(request: PlanRequest, dask: str, log: Any) -> Choice:
     """Plan as `dejavu plan` does, each search a task run; log the progress and what was chosen."""
-    log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
         planner = Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what))
         choice = planner.plan(request)
@@ -72,7 +71,7 @@ def choose_plan(request: PlanRequest, dask: str) -> Choice:
     return choice
 
 
-@task(name="bind", cache_policy=NO_CACHE)
+@task(name="bind", task_run_name="bind", cache_policy=NO_CACHE)
 def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
     """Bind stages to actual devices, and log why each is where it is."""
     binding = bind(choice.priced.problem, plan, cluster)
@@ -86,7 +85,7 @@ def bind_baseline(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
     return bind(problem, plan, cluster)
 
 
-@task(name="simulate", cache_policy=NO_CACHE)
+@task(name="simulate", task_run_name="simulate", cache_policy=NO_CACHE)
 def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
     """Simulate the plan as bound; binding may move stages to other kinds of devices than a search named."""
     return choice.candidate(plan)

@@ -66,16 +66,17 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
     return not isinstance(state.result(raise_on_failure=False), RankError)
 
 
-@task(name="trials", cache_policy=NO_CACHE)
+@task(name="trials", task_run_name="trials", cache_policy=NO_CACHE)
 def try_initializations(
-    workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = ""
+    workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = "", log: Any = None
 ) -> Trials | None:
     """Search N initializations by successive halving, in parallel; None: none wanted.
 
     Args:
         dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
+        log: where its progress goes; None: the task's own.
     """
-    log, count = get_run_logger(), workload.trials.count
+    log, count = log or get_run_logger(), workload.trials.count
     if not count:
         return None
 
@@ -136,7 +137,7 @@ def measure_against_baseline(
     return comparison
 
 
-@task(name="prepare", cache_policy=NO_CACHE)
+@task(name="prepare", task_run_name="prepare", cache_policy=NO_CACHE)
 def prepare_training(workload: Workload, binding: Binding, tried: Trials | None, folder: Path) -> TrainingJob:
     """Write the one file that every rank reads; the training starts where the winning trial stopped."""
     winner = tried.winner if tried else None
@@ -153,7 +154,7 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
     return job
 
 
-@task(name="read-job", cache_policy=NO_CACHE)
+@task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
 def read_job(folder: Path) -> TrainingJob:
     """Read the training job that was prepared in a run's folder."""
     path = folder / "job.json"
@@ -179,12 +180,29 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     return job
 
 
-@task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)
+@task(
+    name="train",
+    task_run_name="train",
+    cache_policy=NO_CACHE,
+    retries=1,
+    retry_delay_seconds=1,
+    retry_condition_fn=_may_succeed_again,
+)
 def train_pipeline(
-    job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float] | None, dask: str = ""
+    job: TrainingJob,
+    graph: Graph,
+    database: Path,
+    record: Run,
+    needed_bytes: Sequence[float] | None,
+    dask: str = "",
+    log: Any = None,
 ) -> TrainingResult:
-    """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint."""
-    log = get_run_logger()
+    """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint.
+
+    Args:
+        log: where its progress goes, the losses among it; None: the task's own.
+    """
+    log = log or get_run_logger()
     before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
@@ -208,7 +226,7 @@ def train_pipeline(
     return result
 
 
-@task(name="compare", cache_policy=NO_CACHE)
+@task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
 def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
     """Return the largest difference between the pipeline's first losses and those of single-process training.
 
@@ -225,7 +243,7 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     return difference
 
 
-@task(name="remember", cache_policy=NO_CACHE, retries=2)
+@task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Save measured step and stage times as rows of the database."""
     rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
