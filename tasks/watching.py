@@ -16,7 +16,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.planning import Choice
 from dejavu.plans import Plan
 from dejavu.trials import client_of
-from dejavu.watching import Decision, Planned, as_present, decide, look_at_workers
+from dejavu.watching import Decided, Decision, Planned, as_present, decide, look_at_workers
 from dejavu.workload import Workload
 
 
@@ -39,7 +39,12 @@ def decide_on(
     cluster = choice.request.cluster
     old_seconds = _step_seconds(choice, before.plan) if before is not None and _fits_on(before.plan, cluster) else None
     settings = workload.replan
-    decided, why = decide(settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running)
+    if before is None:
+        decided, why = Decided.PLANNED, "the first plan of this workload on this cluster"
+    else:
+        decided, why = decide(
+            settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running
+        )
     decision = Decision(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=workload.model,

@@ -21,7 +21,7 @@ from dejavu.runtime.job import write_json
 from dejavu.watching.decision import Decision
 from dejavu.workload import Workload
 
-SETTLED_SECONDS = 2.0  # what changed must have stayed so for as long: editors write a file in several steps
+SETTLED_SECONDS = 4.0  # what changed must have stayed so for as long: a nanny restarts a worker, an editor saves twice
 
 
 @dataclass(frozen=True)

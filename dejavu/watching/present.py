@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ def look_at_workers(client: Any) -> tuple[WorkerDevices, ...]:
                 (kind, min(count, about["nthreads"]) if kind.kind == "cpu" else count) for kind, count in devices
             ),
         )
-        for address, about in sorted(workers.items())
+        for address, about in sorted(workers.items(), key=lambda one: str(one[1]["name"]))
         if isinstance(found.get(address), tuple)
         for machine, devices in [found[address]]
     )
@@ -137,7 +138,8 @@ def _add(groups: list[NodeGroup], types: dict[str, DeviceType], worker: WorkerDe
             return
     types |= {kind.name: kind for kind, _ in worker.devices if kind.name not in types}
     link = groups[0].link if groups else Link(UNKNOWN_BYTES_PER_SECOND, NETWORK_LATENCY_SECONDS, assumed=True)
-    groups.append(NodeGroup(worker.names[0], 1, (worker.names[0],), devices, replace(link, assumed=True)))
+    name = next(name for k in itertools.count(1) if (name := f"added-{k}") not in {group.name for group in groups})
+    groups.append(NodeGroup(name, 1, (worker.names[0],), devices, replace(link, assumed=True)))
 
 
 def _linked(
