@@ -15,7 +15,7 @@ from dejavu.planning.sentences import NAMES
 from dejavu.watching import Notes
 from dejavu.workload import Workload
 from flows.session import Session
-from tasks.planning import bind_baseline, bind_stages, choose_plan, simulate_bound, without_memory
+from tasks.planning import bind_baseline, bind_stages, choose_plan, say_choice, simulate_bound, without_memory
 from tasks.pricing import capture_model, measure_what_is_missing
 from tasks.recording import record_choice
 from tasks.training import BoundBaseline
@@ -54,7 +54,8 @@ class Planned(NamedTuple):
 
 def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
     """Choose a plan, bind it to devices, simulate it as bound, and record all of it."""
-    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask, here.log)
+    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
+    say_choice(choice, here.log)
     binding = bind_stages(choice, choice.plan, here.cluster)
     bound = simulate_bound(choice, binding.plan)
     record_choice(here.run, choice, binding)
@@ -87,11 +88,11 @@ def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
     """
     measured = {request.workload.num_microbatches}
     for _ in range(MOST_MEASURED):
-        choice = choose_plan(request, dask, here.log)
+        choice = choose_plan(request, dask)
         wanted = choice.unmeasured(this_machine())
         if wanted is None or wanted.num_microbatches in measured:
             return choice
         measured.add(wanted.num_microbatches)
         graph = capture_model(wanted, here.cluster)
         measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",), here.log)
-    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask, here.log)
+    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask)

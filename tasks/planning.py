@@ -19,6 +19,7 @@ from dejavu.planning.questions import Ask
 from dejavu.plans import Answer, Plan, Problem, SearchResult
 from dejavu.simulation import simulate_plan
 from dejavu.trials import client_of
+from tasks.answers import question_key
 
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)
@@ -60,15 +61,25 @@ def _named(questions: Sequence[Question]) -> str:
     )
 
 
-def choose_plan(request: PlanRequest, dask: str, log: Any) -> Choice:
-    """Plan as `dejavu plan` does, each search a task run; log the progress and what was chosen."""
+@task(
+    name="choose",
+    task_run_name="choose",
+    cache_key_fn=question_key,
+    persist_result=True,
+    result_serializer="pickle",
+)
+def choose_plan(request: PlanRequest, dask: str) -> Choice:
+    """Plan as `dejavu plan` does, each search a task run. An equal request is answered from the cache."""
+    log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
-        planner = Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what))
-        choice = planner.plan(request)
+        return Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what)).plan(request)
+
+
+def say_choice(choice: Choice, log: Any) -> None:
+    """Log what was chosen, and what corrected its prices."""
     log.info("%s", reason(choice))
     for correction in choice.prices.corrections:
         log.info("déjà vu: %s", correction)
-    return choice
 
 
 @task(name="bind", task_run_name="bind", cache_policy=NO_CACHE)

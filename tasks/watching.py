@@ -42,9 +42,7 @@ def decide_on(
     if before is None:
         decided, why = Decided.PLANNED, "the first plan of this workload on this cluster"
     else:
-        decided, why = decide(
-            settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running
-        )
+        decided, why = decide(settings.action, old_seconds, choice.step_seconds, settings.margin, is_running=is_running)
     decision = Decision(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         model=workload.model,
