@@ -84,6 +84,7 @@ def dejavu(
         from flows.session import session
         from flows.train import train as train_job
         from tasks.recording import record_report
+        from tasks.shown import show_tracked
         from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
     earlier = read_resume(resume, workload)
@@ -126,4 +127,5 @@ def dejavu(
                 reference_difference=trained.reference_difference,
             )
         record_report(here.run, found)
+        show_tracked(here.run)
         return Outcome(found, here.run.artifact_folder, here.run.uri)

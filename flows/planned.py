@@ -18,6 +18,7 @@ from flows.session import Session
 from tasks.planning import bind_baseline, bind_stages, choose_plan, say_choice, simulate_bound, without_memory
 from tasks.pricing import capture_model, measure_what_is_missing
 from tasks.recording import record_choice
+from tasks.shown import show_choice
 from tasks.training import BoundBaseline
 
 MOST_MEASURED = 2  # further microbatch sizes in one run
@@ -56,6 +57,7 @@ def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) ->
     """Choose a plan, bind it to devices, simulate it as bound, and record all of it."""
     choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
     say_choice(choice, here.log)
+    show_choice(choice)
     binding = bind_stages(choice, choice.plan, here.cluster)
     bound = simulate_bound(choice, binding.plan)
     record_choice(here.run, choice, binding)

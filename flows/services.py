@@ -247,6 +247,8 @@ def _stop(services: Services, say: Say) -> None:
 def _settings(services: Services) -> dict[str, str]:
     return {
         TOKEN: services.token,
+        "DEJAVU_MLFLOW_URL": services.mlflow_url,
+        "PREFECT_CLIENT_MAX_RETRIES": "12",  # a run goes on while its server is started again
         "PREFECT_API_URL": services.prefect_api_url,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_WORKER_QUERY_SECONDS": "2",  # at most, from a command to the start of its run

@@ -16,6 +16,7 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
 from dejavu.trials import client_of
 from dejavu.workload import Workload
+from tasks.shown import Progress
 
 KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 
@@ -63,9 +64,13 @@ def measure_what_is_missing(
         log: where its progress goes; None: the task's own.
     """
     log = log or get_run_logger()
-    campaign = Profiler(graph, workload, cluster, ProfileDatabase(database))
-    measured = campaign.run(
-        kinds, progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
-    )
+    bar = Progress("measuring", f"layers, transfers and passes of {workload.model} that were not known")
+
+    def on_task(name: str, done: int, total: int) -> None:
+        log.info("measuring %s (%d of %d)", name, done + 1, total)
+        bar(done, total)
+
+    measured = Profiler(graph, workload, cluster, ProfileDatabase(database)).run(kinds, progress=on_task)
+    bar.end()
     log.info("%s", measured)
     return measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from dejavu.trials import (
 )
 from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
+from tasks.shown import Progress
 
 REPORTED_EVERY_STEPS = 5
 
@@ -80,7 +82,10 @@ def try_initializations(
     if not count:
         return None
 
+    bar, results = Progress("trials", f"initializations of {workload.model}, each with its first rung"), count_from(1)
+
     def on_result(result: TrialResult) -> None:
+        bar(next(results), count + workload.trials.default_draws)
         took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
         again = f", attempt {result.attempts}" if result.attempts > 1 else ""
         found = result.failure or f"loss {result.score:.4f} after {result.steps} steps"
@@ -100,6 +105,7 @@ def try_initializations(
             with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
                 trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
         record_trials(run, trials)
+    bar.end()
     log.info(
         "the best of %d initializations: %s (%d training steps in all, %.1f s)",
         len(trials.results),
@@ -209,8 +215,11 @@ def train_pipeline(
     plan = job.binding.plan
     log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
 
+    bar = Progress("training", f"steps of {job.workload.model}")
+
     def on_step(step: int, loss: float) -> None:
         done = step + 1
+        bar(done, job.last_step)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
@@ -220,6 +229,7 @@ def train_pipeline(
         with record.child("training", {"torchrun": line}) as run:
             result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
             record_training(run, result)
+    bar.end()
     if result.restarts:
         why = "; ".join(result.failures)
         log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
