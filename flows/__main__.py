@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -72,7 +71,7 @@ def run(
     """
     from flows.inputs import TypedQuestion, read_inputs, read_resume
     from flows.room import check_room
-    from flows.temporary_server import use_temporary_server
+    from flows.temporary_server import use_server
 
     machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # report mistakes before starting
     earlier = read_resume(resume, wanted)
@@ -83,7 +82,7 @@ def run(
     asked = typed.request(wanted, machines)
     check_room(Path.cwd())
     typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
-    with use_temporary_server(Path.cwd()) as server:
+    with use_server(Path.cwd()) as server:
         from dejavu.foundation.gc_frozen import gc_frozen
 
         with gc_frozen():
@@ -92,8 +91,6 @@ def run(
             from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
             from flows.full import Outcome, dejavu
 
-        # A line for every completed task says nothing that the next line does not.
-        logging.getLogger("prefect.task_runs").addFilter(lambda record: "in state Completed" not in record.getMessage())
         server.wait()
         found = dejavu(
             workload=wanted,
@@ -114,7 +111,10 @@ def run(
             typer.echo(line)
 
 
-@app.command(epilog="Example:  dejavu up && prefect deployment run dejavu/full --watch")
+@app.command(
+    epilog="Examples:  dejavu up && prefect deployment run dejavu/full --watch  |  "
+    "dejavu up --watch --dask tcp://10.0.0.1:8786"
+)
 def up(
     prefect_port: Annotated[
         int | None, typer.Option(help="of the Prefect server; default: 4200 or the next free one")
@@ -122,11 +122,30 @@ def up(
     mlflow_port: Annotated[
         int | None, typer.Option(help="of the MLflow server; default: 5000 or the next free one")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="look at the cluster again and again, and plan again when it changes")
+    ] = False,
+    every_seconds: Annotated[float, typer.Option(min=5.0, help="of --watch: between two looks")] = 60.0,
+    workload: Annotated[Path | None, typer.Option("--workload", help="of --watch: what is planned")] = None,
+    cluster: Annotated[Path, typer.Option("--cluster", help="of --watch: the cluster file")] = Path("cluster.yaml"),
+    dask: Annotated[
+        str, typer.Option(help="of --watch: address of a Dask scheduler; hosts without a worker are gone")
+    ] = "",
 ) -> None:
-    """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows."""
-    from flows import services
+    """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows.
 
-    services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, say=typer.echo)
+    What runs already goes on; what has ended is started again.
+    """
+    from flows import services
+    from flows.inputs import read_inputs
+    from flows.prefect_api import Watch
+
+    looks = None
+    if watch:
+        read_inputs(cluster, workload, train=False)  # report mistakes before starting
+        given = {"cluster": str(cluster), "dask": dask, **({"workload": str(workload)} if workload else {})}
+        looks = Watch(every_seconds, given)
+    services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, watch=looks, say=typer.echo)
 
 
 @app.command()

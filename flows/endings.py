@@ -60,6 +60,8 @@ def begun_training(project: Path, since: float) -> Path | None:
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
+    Nor is a task's end logged, where it only completed.
+
     Prefect would log it again for every enclosing flow, and once more as that flow's final state.
     """
 
@@ -76,8 +78,10 @@ class Sentences(logging.Filter):
             interrupted = isinstance(error, KeyboardInterrupt)
             record.msg, record.args = ("interrupted", ()) if interrupted else ("failed: %s", (error,))
             record.exc_info, record.exc_text = None, None
-        elif self._said is not None and isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
-            return "Failed" not in record.getMessage()
+        elif isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
+            said = record.getMessage()
+            # A line for every completed task says nothing that the next line does not.
+            return not (self._said is not None and "Failed" in said) and said != "Finished in state Completed()"
         return True
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed
 
 from dejavu.foundation.gc_frozen import gc_frozen
+from dejavu.parallelism import Parallelism
+from dejavu.plans.answers import BUDGET_SECONDS
+from dejavu.workload.settings import Workload
+from flows.parameters import (
+    BudgetSeconds,
+    ClusterFile,
+    DaskAddress,
+    Microbatches,
+    Schedules,
+    Searches,
+    WorkloadParameter,
+)
 
-with gc_frozen():  # `prefect worker` starts a process with this file
-    from prefect import flow
-    from prefect.client.schemas.objects import State
-    from prefect.runtime import flow_run
-    from prefect.states import Completed
-
-    from dejavu.launch.launcher import torchrun_line
-    from dejavu.parallelism import Parallelism
-    from dejavu.planning import BUDGET_SECONDS
+if TYPE_CHECKING:
     from dejavu.report import ReportData
-    from dejavu.workload import Workload
-    from flows.initialize import initialize
-    from flows.inputs import read_resume
-    from flows.plan import plan
-    from flows.profiling import profile
-    from flows.session import session
-    from flows.train import train as train_job
-    from tasks.recording import record_report
-    from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
 
 class Outcome(NamedTuple):
@@ -39,15 +39,15 @@ class Outcome(NamedTuple):
 
 @flow(name="dejavu", flow_run_name="{workload.model} on {cluster}", validate_parameters=True)
 def dejavu(
-    workload: Workload = Workload(),  # noqa: B008
-    cluster: str = "cluster.yaml",
+    workload: WorkloadParameter = Workload(),  # noqa: B008
+    cluster: ClusterFile = "cluster.yaml",
     train: bool = True,
-    searches: list[str] | None = None,
-    schedules: list[str] | None = None,
-    microbatches: list[int] | None = None,
+    searches: Searches = None,
+    schedules: Schedules = None,
+    microbatches: Microbatches = None,
     parallelism: Parallelism | None = None,
-    budget_seconds: float = BUDGET_SECONDS,
-    dask: str = "",
+    budget_seconds: BudgetSeconds = BUDGET_SECONDS,
+    dask: DaskAddress = "",
     resume: str = "",
     wait: bool = False,
 ) -> Outcome | State[Any]:
@@ -73,6 +73,20 @@ def dejavu(
     Raises:
         InputError: the folder to resume has no training, or one of another model, data, batch or optimizer.
     """
+    # Imports of seconds stand here, so that a run is Running before them.
+    with gc_frozen():
+        from dejavu.launch.launcher import torchrun_line
+        from dejavu.report import ReportData
+        from flows.initialize import initialize
+        from flows.inputs import read_resume
+        from flows.plan import plan
+        from flows.profiling import profile
+        from flows.session import session
+        from flows.train import train as train_job
+        from tasks.recording import record_report
+        from tasks.shown import show_tracked
+        from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
+
     earlier = read_resume(resume, workload)
     if earlier is not None and earlier.is_complete:
         return Completed(message=str(earlier))
@@ -113,4 +127,5 @@ def dejavu(
                 reference_difference=trained.reference_difference,
             )
         record_report(here.run, found)
+        show_tracked(here.run)
         return Outcome(found, here.run.artifact_folder, here.run.uri)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from prefect import flow
 
-from dejavu.trials import Trials
-from dejavu.workload import Workload
-from flows.session import session
-from tasks.training import try_initializations
+from dejavu.foundation.gc_frozen import gc_frozen
+from dejavu.workload.settings import Workload
+from flows.parameters import ClusterFile, DaskAddress, WorkloadParameter
+
+if TYPE_CHECKING:
+    from dejavu.trials import Trials
+else:
+    Trials = Any  # Prefect resolves every annotation, and this one's import takes seconds
 
 
-@flow(name="initialize", flow_run_name="initialize {workload.model}")
+@flow(name="initialize", flow_run_name="{workload.model}")
 def initialize(
-    workload: Workload = Workload(),  # noqa: B008
-    cluster: str = "cluster.yaml",
-    dask: str = "",
+    workload: WorkloadParameter = Workload(),  # noqa: B008
+    cluster: ClusterFile = "cluster.yaml",
+    dask: DaskAddress = "",
 ) -> Trials | None:
     """Draw initial weights and train them by successive halving; keep the best. Trials that ran before are reused.
 
@@ -23,5 +29,9 @@ def initialize(
         cluster: the cluster file; one worker for each of its devices that is here.
         dask: address of a Dask scheduler whose workers share this folder; empty: workers on this machine.
     """
+    with gc_frozen():  # imports of seconds: the run is Running before them
+        from flows.session import session
+        from tasks.training import try_initializations
+
     with session(workload, cluster, measures=True, trains=True, dask=dask) as here:
-        return try_initializations(workload, here.cluster, here.work / "trials", here.run, dask)
+        return try_initializations(workload, here.cluster, here.work / "trials", here.run, dask, here.log)

@@ -5,6 +5,8 @@ Importing Prefect here instead would use the settings of the caller, whose serve
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -60,12 +62,53 @@ def ensure_automation(api: httpx.Client) -> None:
         _post(api, "/automations/", automation)
 
 
-def crash_lost_runs(api: httpx.Client, why: str) -> None:
-    """Mark runs as crashed whose processes are known to have ended."""
-    wanted = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}}
+def crash_lost_runs(api: httpx.Client, why: str, alive: Collection[str], *, worker_lives: bool = False) -> None:
+    """Mark runs as crashed whose processes are known to have ended.
+
+    Args:
+        alive: ids of the runs that have a process; the flows that these call are theirs.
+        worker_lives: a worker may be starting the processes of pending runs just now.
+    """
+    states = ["RUNNING", "CANCELLING", *(() if worker_lives else ["PENDING"])]
+    wanted = {"flow_runs": {"state": {"type": {"any_": states}}}}
     for run in _post(api, "/flow_runs/filter", wanted):
+        if _outermost(api, run) in alive:
+            continue
         state = {"type": "CRASHED", "name": "Crashed", "message": why}
         _post(api, f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What `replan/on-change` looks at, and how often.
+
+    Attributes:
+        parameters: of the flow, where they are not its defaults.
+    """
+
+    every_seconds: float
+    parameters: dict[str, str]
+
+
+def start_watching(api: httpx.Client, watch: Watch) -> None:
+    """Activate the schedule of `replan/on-change`; its runs by an event have the same parameters."""
+    found = api.get("/deployments/name/replan/on-change")
+    if found.status_code == httpx.codes.NOT_FOUND:
+        raise DejavuError("prefect.yaml has no deployment replan/on-change; take it from the repository's prefect.yaml")
+    deployment = found.raise_for_status().json()
+    path = f"/deployments/{deployment['id']}"
+    _patch(api, path, {"parameters": watch.parameters})
+    for schedule in deployment["schedules"]:
+        content = {"active": True, "schedule": {"interval": watch.every_seconds}}
+        _patch(api, f"{path}/schedules/{schedule['id']}", content)
+
+
+def _outermost(api: httpx.Client, run: dict[str, Any]) -> str:
+    """Return the id of the run whose process this one runs in: its own, or that of the flow that called it."""
+    while run["parent_task_run_id"]:
+        caller = api.get(f"/task_runs/{run['parent_task_run_id']}").raise_for_status().json()["flow_run_id"]
+        run = api.get(f"/flow_runs/{caller}").raise_for_status().json()
+    return str(run["id"])
 
 
 def worker_is_online(api: httpx.Client, since: datetime) -> bool:
@@ -75,6 +118,12 @@ def worker_is_online(api: httpx.Client, since: datetime) -> bool:
         worker["status"] == "ONLINE" and datetime.fromisoformat(worker["last_heartbeat_time"]) >= since
         for worker in workers
     )
+
+
+def _patch(api: httpx.Client, path: str, content: dict[str, Any]) -> None:
+    response = api.patch(path, json=content)
+    if response.is_error:
+        raise DejavuError(f"Prefect refused {path} ({response.status_code}): {response.text[:1000]}")
 
 
 def _post(api: httpx.Client, path: str, content: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 TOKEN = "DEJAVU_SERVICES"  # an environment variable that all processes of one `dejavu up` inherit
+RUN = "PREFECT__FLOW_RUN_ID"  # Prefect sets it for the process of a deployment's run
 CREATE_TIME_SLACK_SECONDS = 2.0  # psutil adds the boot time, which moves when the clock is set
 TERMINATE_SECONDS = 15.0  # from SIGTERM to SIGKILL: what a flow run needs to report that it was ended
 
@@ -108,6 +109,12 @@ def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list
     return [process for process in found.values() if not has_ended(process)]
 
 
+def runs_of(token: str) -> set[str]:
+    """Return the ids of the flow runs that have a process of this `dejavu up`."""
+    environments = [_environment(process) for process in psutil.process_iter() if not has_ended(process)]
+    return {one[RUN] for one in environments if one.get(TOKEN) == token and RUN in one}
+
+
 def end(processes: Sequence[psutil.Process], *, terminate_seconds: float = TERMINATE_SECONDS) -> None:
     """Send SIGTERM, wait `terminate_seconds`, then send SIGKILL."""
     for process in processes:
@@ -157,11 +164,16 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _carries(process: psutil.Process, token: str) -> bool:
+    return _environment(process).get(TOKEN) == token
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """Return the environment that it started with; nothing where it has ended or is somebody else's."""
     try:
-        carried: str | None = process.environ().get(TOKEN)
+        found: dict[str, str] = process.environ()
     except (psutil.Error, OSError):
-        return False
-    return carried == token
+        return {}
+    return found
 
 
 def _signal(process: psutil.Process, *, kill: bool) -> None:

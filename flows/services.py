@@ -22,18 +22,22 @@ from dejavu.foundation.errors import DejavuError, InputError
 from flows.prefect_api import (
     HEARTBEAT_SECONDS,
     WORK_POOL,
+    Watch,
     connect,
     crash_lost_runs,
     ensure_automation,
     ensure_work_pool,
+    start_watching,
     worker_is_online,
 )
-from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, start
+from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, runs_of, start
 from flows.room import check_room
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
+TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
+SERVICES = ("mlflow", "prefect", "worker")
 TOML_MARK = "# Written by `dejavu up`, removed by `dejavu down`"
 
 Say = Callable[[str], None]
@@ -74,17 +78,37 @@ class Services:
     def dead(self) -> tuple[str, ...]:
         """Names of services that should run and do not."""
         alive = {process.name for process in self.processes if process.find()}
-        return tuple(name for name in ("mlflow", "prefect", "worker") if name not in alive)
+        return tuple(name for name in SERVICES if name not in alive)
+
+    @property
+    def answers(self) -> bool:
+        """Whether both servers answer."""
+        return all(map(_answers, self.health_urls))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of services that do not run, or run and do not answer."""
+        silent = {name for name, url in zip(("prefect", "mlflow"), self.health_urls, strict=True) if not _answers(url)}
+        return tuple(name for name in SERVICES if name in silent or name in self.dead)
 
     def with_process(self, process: RecordedProcess) -> Services:
-        return replace(self, processes=(*self.processes, process))
+        others = [one for one in self.processes if one.name != process.name]
+        return replace(self, processes=(*others, process))
 
 
-def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None, say: Say = print) -> Services:
+def up(
+    project: Path,
+    *,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
+    watch: Watch | None = None,
+    say: Say = print,
+) -> Services:
     """Start what is not running yet, deploy `prefect.yaml`, and wait until everything responds.
 
     Args:
         prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
+        watch: also look at the cluster from now on, and plan again when it changes.
 
     Raises:
         InputError: there is no prefect.yaml, no room, or a port that was asked for is taken.
@@ -95,24 +119,35 @@ def up(project: Path, *, prefect_port: int | None = None, mlflow_port: int | Non
         raise InputError(f"{project} has no prefect.yaml; run `dejavu up` in the project's folder")
     check_room(project)
     with _locked(project):
-        found = recorded(project)
-        if found and not found.dead and all(map(_answers, found.health_urls)):
-            say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
-            return found
-        if found:
-            say(f"stopping an earlier start; no longer running: {', '.join(found.dead) or 'none, but not responding'}")
-            _stop(found, say)
-        services = Services(
-            str(project),
-            token=uuid.uuid4().hex,
-            prefect_port=_choose_port("Prefect", prefect_port, PREFECT_PORT, say),
-            mlflow_port=_choose_port("MLflow", mlflow_port, MLFLOW_PORT, say),
-        )
-        try:
-            return _start(project, services, say)
-        except BaseException:
-            _stop(recorded(project) or services, lambda line: None)
-            raise
+        services = _up(project, prefect_port, mlflow_port, say)
+        if watch is not None:
+            with connect(services.prefect_api_url) as api:
+                start_watching(api, watch)
+            say(f"looking at the cluster every {watch.every_seconds:g} s; a change starts replan/on-change")
+        return services
+
+
+def _up(project: Path, prefect_port: int | None, mlflow_port: int | None, say: Say) -> Services:
+    found = recorded(project)
+    if found and not found.dead and found.answers:
+        say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
+        return found
+    if found and found.dead != SERVICES:
+        say(f"starting again what is no longer there: {', '.join(found.missing)}; what else runs goes on")
+        return _start(project, found, say)
+    if found:
+        _stop(found, say)
+    services = Services(
+        str(project),
+        token=uuid.uuid4().hex,
+        prefect_port=_choose_port("Prefect", prefect_port, PREFECT_PORT, say),
+        mlflow_port=_choose_port("MLflow", mlflow_port, MLFLOW_PORT, say),
+    )
+    try:
+        return _start(project, services, say)
+    except BaseException:
+        _stop(recorded(project) or services, lambda line: None)
+        raise
 
 
 def down(project: Path, *, say: Say = print) -> None:
@@ -149,20 +184,34 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     began = datetime.now(UTC)
     environment = child_environment(project, _settings(services))
     prefect_health, mlflow_health = services.health_urls
-    say("starting Prefect and MLflow")
+    missing = services.missing
+    end([process for one in services.processes if one.name in missing and (process := one.find())])  # it was silent
+    servers = [name for name in ("mlflow", "prefect") if name in missing]
+    if servers:
+        say(f"starting {' and '.join(TITLES[name] for name in reversed(servers))}")
     with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes would corrupt a new one
-        services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
-        services = _launch(services, environment, "prefect", _prefect_command(services.prefect_port))
+        if "mlflow" in missing:
+            services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
+        if "prefect" in missing:
+            services = _launch(services, environment, "prefect", _prefect_command(services.prefect_port))
         _wait_for(services, "mlflow", lambda: _answers(mlflow_health))
     _wait_for(services, "prefect", lambda: _answers(prefect_health))
     with connect(services.prefect_api_url) as api:
-        crash_lost_runs(api, "its worker had ended before `dejavu up`")
+        crash_lost_runs(
+            api,
+            "its process had ended before `dejavu up`",
+            runs_of(services.token),
+            worker_lives="worker" not in missing,
+        )
         ensure_work_pool(api)
         ensure_automation(api)
-        services = _launch(services, environment, "worker", _worker_command())
-        say("deploying prefect.yaml")
-        _deploy(project, environment)
-        _wait_for(services, "worker", lambda: worker_is_online(api, began))
+        if "worker" in missing:
+            services = _launch(services, environment, "worker", _worker_command())
+        if missing == SERVICES:
+            say("deploying prefect.yaml")
+            _deploy(project, environment)
+        if "worker" in missing:
+            _wait_for(services, "worker", lambda: worker_is_online(api, began))
     _write_toml(project, services, say)
     say(f"Prefect {services.prefect_url}   runs, schedules, logs")
     say(f"MLflow  {services.mlflow_url}   what each run found")
@@ -182,7 +231,7 @@ def _stop(services: Services, say: Say) -> None:
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
     if prefect_runs and _answers(services.health_urls[0]):  # the port may be another project's by now
         with connect(services.prefect_api_url) as api:
-            crash_lost_runs(api, "ended by `dejavu down`")
+            crash_lost_runs(api, "ended by `dejavu down`", alive=())
     end(family(services.processes, services.token))
     project = Path(services.project)
     toml = project / "prefect.toml"
@@ -198,11 +247,15 @@ def _stop(services: Services, say: Say) -> None:
 def _settings(services: Services) -> dict[str, str]:
     return {
         TOKEN: services.token,
+        "DEJAVU_MLFLOW_URL": services.mlflow_url,
+        "PREFECT_CLIENT_MAX_RETRIES": "12",  # a run goes on while its server is started again
         "PREFECT_API_URL": services.prefect_api_url,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_WORKER_QUERY_SECONDS": "2",  # at most, from a command to the start of its run
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "15",  # until a new schedule has its runs
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # for `prefect deployment run … --watch`
+        "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger
 from prefect.runtime import flow_run
@@ -25,12 +26,16 @@ class Session:
     """One run: the flow that was started and the flows that it calls.
 
     Attributes:
+        file: the cluster file as it was named.
         cluster: as read at the start; later edits of its file do not affect this run.
+        log: of the flow that was started, whose log a person watches.
     """
 
     project: Path
+    file: str
     cluster: Cluster
     run: Tracker
+    log: Any
 
     @property
     def database(self) -> Path:
@@ -48,8 +53,9 @@ _CURRENT: ContextVar[Session | None] = ContextVar("_CURRENT", default=None)
 @contextmanager
 def session(
     workload: Workload,
-    cluster: str,
+    file: str,
     *,
+    cluster: Cluster | None = None,
     measures: bool = False,
     trains: bool = False,
     dask: str = "",
@@ -58,6 +64,8 @@ def session(
     """Return the session of the flow that called this one, or open a new one.
 
     Args:
+        file: the cluster file, relative to the project folder.
+        cluster: as it is now, where that is not what the file says.
         measures: take the folder's lock: nobody else may measure or train in it meanwhile.
         trains: the cluster's devices have to be here, or have workers that are connected to `dask`.
         wait: until nobody else measures or trains here, instead of raising an error.
@@ -68,15 +76,16 @@ def session(
         return
     without_tracebacks()
     project = Path.cwd()
-    machines = read_cluster(project / cluster, trains, dask)
+    machines = cluster or read_cluster(project / file, trains, dask)
     title = f"{workload.model} on {machines.name}"
     with ExitStack() as stack:
         if measures:
             stack.enter_context(alone_in(project, title, wait=wait, on_wait=get_run_logger().info))
         run = stack.enter_context(Tracker.open(project, title, tags={"prefect.flow_run": flow_run.id}))
-        record_question(run, workload, machines, project / cluster)
-        token = _CURRENT.set(Session(project, machines, run))
+        record_question(run, workload, machines, project / file)
+        here = Session(project, file, machines, run, get_run_logger())
+        token = _CURRENT.set(here)
         try:
-            yield Session(project, machines, run)
+            yield here
         finally:
             _CURRENT.reset(token)

@@ -26,6 +26,7 @@ import psutil
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.gc_frozen import gc_frozen
+from flows import services
 from flows.processes import child_environment
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
@@ -109,13 +110,48 @@ def use_temporary_server(project: Path) -> TemporaryServer:
             pass_fds=[listening.fileno()],
             start_new_session=True,  # a Ctrl-C is for the flow, which still reports its end to the server
         )
+    _use(environment)
+    # It serves no pages, so Prefect's "View at" hint would mislead.
+    logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at "))
+    return TemporaryServer(process, api_url, Path(environment["PREFECT_HOME"]), log)
+
+
+class RunningServer:
+    """The server of `dejavu up`, in the place of a temporary one: nothing to start and nothing to stop."""
+
+    def __init__(self, api_url: str) -> None:
+        self.api_url = api_url
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if "prefect" in sys.modules:
+            _send_what_is_queued()
+
+
+def use_server(project: Path) -> TemporaryServer | RunningServer:
+    """Make Prefect use the server of `dejavu up`, where that runs and answers, and else a temporary one."""
+    up = services.status(project)
+    if up is None or not up.answers:
+        return use_temporary_server(project)
+    if "prefect" in sys.modules:
+        raise RuntimeError("Prefect was imported before use_server: it has already read its settings")
+    _use(child_environment(project.resolve(), {"PREFECT_API_URL": up.prefect_api_url}))
+    return RunningServer(up.prefect_api_url)
+
+
+def _use(environment: dict[str, str]) -> None:
+    """Replace this process's settings of Prefect by these."""
     for name in [name for name in os.environ if name.startswith("PREFECT_") and name not in environment]:
         del os.environ[name]
     ours = {name for name in environment if name.startswith("PREFECT_")} | {"DO_NOT_TRACK", "NO_PROXY", "no_proxy"}
     os.environ.update({name: environment[name] for name in ours})
-    # It serves no pages, so Prefect's "View at" hint would mislead.
-    logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at "))
-    return TemporaryServer(process, api_url, Path(environment["PREFECT_HOME"]), log)
 
 
 def _server_settings(project: Path) -> dict[str, str]:

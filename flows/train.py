@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prefect import flow
+from prefect.runtime import flow_run
 
-from dejavu.runtime.job import TrainingResult
-from flows.session import session
-from tasks.pricing import capture_model
-from tasks.training import compare_with_one_process, read_job, remember_times, train_pipeline
+from dejavu.foundation.gc_frozen import gc_frozen
+from flows.parameters import ClusterFile, DaskAddress
+
+if TYPE_CHECKING:
+    from dejavu.runtime.job import TrainingResult
 
 
 class Trained(NamedTuple):
@@ -20,9 +22,13 @@ class Trained(NamedTuple):
     reference_difference: float
 
 
-@flow(name="train", flow_run_name="train {folder}")
+def _run_name() -> str:
+    return Path(flow_run.parameters["folder"]).name
+
+
+@flow(name="train", flow_run_name=_run_name)
 def train(
-    folder: str, cluster: str = "cluster.yaml", dask: str = "", needed_bytes: list[float] | None = None
+    folder: str, cluster: ClusterFile = "cluster.yaml", dask: DaskAddress = "", needed_bytes: list[float] | None = None
 ) -> Trained:
     """Train the job of a run's folder on its devices, from its last checkpoint if it has one, and remember its times.
 
@@ -32,9 +38,14 @@ def train(
         dask: address of a Dask scheduler with a worker on every host; empty: all devices are on this machine.
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
     """
+    with gc_frozen():  # imports of seconds: the run is Running before them
+        from flows.session import session
+        from tasks.pricing import capture_model
+        from tasks.training import compare_with_one_process, read_job, remember_times, train_pipeline
+
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
         graph = capture_model(job.workload, here.cluster)
-        result = train_pipeline(job, graph, here.database, here.run, needed_bytes, dask)
+        result = train_pipeline(job, graph, here.database, here.run, needed_bytes, dask, here.log)
         remember_times(job, result, graph, here.database)
         return Trained(result, compare_with_one_process(job, result, here.work / "trials"))

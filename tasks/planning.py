@@ -19,6 +19,7 @@ from dejavu.planning.questions import Ask
 from dejavu.plans import Answer, Plan, Problem, SearchResult
 from dejavu.simulation import simulate_plan
 from dejavu.trials import client_of
+from tasks.answers import question_key
 
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)
@@ -60,19 +61,28 @@ def _named(questions: Sequence[Question]) -> str:
     )
 
 
+@task(
+    name="choose",
+    task_run_name="choose",
+    cache_key_fn=question_key,
+    persist_result=True,
+    result_serializer="pickle",
+)
 def choose_plan(request: PlanRequest, dask: str) -> Choice:
-    """Plan as `dejavu plan` does, each search a task run; log the progress and what was chosen."""
+    """Plan as `dejavu plan` does, each search a task run. An equal request is answered from the cache."""
     log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
-        planner = Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what))
-        choice = planner.plan(request)
+        return Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what)).plan(request)
+
+
+def say_choice(choice: Choice, log: Any) -> None:
+    """Log what was chosen, and what corrected its prices."""
     log.info("%s", reason(choice))
     for correction in choice.prices.corrections:
         log.info("déjà vu: %s", correction)
-    return choice
 
 
-@task(name="bind", cache_policy=NO_CACHE)
+@task(name="bind", task_run_name="bind", cache_policy=NO_CACHE)
 def bind_stages(choice: Choice, plan: Plan, cluster: Cluster) -> Binding:
     """Bind stages to actual devices, and log why each is where it is."""
     binding = bind(choice.priced.problem, plan, cluster)
@@ -86,7 +96,7 @@ def bind_baseline(problem: Problem, plan: Plan, cluster: Cluster) -> Binding:
     return bind(problem, plan, cluster)
 
 
-@task(name="simulate", cache_policy=NO_CACHE)
+@task(name="simulate", task_run_name="simulate", cache_policy=NO_CACHE)
 def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
     """Simulate the plan as bound; binding may move stages to other kinds of devices than a search named."""
     return choice.candidate(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -16,11 +17,12 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
 from dejavu.trials import client_of
 from dejavu.workload import Workload
+from tasks.shown import Progress
 
 KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 
 
-@task(name="read-cluster", cache_policy=NO_CACHE)
+@task(name="read-cluster", task_run_name="read-cluster", cache_policy=NO_CACHE)
 def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     """Read the cluster once; later edits of the file do not affect the run."""
     cluster = load_cluster(path)
@@ -36,7 +38,7 @@ def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     return cluster
 
 
-@task(name="capture", cache_policy=NO_CACHE)
+@task(name="capture", task_run_name="capture", cache_policy=NO_CACHE)
 def capture_model(workload: Workload, cluster: Cluster) -> Graph:
     """Capture the model as layers, without weights, with the kernels of the cluster's kind of devices."""
     graph, log = capture(workload, cluster.kind), get_run_logger()
@@ -48,15 +50,28 @@ def capture_model(workload: Workload, cluster: Cluster) -> Graph:
     return graph
 
 
-@task(name="measure", cache_policy=NO_CACHE, retries=1)
+@task(name="measure", task_run_name="measure", cache_policy=NO_CACHE, retries=1)
 def measure_what_is_missing(
-    graph: Graph, workload: Workload, cluster: Cluster, database: Path, kinds: Collection[str] = KINDS_OF_A_PLAN
+    graph: Graph,
+    workload: Workload,
+    cluster: Cluster,
+    database: Path,
+    kinds: Collection[str] = KINDS_OF_A_PLAN,
+    log: Any = None,
 ) -> MeasureResult:
-    """Measure on this machine what the database lacks; what it knows is not measured again."""
-    log = get_run_logger()
-    campaign = Profiler(graph, workload, cluster, ProfileDatabase(database))
-    measured = campaign.run(
-        kinds, progress=lambda name, done, total: log.info("measuring %s (%d of %d)", name, done + 1, total)
-    )
+    """Measure on this machine what the database lacks; what it knows is not measured again.
+
+    Args:
+        log: where its progress goes; None: the task's own.
+    """
+    log = log or get_run_logger()
+    bar = Progress("measuring", f"layers, transfers and passes of {workload.model} that were not known")
+
+    def on_task(name: str, done: int, total: int) -> None:
+        log.info("measuring %s (%d of %d)", name, done + 1, total)
+        bar(done, total)
+
+    measured = Profiler(graph, workload, cluster, ProfileDatabase(database)).run(kinds, progress=on_task)
+    bar.end()
     log.info("%s", measured)
     return measured

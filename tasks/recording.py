@@ -49,7 +49,7 @@ def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
     )
 
 
-@task(name="record-choice", cache_policy=NO_CACHE)
+@task(name="record-choice", task_run_name="record-choice", cache_policy=NO_CACHE)
 def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
     """Record what was considered, search by search, the plan, and the cost table that it rests on."""
     graph = choice.prices.graph_of(choice.plan.num_microbatches)
@@ -117,7 +117,7 @@ def record_training(run: Run, result: TrainingResult) -> None:
     run.artifact_json("training.json", result.to_dict())
 
 
-@task(name="report", cache_policy=NO_CACHE)
+@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
 def record_report(run: Run, data: ReportData) -> None:
     """Record what was chosen and how it compares: the figures and the report page."""
     answers = {

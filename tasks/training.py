@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from dejavu.trials import (
 )
 from dejavu.workload import Workload
 from tasks.recording import record_training, record_trials
+from tasks.shown import Progress
 
 REPORTED_EVERY_STEPS = 5
 
@@ -66,20 +68,24 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
     return not isinstance(state.result(raise_on_failure=False), RankError)
 
 
-@task(name="trials", cache_policy=NO_CACHE)
+@task(name="trials", task_run_name="trials", cache_policy=NO_CACHE)
 def try_initializations(
-    workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = ""
+    workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = "", log: Any = None
 ) -> Trials | None:
     """Search N initializations by successive halving, in parallel; None: none wanted.
 
     Args:
         dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
+        log: where its progress goes; None: the task's own.
     """
-    log, count = get_run_logger(), workload.trials.count
+    log, count = log or get_run_logger(), workload.trials.count
     if not count:
         return None
 
+    bar, results = Progress("trials", f"initializations of {workload.model}, each with its first rung"), count_from(1)
+
     def on_result(result: TrialResult) -> None:
+        bar(next(results), count + workload.trials.default_draws)
         took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
         again = f", attempt {result.attempts}" if result.attempts > 1 else ""
         found = result.failure or f"loss {result.score:.4f} after {result.steps} steps"
@@ -99,6 +105,7 @@ def try_initializations(
             with client_of(dask) if dask else local_client(workers, folder / "dask", gpus=gpus > 0) as client:
                 trials = search_initialization(client, workload, folder, on_result=on_result, on_rung=on_rung)
         record_trials(run, trials)
+    bar.end()
     log.info(
         "the best of %d initializations: %s (%d training steps in all, %.1f s)",
         len(trials.results),
@@ -136,7 +143,7 @@ def measure_against_baseline(
     return comparison
 
 
-@task(name="prepare", cache_policy=NO_CACHE)
+@task(name="prepare", task_run_name="prepare", cache_policy=NO_CACHE)
 def prepare_training(workload: Workload, binding: Binding, tried: Trials | None, folder: Path) -> TrainingJob:
     """Write the one file that every rank reads; the training starts where the winning trial stopped."""
     winner = tried.winner if tried else None
@@ -153,7 +160,7 @@ def prepare_training(workload: Workload, binding: Binding, tried: Trials | None,
     return job
 
 
-@task(name="read-job", cache_policy=NO_CACHE)
+@task(name="read-job", task_run_name="read-job", cache_policy=NO_CACHE)
 def read_job(folder: Path) -> TrainingJob:
     """Read the training job that was prepared in a run's folder."""
     path = folder / "job.json"
@@ -179,20 +186,40 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
     return job
 
 
-@task(name="train", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=1, retry_condition_fn=_may_succeed_again)
+@task(
+    name="train",
+    task_run_name="train",
+    cache_policy=NO_CACHE,
+    retries=1,
+    retry_delay_seconds=1,
+    retry_condition_fn=_may_succeed_again,
+)
 def train_pipeline(
-    job: TrainingJob, graph: Graph, database: Path, record: Run, needed_bytes: Sequence[float] | None, dask: str = ""
+    job: TrainingJob,
+    graph: Graph,
+    database: Path,
+    record: Run,
+    needed_bytes: Sequence[float] | None,
+    dask: str = "",
+    log: Any = None,
 ) -> TrainingResult:
-    """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint."""
-    log = get_run_logger()
+    """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint.
+
+    Args:
+        log: where its progress goes, the losses among it; None: the task's own.
+    """
+    log = log or get_run_logger()
     before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan
     log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
 
+    bar = Progress("training", f"steps of {job.workload.model}")
+
     def on_step(step: int, loss: float) -> None:
         done = step + 1
+        bar(done, job.last_step)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
@@ -202,13 +229,14 @@ def train_pipeline(
         with record.child("training", {"torchrun": line}) as run:
             result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
             record_training(run, result)
+    bar.end()
     if result.restarts:
         why = "; ".join(result.failures)
         log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
     return result
 
 
-@task(name="compare", cache_policy=NO_CACHE)
+@task(name="compare", task_run_name="compare", cache_policy=NO_CACHE)
 def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: Path) -> float:
     """Return the largest difference between the pipeline's first losses and those of single-process training.
 
@@ -225,7 +253,7 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
     return difference
 
 
-@task(name="remember", cache_policy=NO_CACHE, retries=2)
+@task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Save measured step and stage times as rows of the database."""
     rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))

@@ -11,11 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +23,6 @@ from mlflow.tracking import MlflowClient
 from dejavu.plans import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
-from flows import services
 from tasks.pricing import read_cluster
 from tests.launching import dask_workers, is_rank
 
@@ -150,20 +147,6 @@ def plan_of(project: Path, run: Run) -> Any:
     return json.loads(Path(client_of(project).download_artifacts(run.info.run_id, "plan.json")).read_text())
 
 
-def check_drawing(project: Path) -> None:
-    """Check that Prefect shows the four parts as flows of their own, and searches in parallel."""
-    port = services.recorded(project).prefect_port
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api") as api:
-        flows = {flow["id"]: flow["name"] for flow in api.post("/flows/filter", json={}).raise_for_status().json()}
-        runs = api.post("/flow_runs/filter", json={}).raise_for_status().json()
-        tasks = api.post("/task_runs/filter", json={}).raise_for_status().json()
-    parts = [flows[run["flow_id"]] for run in runs if run["parent_task_run_id"]]
-    assert sorted(parts) == ["initialize", "plan", "profile", "train"]
-    spans = sorted((task["start_time"], task["end_time"]) for task in tasks if task["name"].startswith("search: "))
-    assert len(spans) > 2
-    assert any(later < end for (_, end), (later, _) in pairwise(spans)), "no two searches at the same time"
-
-
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the plan needs two cores")
 
 
@@ -190,23 +173,6 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
     # By corrected prices another plan may be the better one.
     if "déjà vu: this plan was trained before" in second.stderr:  # not of a training that other work disturbed
         assert plan_of(project, run) == trained
-
-
-@needs_two_cores
-def test_up_deploys_what_prefect_then_runs(project: Path) -> None:
-    """`dejavu up`, then `prefect deployment run dejavu/full` as typed, then `dejavu down`."""
-    try:
-        up = command(project, "dejavu", "up", "--prefect-port", free_port(), "--mlflow-port", free_port())
-        assert up.returncode == 0, up.stdout + up.stderr
-        words = ["prefect", "deployment", "run", "dejavu/full", "--watch"]
-        ran = command(project, *words, "--params", json.dumps({"workload": WORKLOAD}))
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "Completed" in ran.stdout
-        check_records(project)
-        check_drawing(project)
-    finally:
-        down = command(project, "dejavu", "down")
-    assert down.returncode == 0, down.stdout + down.stderr
 
 
 def test_a_scheduler_that_does_not_answer_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

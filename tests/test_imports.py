@@ -22,7 +22,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
-    ("launch", "planning", "profiling", "testing", "trials"),
+    ("launch", "planning", "profiling", "testing", "trials", "watching"),
     ("report",),
     ("tasks", "benchmarks"),
     ("flows",),

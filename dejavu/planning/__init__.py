@@ -17,12 +17,11 @@ from dejavu.planning.plan_json import choice_to_dict, write_choice
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
-from dejavu.planning.request import BUDGET_SECONDS, PlanRequest
+from dejavu.planning.request import PlanRequest
 from dejavu.planning.sentences import reason
 
 __all__ = [
     "BASELINES",
-    "BUDGET_SECONDS",
     "Candidate",
     "Choice",
     "Considered",

@@ -9,11 +9,10 @@ from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import microbatch_choices, split_into
 from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
+from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
-
-BUDGET_SECONDS = 8.0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from enum import StrEnum
 from dejavu.foundation.errors import DejavuError
 from dejavu.plans.plan import Plan
 
+BUDGET_SECONDS = 8.0  # of all searches together, where nobody says otherwise
+
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:

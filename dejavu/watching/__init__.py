@@ -1,0 +1,24 @@
+"""Is the cluster still the one that the last plan is for, and if not: what changed, and is another plan worth a move?
+
+present.py   what is there now: the cluster file, and the Dask workers on its hosts
+changes.py   two clusters compared, as sentences
+notes.py     what the last plan was made for, what was decided since; files of the project's folder
+decision.py  the plan that is there against a new one
+"""
+
+from dejavu.watching.changes import differences
+from dejavu.watching.decision import Decided, Decision, decide
+from dejavu.watching.notes import Notes, Planned
+from dejavu.watching.present import WorkerDevices, as_present, look_at_workers
+
+__all__ = [
+    "Decided",
+    "Decision",
+    "Notes",
+    "Planned",
+    "WorkerDevices",
+    "as_present",
+    "decide",
+    "differences",
+    "look_at_workers",
+]

@@ -1,0 +1,78 @@
+"""The plan that is there against the one that a search found for the changed cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dejavu.foundation.units import format_seconds
+
+
+class Decided(StrEnum):
+    """What comes of a look at a changed cluster."""
+
+    PLANNED = "planned"  # the new plan is the one to train from now on
+    KEPT = "kept"  # the plan that is there stays: a new one gains less than the margin
+    NOTIFIED = "notified"  # the new plan is only said
+    MIGRATED = "migrated"  # the running training was told to go on under the new plan
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision and what it rests on.
+
+    Attributes:
+        at: when, ISO 8601 in UTC.
+        model: of the workload.
+        change: what differs from the cluster of the plan that is there.
+        old_fingerprint, new_fingerprint: of the two clusters; old is empty where no plan was there.
+        old_step_seconds: predicted for the plan that is there on the changed cluster; None: it cannot run there.
+        new_step_seconds: predicted for the new plan.
+        margin: the least gain that is worth a change.
+        decided: one of `Decided`.
+        why: a sentence.
+        run: id of the flow run.
+    """
+
+    at: str
+    model: str
+    change: str
+    old_fingerprint: str
+    new_fingerprint: str
+    old_step_seconds: float | None
+    new_step_seconds: float
+    margin: float
+    decided: str
+    why: str
+    run: str
+
+    @property
+    def gain(self) -> float | None:
+        """Share by which the new plan's step is shorter; None: the plan that is there cannot run."""
+        old = self.old_step_seconds
+        return None if old is None else 1 - self.new_step_seconds / old
+
+
+def decide(
+    action: str, old_step_seconds: float | None, new_step_seconds: float, margin: float, *, is_running: bool
+) -> tuple[Decided, str]:
+    """Decide between the plan that is there and a new one, both as predicted on the changed cluster.
+
+    Args:
+        action: of `ReplanSettings`.
+        old_step_seconds: None: the plan that is there cannot run on the changed cluster.
+        is_running: a training runs under the plan that is there.
+    """
+    new = format_seconds(new_step_seconds)
+    if old_step_seconds is not None:
+        gain = 1 - new_step_seconds / old_step_seconds
+        compared = f"the new plan's step is predicted at {new}, {gain:.1%} under the plan that is there"
+        if gain < margin:
+            return Decided.KEPT, f"{compared}: less than the margin of {margin:.1%}"
+    else:
+        compared = f"the plan that is there cannot run on what is left; the new plan's step is predicted at {new}"
+    if action == "notify":
+        return Decided.NOTIFIED, f"{compared}; `replan: {{action: notify}}` changes nothing by itself"
+    if action == "migrate" and is_running:
+        return Decided.MIGRATED, f"{compared}; the running training goes on under it"
+    return Decided.PLANNED, f"{compared}; trainings from now on use it"

@@ -1,0 +1,99 @@
+"""What the watch keeps in a project's folder: the cluster that the last plan is for, and every decision since.
+
+`.dejavu/watch/<key>.json` is about one question: a workload, a cluster file and a Dask address. Decisions are appended
+to `.dejavu/watch/decisions.jsonl`, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dejavu.cluster import Cluster
+from dejavu.foundation.errors import DejavuError
+from dejavu.plans import Plan
+from dejavu.runtime.job import write_json
+from dejavu.watching.decision import Decision
+from dejavu.workload import Workload
+
+SETTLED_SECONDS = 4.0  # what changed must have stayed so for as long: a nanny restarts a worker, an editor saves twice
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the cluster that it is for.
+
+    Attributes:
+        step_seconds: as predicted on that cluster.
+        at_seconds: when it was made, since the epoch.
+        run: the id of the flow run that made it.
+    """
+
+    cluster: Cluster
+    plan: Plan
+    step_seconds: float
+    at_seconds: float
+    run: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "cluster": self.cluster.to_dict(), "plan": self.plan.to_dict()}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Planned:
+        return cls(
+            **{**content, "cluster": Cluster.from_dict(content["cluster"]), "plan": Plan.from_dict(content["plan"])}
+        )
+
+
+class Notes:
+    """The notes about one question, in the folder `.dejavu/watch` of a project.
+
+    Args:
+        work: the project's `.dejavu`.
+    """
+
+    def __init__(self, work: Path, workload: Workload, cluster_file: str, dask: str) -> None:
+        content = [workload.model_dump(mode="json"), cluster_file, dask]
+        self.key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        self._folder = work / "watch"
+
+    @property
+    def planned(self) -> Planned | None:
+        """The last plan; None: there was none yet.
+
+        Raises:
+            DejavuError: the file is damaged.
+        """
+        path = self._folder / f"{self.key}.json"
+        try:
+            return Planned.from_dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DejavuError(f"{path} is no record of a plan ({error}); delete it, and the next look plans") from error
+
+    def keep(self, cluster: Cluster, plan: Plan, step_seconds: float, run: str) -> None:
+        """Make this the last plan."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        planned = Planned(cluster, plan, step_seconds, time.time(), run)
+        write_json(self._folder / f"{self.key}.json", planned.to_dict())
+
+    def decided(self, decision: Decision) -> None:
+        """Append a decision."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "decisions.jsonl").open("a") as file:
+            file.write(json.dumps({"question": self.key, **asdict(decision)}) + "\n")
+
+    @staticmethod
+    def decisions(work: Path) -> Iterator[Decision]:
+        """Read every decision of a project, the oldest first."""
+        path = work / "watch" / "decisions.jsonl"
+        for line in path.read_text().splitlines() if path.is_file() else ():
+            content = json.loads(line)
+            del content["question"]
+            yield Decision(**content)

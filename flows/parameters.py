@@ -1,0 +1,133 @@
+"""The types of the flows' parameters: what Prefect's form shows of them, and what may be typed in their place.
+
+The form's choices come from the families and its descriptions from the records' docstrings, so that what is added
+there is in the form after the next `dejavu up`. A run needs neither, and starts without importing the families.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from inspect import cleandoc
+from typing import Annotated, Any
+
+from griffe import Docstring, DocstringSectionKind
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from dejavu.workload.settings import OptimizerSettings, ReplanSettings, SyntheticSettings, TrialSettings, Workload
+from flows.processes import RUN
+
+FAMILIES = {
+    "search": ("dejavu.search", "SEARCHES"),
+    "schedule": ("dejavu.plans.schedule", "SCHEDULES"),
+    "proposer": ("dejavu.init", "PROPOSERS"),
+    "model": ("dejavu.workload.models", "MODELS"),
+    "data": ("dejavu.workload.data", "DATASETS"),
+}
+RECORDS: dict[str, type[BaseModel]] = {
+    "optimizer": OptimizerSettings,
+    "synthetic": SyntheticSettings,
+    "trials": TrialSettings,
+    "replan": ReplanSettings,
+}
+
+
+def choices(family: str, *also: str) -> list[str]:
+    """Return the names that the form offers, or nothing in a run's own process."""
+    if os.environ.get(RUN):
+        return []
+    module, members = FAMILIES[family]
+    return [*also, *getattr(import_module(module), members)]
+
+
+class Choice:
+    """Annotate a string of the form: one of a family's members."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), **_one_of(choices(self.family))}
+
+
+class WorkloadForm:
+    """Annotate a workload: a file or a name may be typed for it, and its fields have titles, texts and choices."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        form = handler(schema)
+        if not os.environ.get(RUN):
+            fields = _describe(Workload, form, handler)
+            fields["schedule"] |= _one_of(choices("schedule", "auto"))
+            fields["data"] |= _one_of(choices("data"))
+            fields["model"] |= {"examples": choices("model")}
+            _fields(fields["trials"], handler)["proposer"] |= _one_of(choices("proposer"))
+        return {
+            "anyOf": [
+                {**form, "title": "fields"},
+                {
+                    "type": "string",
+                    "title": "a file, an example or a model",
+                    "examples": ["examples/workloads/digits.yaml", "gpt"],
+                },
+            ]
+        }
+
+
+def _one_of(names: Sequence[str]) -> dict[str, Any]:
+    return {"enum": list(names)} if names else {}
+
+
+def _fields(form: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    fields: dict[str, Any] = handler.resolve_ref_schema(form)["properties"]
+    return fields
+
+
+def _describe(record: type[BaseModel], form: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """Give each field of a record's form the sentence that the record's docstring has about it; return the fields."""
+    sections = Docstring(cleandoc(record.__doc__ or "")).parse("google", warnings=False)
+    told = {
+        attribute.name: attribute.description
+        for section in sections
+        if section.kind is DocstringSectionKind.attributes
+        for attribute in section.value
+    }
+    handler.resolve_ref_schema(form)["description"] = cleandoc(record.__doc__ or "").partition("\n")[0]
+    fields = _fields(form, handler)
+    for name, field in fields.items():
+        field["title"] = name.replace("_", " ")
+        if name in told:
+            field["description"] = told[name]
+    for name, kind in RECORDS.items():
+        if name in fields:
+            _describe(
+                kind, next(one for one in (fields[name], *fields[name].get("anyOf", ())) if "$ref" in one), handler
+            )
+    return fields
+
+
+def _read(typed: Any) -> Any:
+    if not isinstance(typed, str):
+        return typed
+    from dejavu.workload.loader import load_workload  # with torch, a second
+
+    return load_workload(typed)
+
+
+WorkloadParameter = Annotated[
+    Workload, BeforeValidator(_read), WorkloadForm(), Field(json_schema_extra={"title": "what to train"})
+]
+ClusterFile = Annotated[str, Field(json_schema_extra={"title": "cluster file"})]
+Searches = Annotated[list[Annotated[str, Choice("search")]] | None, Field(json_schema_extra={"title": "searches"})]
+Schedules = Annotated[list[Annotated[str, Choice("schedule")]] | None, Field(json_schema_extra={"title": "schedules"})]
+Microbatches = Annotated[
+    list[Annotated[int, Field(ge=1)]] | None, Field(json_schema_extra={"title": "numbers of microbatches"})
+]
+BudgetSeconds = Annotated[float, Field(ge=0, json_schema_extra={"title": "search time in seconds"})]
+DaskAddress = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tcp://10.0.0.1:8786"]}
+    ),
+]

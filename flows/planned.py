@@ -1,0 +1,100 @@
+"""A plan on its devices, and how a flow comes to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from prefect.runtime import flow_run
+
+from dejavu.binding.binding import Binding
+from dejavu.cluster import Cluster, this_machine
+from dejavu.cost.priced_problem import split_into
+from dejavu.planning import Candidate, Choice, PlanRequest
+from dejavu.planning.sentences import NAMES
+from dejavu.watching import Notes
+from dejavu.workload import Workload
+from flows.session import Session
+from tasks.planning import bind_baseline, bind_stages, choose_plan, say_choice, simulate_bound, without_memory
+from tasks.pricing import capture_model, measure_what_is_missing
+from tasks.recording import record_choice
+from tasks.shown import show_choice
+from tasks.training import BoundBaseline
+
+MOST_MEASURED = 2  # further microbatch sizes in one run
+
+
+class Planned(NamedTuple):
+    """A plan on its devices.
+
+    Attributes:
+        workload: with the plan's number of microbatches.
+        bound: the plan as bound, simulated; binding may move stages to other kinds of devices.
+        baseline: the best plan that people make without a planner, bound likewise; None where none fits.
+        step_seconds_without_feedback: the prediction without measurements of earlier trainings.
+    """
+
+    choice: Choice
+    binding: Binding
+    bound: Candidate
+    workload: Workload
+    baseline: BoundBaseline | None
+    step_seconds_without_feedback: float
+
+    def with_baseline(self) -> Planned:
+        """Return the baseline in the plan's place, where it was measured to be faster."""
+        assert self.baseline is not None
+        plan = self.baseline.binding.plan
+        return self._replace(
+            binding=self.baseline.binding,
+            bound=self.choice.candidate(plan),
+            workload=self.baseline.workload,
+            step_seconds_without_feedback=without_memory(self.choice, plan),
+        )
+
+
+def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
+    """Choose a plan, bind it to devices, simulate it as bound, and record all of it."""
+    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
+    say_choice(choice, here.log)
+    show_choice(choice)
+    binding = bind_stages(choice, choice.plan, here.cluster)
+    bound = simulate_bound(choice, binding.plan)
+    record_choice(here.run, choice, binding)
+    notes = Notes(here.work, request.workload, here.file, dask)
+    notes.keep(here.cluster, choice.plan, choice.step_seconds, str(flow_run.id))
+    return Planned(
+        choice=choice,
+        binding=binding,
+        bound=bound,
+        workload=split_into(request.workload, choice.plan.num_microbatches),
+        baseline=_bound_baseline(choice, request.workload, here.cluster),
+        step_seconds_without_feedback=without_memory(choice, bound.plan),
+    )
+
+
+def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> BoundBaseline | None:
+    """Bind the best baseline to devices."""
+    row = choice.best_baseline
+    if row is None or row.best is None:
+        return None
+    plan = row.best.plan
+    binding = bind_baseline(row.priced.problem, plan, cluster)
+    return BoundBaseline(NAMES[row.search], split_into(workload, plan.num_microbatches), binding, row.best.step_seconds)
+
+
+def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
+    """Choose on measured costs: measure layers not yet measured at the chosen microbatch size, then choose again.
+
+    After `MOST_MEASURED` sizes, choose among the measured ones, even if predictions promise more of others.
+    """
+    measured = {request.workload.num_microbatches}
+    for _ in range(MOST_MEASURED):
+        choice = choose_plan(request, dask)
+        wanted = choice.unmeasured(this_machine())
+        if wanted is None or wanted.num_microbatches in measured:
+            return choice
+        measured.add(wanted.num_microbatches)
+        graph = capture_model(wanted, here.cluster)
+        measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",), here.log)
+    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask)

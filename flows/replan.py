@@ -1,0 +1,89 @@
+"""`replan/on-change`: look at the cluster by a schedule, and plan again when it is not the last plan's any more.
+
+A look that finds a change emits the event `dejavu.cluster.changed` after its own end. The deployment's trigger answers
+it with a run that has a reason, and that one plans. So every re-planning has an event that says what changed, an event
+of somebody else's (a node's health check) starts one as well, and looks that overlap are cancelled without harm.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.events import emit_event
+from prefect.events.worker import EventsWorker
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from dejavu.foundation.gc_frozen import gc_frozen
+from dejavu.plans.answers import BUDGET_SECONDS
+from dejavu.workload.settings import Workload
+from flows.parameters import BudgetSeconds, ClusterFile, DaskAddress, WorkloadParameter
+
+CHANGED = "dejavu.cluster.changed"
+_to_announce: dict[str, dict[str, Any]] = {}  # by flow run: the event that its look calls for
+
+
+def _announce(flow: Any, run: Any, state: Any) -> None:
+    """Emit the event, now that the look has ended and its place in the deployment's concurrency limit is free."""
+    payload = _to_announce.pop(str(run.id), None)
+    if payload is not None:
+        resource = {"prefect.resource.id": f"dejavu.cluster.{payload['cluster']}"}
+        emit_event(CHANGED, resource=resource, payload=payload)
+        EventsWorker.instance().wait_until_empty()
+
+
+def _run_name() -> str:
+    given = flow_run.parameters
+    return f"{given['cluster']}: {given['reason'] or 'a look'}"[:200]
+
+
+@flow(name="replan", flow_run_name=_run_name, on_completion=[_announce])
+def replan(
+    workload: WorkloadParameter = Workload(),  # noqa: B008
+    cluster: ClusterFile = "cluster.yaml",
+    dask: DaskAddress = "",
+    budget_seconds: BudgetSeconds = BUDGET_SECONDS,
+    reason: str = "",
+) -> State[Any]:
+    """Compare the cluster with the last plan's; with a reason, plan again for it as it is now, and decide.
+
+    What is done with the new plan, and how much faster it has to be, says the workload's `replan`.
+
+    Args:
+        workload: what is planned.
+        cluster: the cluster file, relative to the project folder.
+        dask: address of a Dask scheduler; of the file's hosts those with a worker are there, and other workers are
+            new hosts. Empty: the file alone says what is there.
+        budget_seconds: for all searches together.
+        reason: what changed; empty: look, and only announce a change.
+    """
+    with gc_frozen():  # imports of seconds: the run is Running before them
+        from dejavu.watching import Notes, differences
+        from dejavu.watching.notes import SETTLED_SECONDS
+        from flows.replanned import replanned
+        from tasks.watching import look_at_cluster
+
+    project, log = Path.cwd(), get_run_logger()
+    notes = Notes(project / ".dejavu", workload, cluster, dask)
+    before, now = notes.planned, look_at_cluster(project / cluster, dask)
+    changes = differences(before.cluster, now) if before else ("there is no plan yet",)
+    if not changes:
+        return Completed(message="nothing changed since the last plan", data=None)
+    if reason:
+        decision = replanned(workload, cluster, now, notes, dask, budget_seconds, "; ".join(changes))
+        return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
+    time.sleep(SETTLED_SECONDS)
+    if look_at_cluster(project / cluster, dask).fingerprint != now.fingerprint:
+        return Completed(message="the cluster is changing; the next look decides", data=None)
+    log.info("changed since the last plan: %s", "; ".join(changes))
+    _to_announce[str(flow_run.id)] = {
+        "cluster": now.name,
+        "change": "; ".join(changes),
+        "old_fingerprint": before.cluster.fingerprint if before else "",
+        "new_fingerprint": now.fingerprint,
+    }
+    return Completed(message=f"changed: {'; '.join(changes)}", data=None)

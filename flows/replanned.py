@@ -1,0 +1,33 @@
+"""Plan again for a changed cluster, and decide between the plan that is there and the new one."""
+
+from __future__ import annotations
+
+from prefect.runtime import flow_run
+
+from dejavu.cluster import Cluster
+from dejavu.launch.training_lock import holder_in
+from dejavu.planning import PlanRequest
+from dejavu.watching import Decided, Decision, Notes
+from dejavu.workload import Workload
+from flows.planned import planned
+from flows.session import session
+from tasks.watching import decide_on
+
+
+def replanned(
+    workload: Workload, file: str, now: Cluster, notes: Notes, dask: str, budget_seconds: float, change: str
+) -> Decision:
+    """Search for the best plan on the cluster as it is now, decide, and keep a note of both."""
+    before = notes.planned
+    with session(workload, file, cluster=now) as here:
+        request = PlanRequest(workload, now, here.database, budget_seconds=budget_seconds, seed=workload.seed)
+        found = planned(request, here, dask, measure=False)
+        run = str(flow_run.id)
+        decision = decide_on(
+            found.choice, workload, before, change, run, is_running=holder_in(here.project) is not None
+        )
+        here.run.tags({"dejavu.replan.change": change, "dejavu.replan.decided": decision.decided})
+        if decision.decided == Decided.KEPT and before is not None and decision.old_step_seconds is not None:
+            notes.keep(now, before.plan, decision.old_step_seconds, run)
+        notes.decided(decision)
+        return decision

@@ -1,0 +1,184 @@
+"""Comparing clusters, finding what is there by its Dask workers, and deciding; the flow is in tests/test_up.py."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dejavu.cluster import Cluster, DeviceType, load_cluster
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.plans import Plan
+from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences
+from dejavu.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.yaml"))
+
+
+def workers_on(cluster: Cluster) -> list[WorkerDevices]:
+    """One worker on every host, with the devices that the file says."""
+    found: dict[str, dict[str, int]] = {}
+    for device in cluster.devices():
+        counts = found.setdefault(device.host, {})
+        counts[device.type_name] = counts.get(device.type_name, 0) + 1
+    return [
+        WorkerDevices(
+            (host, f"10.0.0.{k}", f"machine-{k}"), tuple((cluster.device_types[t], n) for t, n in devices.items())
+        )
+        for k, (host, devices) in enumerate(found.items())
+    ]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_cluster_with_a_worker_on_every_host_is_itself(path: Path) -> None:
+    cluster = load_cluster(path)
+    there = as_present(cluster, workers_on(cluster))
+    assert there.fingerprint == cluster.fingerprint
+    assert differences(cluster, there) == ()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_hosts_without_a_worker_are_gone_and_said(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(5)
+    workers = workers_on(cluster)
+    for _ in range(5):
+        left = rng.sample(workers, rng.randint(1, len(workers)))
+        there = as_present(cluster, left)
+        hosts = {device.host for device in there.devices()}
+        assert hosts == {worker.names[0] for worker in left}
+        assert there.num_devices == sum(n for worker in left for _, n in worker.devices)
+        gone = [one for one in differences(cluster, there) if one.startswith("host") and "is gone" in one]
+        assert len(gone) == len(workers) - len(left)
+        devices = there.devices()
+        for a, b in pairwise(devices):
+            assert there.link(a, b) == cluster.link(
+                *(next(d for d in cluster.devices() if (d.host, d.index) == (c.host, c.index)) for c in (a, b))
+            )
+        Cluster.from_dict(there.to_dict())
+
+
+def test_no_host_at_all_is_an_error() -> None:
+    with pytest.raises(InputError, match="no Dask worker is on a host"):
+        as_present(load_cluster(EXAMPLES[0]), [])
+
+
+def cluster_of(tmp_path: Path, text: str) -> Cluster:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return load_cluster(path)
+
+
+TWO = """
+nodes:
+- {name: a, hosts: [one, two], devices: {type: V100-SXM2-16GB, count: 4}}
+links: {default: {bandwidth: 10 Gbit/s}}
+"""
+
+
+def test_an_added_host_joins_the_group_of_its_like(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, TWO)
+    more = WorkerDevices(("three", "10.0.0.9", "m"), workers_on(cluster)[0].devices)
+    there = as_present(cluster, [*workers_on(cluster), more])
+    assert there.groups[0].hosts == ("one", "two", "three")
+    assert differences(cluster, there)[0] == "host three is new, with 4 × V100-SXM2-16GB"
+
+
+def test_an_added_host_of_another_kind_gets_the_slowest_link_that_is_known(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, TWO)
+    kind = replace(cluster.device_types["V100-SXM2-16GB"], name="T4", memory_bytes=15 << 30)
+    there = as_present(cluster, [*workers_on(cluster), WorkerDevices(("three", "10.0.0.9", "m"), ((kind, 1),))])
+    assert there.device_counts == {"V100-SXM2-16GB": 8, "T4": 1}
+    link = there.link(there.devices()[0], there.devices()[-1])
+    assert link.bytes_per_second == 1.25e9
+    assert link.assumed
+    assert "Between a and added-1" in there.assumptions[-1]
+
+
+def test_a_replaced_and_a_lost_device_are_seen(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, TWO)
+    first, second = workers_on(cluster)
+    v100 = cluster.device_types["V100-SXM2-16GB"]
+    other = replace(v100, name="T4")
+    there = as_present(cluster, [first, replace(second, devices=((v100, 2), (other, 1)))])
+    assert there.device_counts == {"V100-SXM2-16GB": 6, "T4": 1}
+    assert differences(cluster, there)[0] == "host two has 1 × T4, 2 × V100-SXM2-16GB, and had 4 × V100-SXM2-16GB"
+    a, b = there.devices()[0], there.devices()[-1]
+    assert there.link(a, b) == cluster.link(cluster.devices()[0], cluster.devices()[-1])
+
+
+def test_two_workers_on_one_machine_are_two_hosts_by_their_names(tmp_path: Path) -> None:
+    core = DeviceType("a-core", "cpu", {"float32": 1e11}, 1 << 30, 1e10, None, None, "this machine")
+    cluster = cluster_of(
+        tmp_path,
+        "nodes:\n- {name: a, hosts: [w0, w1], devices: {type: slow, count: 1}}\nlinks: {default: {bandwidth: 1 GB/s}}\n"
+        "devices: {slow: {kind: cpu, memory: 1 GiB, bandwidth: 1 GB/s, float32: 10 GFLOP/s}}\n",
+    )
+    workers = [WorkerDevices((f"w{k}", "127.0.0.1", "here"), ((core, 1),)) for k in range(3)]
+    assert as_present(cluster, workers[:2]).fingerprint == cluster.fingerprint
+    assert as_present(cluster, workers[1:2]).groups[0].hosts == ("w1",)
+    assert as_present(cluster, workers).groups[0].hosts == ("w0", "w1", "w2")
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (("10 Gbit/s", "1 Gbit/s"), "link between two nodes of a: 1.25 GB/s one way, 14 µs, now 125 MB/s"),
+        (("count: 4", "count: 2"), "host one has 2 × V100-SXM2-16GB, and had 4 × V100-SXM2-16GB"),
+        (("two]", "three]"), "host two is gone, with 4 × V100-SXM2-16GB"),
+        (("name: a", "name: b"), "groups of nodes have other names or another order"),
+        (("[one, two]", "[two, one]"), "groups of nodes have other names or another order"),
+    ],
+)
+def test_an_edited_file_is_said(tmp_path: Path, edit: tuple[str, str], said: str) -> None:
+    changes = differences(cluster_of(tmp_path, TWO), cluster_of(tmp_path, TWO.replace(*edit)))
+    assert changes[0].startswith(said) or said in changes[0]
+
+
+@pytest.mark.parametrize(
+    ("action", "old", "is_running", "decided"),
+    [
+        ("notify", 1.0, True, Decided.NOTIFIED),
+        ("plan", 1.0, True, Decided.PLANNED),
+        ("migrate", 1.0, True, Decided.MIGRATED),
+        ("migrate", 1.0, False, Decided.PLANNED),
+        ("migrate", 0.91, True, Decided.KEPT),
+        ("plan", 0.91, False, Decided.KEPT),
+        ("notify", None, False, Decided.NOTIFIED),
+        ("migrate", None, True, Decided.MIGRATED),
+    ],
+)
+def test_a_decision(action: str, old: float | None, is_running: bool, decided: Decided) -> None:
+    found, why = decide(action, old, 0.9, 0.03, is_running=is_running)
+    assert found == decided
+    assert "predicted at 900 ms" in why
+
+
+def test_notes_are_kept_and_read_back(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, TWO)
+    plan = Plan.from_dict(
+        {
+            "stages": [{"start": 0, "stop": 2, "configuration": {"device_type": "V100-SXM2-16GB"}}],
+            "num_microbatches": 4,
+            "schedule": "1f1b",
+        }
+    )
+    notes, other = (
+        Notes(tmp_path, Workload(), "cluster.yaml", ""),
+        Notes(tmp_path, Workload(seed=1), "cluster.yaml", ""),
+    )
+    assert notes.planned is None
+    notes.keep(cluster, plan, 0.5, "a run")
+    kept = notes.planned
+    assert kept is not None
+    assert (kept.cluster, kept.plan, kept.step_seconds, kept.run) == (cluster, plan, 0.5, "a run")
+    assert other.planned is None
+    decision = Decision("2026-01-01T00:00:00+00:00", "gpt", "x", "", "f", None, 0.5, 0.03, "planned", "y", "r")
+    notes.decided(decision)
+    assert list(Notes.decisions(tmp_path)) == [decision]
+    next((tmp_path / "watch").glob("*.json")).write_text("{")
+    with pytest.raises(DejavuError, match="is no record of a plan"):
+        _ = notes.planned
