@@ -148,6 +148,16 @@ def up(
     services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, watch=looks, say=typer.echo)
 
 
+@app.command(epilog="Example:  dejavu replans --last 5")
+def replans(last: Annotated[int, typer.Option(min=1, help="how many, the newest")] = 20) -> None:
+    """List what the watch decided when the cluster changed, and why (`dejavu up --watch`)."""
+    from rich.console import Console
+
+    from flows.decisions import decisions_table
+
+    Console().print(decisions_table(Path.cwd(), last))
+
+
 @app.command()
 def down() -> None:
     """Stop what `dejavu up` started."""
