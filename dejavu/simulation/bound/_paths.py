@@ -80,27 +80,26 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
                 i = next_P[rank]
                 start = stop_A[i - 1] if i > first_P1[rank] else 0.0
                 m = input_A[i]
-                if m != NOTHING:
-                    if arrived_M[m] < 0.0:
-                        break
-                    if arrived_M[m] > start:
-                        start, waited_A[i] = arrived_M[m], True
-                s = stage_A[i]
-                stop_A[i] = start + time_S5[s, pass_A[i]]
+                if m != NOTHING and arrived_M[m] < 0.0:
+                    break
+                if m != NOTHING and arrived_M[m] > start:
+                    start, waited_A[i] = arrived_M[m], True
+                stop_A[i] = start + time_S5[stage_A[i], pass_A[i]]
                 next_P[rank] += 1
                 done += 1
                 m = output_A[i]
-                if m != NOTHING:
-                    c, cut = channel_K[m // B], m // B // 2
-                    before, sent = last_C[c], stop_A[i]
-                    sender_M[m], before_M[m], last_C[c] = i, before, m
-                    if before != NOTHING and left_M[before] > sent:
-                        sent, queued_M[m] = left_M[before], True
-                    left_M[m] = sent + time_S3[cut, 0] + time_S3[cut, 1]
-                    taken = left_M[m]
-                    if before != NOTHING and arrived_M[before] > taken:
-                        taken, held_M[m] = arrived_M[before], True
-                    arrived_M[m] = taken + time_S3[cut, 2]
+                if m == NOTHING:
+                    continue
+                c, cut = channel_K[m // B], m // B // 2
+                before, sent = last_C[c], stop_A[i]
+                sender_M[m], before_M[m], last_C[c] = i, before, m
+                if before != NOTHING and left_M[before] > sent:
+                    sent, queued_M[m] = left_M[before], True
+                left_M[m] = sent + time_S3[cut, 0] + time_S3[cut, 1]
+                taken = left_M[m]
+                if before != NOTHING and arrived_M[before] > taken:
+                    taken, held_M[m] = arrived_M[before], True
+                arrived_M[m] = taken + time_S3[cut, 2]
     i = np.argmax(stop_A)
     seconds: float = stop_A[i]
     if len(count_S5) == 0:
