@@ -25,14 +25,14 @@ class Weights(NamedTuple):
 
     Attributes:
         layer_S5: its layers' seconds of each pass.
-        pass_S, once_S: what each pass takes besides, and what the stage does once besides.
-        cut_S3: a message's parts, across the cut behind the stage.
+        pass_S, per_step_S: what each pass takes besides, and what the stage does once a step besides.
+        cut_S3: a message's parts, across the cut after the stage.
         price_C: added for a stage of the configuration.
     """
 
     layer_S5: Floats
     pass_S: Floats
-    once_S: Floats
+    per_step_S: Floats
     cut_S3: Floats
     price_C: Floats
 
@@ -40,7 +40,7 @@ class Weights(NamedTuple):
 def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats) -> Weights:
     """Of a line, and prices for devices."""
     layer_S5 = stage_S5.copy()
-    # The first stage leaves its whole backward pass to the second part: see `simulate.plans.stages_of`.
+    # The first stage leaves its whole backward pass to the second part: see `simulation.plans.stages_of`.
     layer_S5[0, BACKWARD] += layer_S5[0, BACKWARD_WEIGHT]
     layer_S5[0, BACKWARD_INPUT] = layer_S5[0, BACKWARD_WEIGHT] = 0.0
     return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_S3, price_C)
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     """The cheapest ways to run what is left.
 
     Attributes:
-        left_SL1G: [s, cut, g] stages s and after run the layers behind the cut; the stage before is of class g.
+        left_SL1G: [s, cut, g] stages s and after run the layers after the cut; the stage before is of class g.
         stop_SL1G, how_SL1G: [s, cut, g] where the stage that begins there ends, if it is of class g; its configuration.
         next_SL1G: [s, cut, g] the class of the stage that begins there, where the one before is of class g.
         first_G: the cheapest whole plans, by the first stage's class.
@@ -102,7 +102,7 @@ def spans_of(alive_SCLL1: Mask) -> Spans:
 
 
 def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
-    """The cheapest ways behind each cut, among the stages that are still considered."""
+    """The cheapest ways after each cut, among the stages that are still considered."""
     return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
 
 
@@ -192,13 +192,13 @@ def weighted(prices: BoundPrices, weigh: Weights, s: int, c: int, sum_L1: Floats
         if weight != 0.0:
             for cut in range(len(sum_L1)):
                 sum_L1[cut] += weight * prices.sum_5CL1[k, c, cut]
-    fixed: float = weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
+    fixed: float = weigh.pass_S[s] * prices.pass_C[c] + weigh.per_step_S[s] * prices.per_step_C[c] + weigh.price_C[c]
     return fixed
 
 
 @njit(cache=True, nogil=True)
 def message(message_L1GG3: Floats, cut_S3: Floats, s: int, cut: int, g: int, h: int) -> float:
-    """What the messages behind stage s take in the sum."""
+    """What the messages after stage s take in the sum."""
     total = 0.0
     for part in range(3):
         total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]

@@ -109,27 +109,12 @@ def _vee_table(
         left[P, cut, cut, :] = 0.0
     for r in range(P - 1, -1, -1):
         here[:] = np.inf
-        cuts_K2 = _cuts(r, S, L)
         found = here, first[r], last[r], configuration[r]
         for c in range(C):
-            _begin(prices, weigh, (r, c), cuts_K2, alive_SCLL1, allowed, left[r + 1], found)
-        if r > 0:
-            _cross(prices.message_L1GG3, weigh.cut_S3, r, cuts_K2, here, left[r], following[r])
+            _begin(prices, weigh, (r, c), alive_SCLL1, allowed, left[r + 1], found)
+        for a in range(r, L - r + 1 if r > 0 else 0):
+            _cross(prices.message_L1GG3, weigh.cut_S3, (r, a), here[a], left[r, a], following[r, a])
     return left, first, last, configuration, following, here[0, L].copy()
-
-
-@njit(cache=True, nogil=True)
-def _cuts(r: int, S: int, L: int) -> NDArray[np.uint16]:
-    """[k] the two cuts between which rank r and those after may hold the layers: one layer at least for each stage."""
-    if r == 0:
-        return np.array([[0, L]], np.uint16)
-    most = L - S + 1
-    cuts_K2, k = np.empty((most * (most + 1) // 2, 2), np.uint16), 0
-    for a in range(r, r + most):
-        for b in range(a + S - 2 * r, L - r + 1):
-            cuts_K2[k, 0], cuts_K2[k, 1] = a, b
-            k += 1
-    return cuts_K2
 
 
 @njit(cache=True, nogil=True)
@@ -137,7 +122,6 @@ def _begin(
     prices: BoundPrices,
     weigh: Weights,
     place: tuple[int, int],
-    cuts_K2: NDArray[np.uint16],
     alive_SCLL1: Mask,
     allowed: Pairs,
     left_L1L1G: Floats,
@@ -154,57 +138,61 @@ def _begin(
     (r, c), (here, first, last, configuration) = place, found
     busy_SCL1, busy_SC, enter_PL1G, limit, share_SCLL1 = allowed
     S, _, L, _ = alive_SCLL1.shape
-    z, inner = S - 1 - r, S - 2 - 2 * r  # its second stage; the layers that the ranks after need at least
+    z, inner = S - 1 - r, max(S - 2 - 2 * r, 0)  # its second stage; the layers that the ranks after need at least
     is_last, remembers = inner == 0, share_SCLL1.shape[0] > 0
     g, near_L1, far_L1 = prices.class_C[c], np.empty(L + 1), np.empty(L + 1)
     fixed = weighted(prices, weigh, r, c, near_L1) + weighted(prices, weigh, z, c, far_L1)
     busy_near, busy_far = busy_SCL1[r, c], busy_SCL1[z, c]
-    spent_L1 = enter_PL1G[r, :, g] + busy_SC[r, c] + busy_SC[z, c] - busy_near
-    for k in range(len(cuts_K2)):
-        a, b = cuts_K2[k, 0], cuts_K2[k, 1]
-        spent_a = spent_L1[a]
+    begin, end = (r, L - r - inner - 1) if r > 0 else (0, 1)
+    for a in range(begin, end):
+        # More layers only take longer: what is beyond the first that is too long is too long as well.
+        spent_a = enter_PL1G[r, a, g] + busy_SC[r, c] + busy_SC[z, c] - busy_near[a]
         if spent_a >= limit:
             continue
-        best = here[a, b, g]
-        for stop in range(a + 1, b - inner):
-            # More layers only take longer: what is beyond the first that is too long is too long as well.
-            spent = spent_a + busy_near[stop] + busy_far[b]
-            if spent - busy_far[b - 1] >= limit:
-                break
-            if not alive_SCLL1[r, c, a, stop]:
-                continue
-            base = fixed + near_L1[stop] - near_L1[a] + far_L1[b]
-            for start in range(stop if is_last else b - 1, (stop if is_last else stop + inner) - 1, -1):
-                if spent - busy_far[start] >= limit:
+        for b in range(a + inner + 2 if r > 0 else L, L - r + 1):
+            best = here[a, b, g]
+            for stop in range(a + 1, b - inner):
+                spent = spent_a + busy_near[stop] + busy_far[b]
+                if spent - busy_far[b - 1] >= limit:
                     break
-                total = base - far_L1[start] + left_L1L1G[stop, start, g]
-                if total >= best or not alive_SCLL1[z, c, start, b]:
+                if not alive_SCLL1[r, c, a, stop]:
                     continue
-                if remembers and share_SCLL1[r, c, a, stop] + share_SCLL1[z, c, start, b] > 1.0:
-                    continue
-                best = here[a, b, g] = total
-                first[a, b, g], last[a, b, g], configuration[a, b, g] = stop, start, c
+                base = fixed + near_L1[stop] - near_L1[a] + far_L1[b]
+                until = stop if is_last else stop + inner
+                for start in range(stop if is_last else b - 1, until - 1, -1):
+                    if spent - busy_far[start] >= limit:
+                        break
+                    total = base - far_L1[start] + left_L1L1G[stop, start, g]
+                    if total >= best or not alive_SCLL1[z, c, start, b]:
+                        continue
+                    if remembers and share_SCLL1[r, c, a, stop] + share_SCLL1[z, c, start, b] > 1.0:
+                        continue
+                    best = here[a, b, g] = total
+                    first[a, b, g], last[a, b, g], configuration[a, b, g] = stop, start, c
 
 
 @njit(cache=True, nogil=True)
 def _cross(
     message_L1GG3: Floats,
     cut_S3: Floats,
-    r: int,
-    cuts_K2: NDArray[np.uint16],
-    here_L1L1G: Floats,
-    left_L1L1G: Floats,
-    following_L1L1G: NDArray[np.int16],
+    place: tuple[int, int],
+    here_L1G: Floats,
+    left_L1G: Floats,
+    following_L1G: NDArray[np.int16],
 ) -> None:
-    """The cheapest ways from rank r on, the messages to it included, by the class of the rank before it."""
-    z, G = len(cut_S3) - 1 - r, here_L1L1G.shape[2]
-    for k in range(len(cuts_K2)):
-        a, b = cuts_K2[k, 0], cuts_K2[k, 1]
+    """The cheapest ways from a rank on, the messages to it included, by the class of the rank before it.
+
+    Args:
+        place: the rank, and the cut at which its first stage begins.
+    """
+    (r, a), S, (L1, G) = place, len(cut_S3), here_L1G.shape
+    z = S - 1 - r
+    for b in range(a + S - 2 * r, L1 - r):
         for h in range(G):
-            if here_L1L1G[a, b, h] == np.inf:
+            if here_L1G[b, h] == np.inf:
                 continue
             for g in range(G):
-                total = here_L1L1G[a, b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
+                total = here_L1G[b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
                 total += message(message_L1GG3, cut_S3, z, b, h, g)
-                if total < left_L1L1G[a, b, g]:
-                    left_L1L1G[a, b, g], following_L1L1G[a, b, g] = total, h
+                if total < left_L1G[b, g]:
+                    left_L1G[b, g], following_L1G[b, g] = total, h
