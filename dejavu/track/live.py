@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 
@@ -38,7 +38,7 @@ class Curve:
         self._run.metrics(kept)
 
 
-@contextmanager
+@contextlib.contextmanager
 def sampled_ranks(run: Run) -> Iterator[None]:
     """Record processor and memory of this process's ranks, under the names that MLflow shows as system metrics.
 
@@ -56,12 +56,12 @@ def sampled_ranks(run: Run) -> Iterator[None]:
 
 
 def _sample(run: Run, stop: threading.Event) -> None:
-    busy_before: dict[int, tuple[float, float]] = {}
+    ranks = _Ranks()
     rows: list[Metric] = []
     sent_at, number = time.monotonic(), 0
     psutil.cpu_percent()  # the first answer is about nothing
     while not stop.wait(SAMPLE_SECONDS):
-        rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in _now(busy_before)]
+        rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in _machine() + ranks.sample()]
         number += 1
         if time.monotonic() - sent_at > FLUSH_SECONDS:
             run.metrics(rows)
@@ -69,22 +69,42 @@ def _sample(run: Run, stop: threading.Event) -> None:
     run.metrics(rows)
 
 
-def _now(busy_before: dict[int, tuple[float, float]]) -> Iterator[tuple[str, float]]:
-    """Look once; `busy_before` keeps when each process was looked at, and its processor seconds then."""
-    yield "cpu_percent", psutil.cpu_percent()
-    yield "memory_bytes", float(psutil.virtual_memory().used)
-    for process in psutil.Process().children(recursive=True):
+def _machine() -> list[tuple[str, float]]:
+    return [("cpu_percent", psutil.cpu_percent()), ("memory_bytes", float(psutil.virtual_memory().used))]
+
+
+class _Ranks:
+    """The ranks that this process's agent started. They are looked for only where one has ended or none is known:
+    that reads every process of the machine."""
+
+    def __init__(self) -> None:
+        self._known: list[psutil.Process] = []
+
+    def sample(self) -> list[tuple[str, float]]:
+        found: list[tuple[str, float]] = []
         try:
-            with process.oneshot():
-                if not process.name().startswith(RANK):
-                    continue
-                rank = process.name().replace(" ", "_")
-                times, memory_bytes = process.cpu_times(), process.memory_info().rss
+            for process in self._known:
+                with process.oneshot():
+                    rank = process.name().replace(" ", "_")
+                    found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
+                    found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
         except psutil.Error:  # it has just ended
-            continue
-        now, busy = time.monotonic(), times.user + times.system
-        before, busy_then = busy_before.get(process.pid, (now, busy))
-        busy_before[process.pid] = now, busy
-        if now > before:
-            yield f"{rank}/cpu_percent", 100.0 * (busy - busy_then) / (now - before)
-        yield f"{rank}/memory_bytes", float(memory_bytes)
+            self._known = []
+        if not self._known:
+            self._known = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
+            for process in self._known:
+                _first_look(process)
+        return found
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith(RANK)
+    except psutil.Error:
+        return False
+
+
+def _first_look(process: psutil.Process) -> None:
+    """From here on its processor time is counted."""
+    with contextlib.suppress(psutil.Error):
+        process.cpu_percent()
