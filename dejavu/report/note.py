@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dejavu.foundation.units import format_seconds, plural
+from dejavu.planning import BUDGET_SECONDS
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
 from dejavu.report.figures import CHOSEN, INK
@@ -27,6 +28,7 @@ OPTIONS = {  # of `dejavu run`, by the flow's parameter
     "resume": "--resume",
     "dask": "--dask",
 }
+DEFAULTS = {"budget_seconds": BUDGET_SECONDS}
 DEGREES = {"max_data_parallel": "--data-parallel", "max_tensor_parallel": "--tensor-parallel"}
 
 
@@ -50,8 +52,8 @@ def _proved(run: ReportData) -> str:
     if run.gap is None:
         return "nothing proved of other plans"
     if run.gap < CLOSE:
-        return f"proved: no plan{run.within.rstrip(',')} is simulated faster"
-    return f"proved: no plan{run.within.rstrip(',')} is simulated more than {run.gap:.1%} shorter"
+        return f"proved: no plan{run.within} is simulated faster"
+    return f"proved: no plan{run.within} is simulated more than {run.gap:.1%} shorter"
 
 
 def note_markdown(run: ReportData, command: str, picture: str) -> str:
@@ -62,7 +64,8 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
         picture: the address of `strip_figure`'s image, relative to MLflow's page; empty: without it. MLflow removes
             pictures that are part of the text (`data:`), and shows those that its own server has.
     """
-    lines = [f"**{headline(run)}**", "", _steps(run), ""]
+    said = headline(run)
+    lines = [f"**{said[0].upper()}{said[1:]}.**", "", _steps(run), ""]
     lines += [f"![stages and their predicted seconds]({picture})", ""] if picture else []
     lines += ["Repeat it with", "", f"    {command}", ""]
     lines += ["| stage | layers | devices | forward | backward |", "|---|---|---|---|---|"]
@@ -127,7 +130,7 @@ def command_of(parameters: Mapping[str, Any], artifacts: Path | None) -> str:
     words = ["dejavu", "run", "--workload", str(folder / "workload.json"), "--cluster", str(folder / "cluster.yaml")]
     for name, option in OPTIONS.items():
         value = parameters.get(name)
-        if value:
+        if value and value != DEFAULTS.get(name):
             words += [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"]
     spread = parameters.get("parallelism")
     for name, option in DEGREES.items():
