@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from prefect import task
@@ -136,11 +137,12 @@ def _record_trial(run: Run, number: int, trial: TrialResult, *, is_winner: bool)
     figures += [Metric("score", trial.score), Metric("steps", trial.steps), Metric("seconds", trial.seconds)]
     if trial.first_gradient_norm is not None:
         figures.append(Metric("first_gradient_norm", trial.first_gradient_norm))
-    tags = {"dejavu.attempt": trial.attempts, "dejavu.remembered": trial.remembered, "dejavu.winner": is_winner}
+    tags: dict[str, Any] = {"dejavu.draw": str(draw), "dejavu.attempt": trial.attempts}
+    tags |= {"dejavu.remembered": trial.remembered, "dejavu.winner": is_winner}
     if trial.failure:
         tags["dejavu.failure"] = trial.failure
     name = f"trial {number}: {draw.scheme} × {draw.gain:.2f}, seed {draw.seed}"
-    run.add_child(name, {**factors, "draw": str(draw)}, figures, tags, trial.seconds)
+    run.add_child(name, factors, figures, tags, trial.seconds)
 
 
 def record_training(run: Run, losses: Curve, result: TrainingResult) -> None:

@@ -18,7 +18,7 @@ from dejavu.report.figures import CHOSEN, INK
 from dejavu.simulation.bound import CLOSE
 
 MOST_STAGES = 16  # rows of a note, which MLflow cuts off at 5,000 characters
-STRIP_INCHES, STRIP_DOTS_PER_INCH = (7.6, 0.75), 100  # as wide as the page's column; higher, and MLflow folds it away
+STRIP_INCHES, STRIP_DOTS_PER_INCH = (6.4, 0.75), 100  # as wide as the page's column; higher, and MLflow folds it away
 NARROWEST_LABELLED = 0.12  # of the strip; a narrower stage has its number alone
 OPTIONS = {  # of `dejavu run`, by the flow's parameter
     "searches": "--search",
@@ -67,7 +67,8 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
     said = headline(run)
     lines = [f"**{said[0].upper()}{said[1:]}.**", "", _steps(run), ""]
     lines += [f"![stages and their predicted seconds]({picture})", ""] if picture else []
-    lines += ["Repeat it with", "", f"    {command}", ""]
+    # A line for each option: MLflow's page becomes as wide as the longest line.
+    lines += ["Repeat it with", "", *(f"    {part}" for part in command.replace(" --", " \\\n  --").splitlines()), ""]
     lines += ["| stage | layers | devices | forward | backward |", "|---|---|---|---|---|"]
     for stage in run.stages[:MOST_STAGES]:
         forward, backward = (
@@ -120,13 +121,15 @@ def strip_figure(run: ReportData) -> Figure:
 
 
 def command_of(parameters: Mapping[str, Any], artifacts: Path | None) -> str:
-    """Return the `dejavu run` that repeats a flow's run, from the workload and the cluster as it read them.
+    """Return the `dejavu run` that repeats a flow's run in this folder, from the workload and the cluster as read.
 
     Args:
         parameters: the flow's.
         artifacts: the run's folder of artifacts; None: on a server, from which `plan/` is to be fetched first.
     """
     folder = artifacts / "plan" if artifacts is not None else Path("plan")
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
     words = ["dejavu", "run", "--workload", str(folder / "workload.json"), "--cluster", str(folder / "cluster.yaml")]
     for name, option in OPTIONS.items():
         value = parameters.get(name)

@@ -33,7 +33,7 @@ def has_ended(pid: int, start_seconds: float) -> bool:
 
 def source_tags(project: Path) -> dict[str, str]:
     """Return the tags that MLflow shows as user, source and version; of git only where there is a repository."""
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = " ".join(["dejavu" if "__main__" in sys.argv[0] else Path(sys.argv[0]).name, *sys.argv[1:]])
     tags = {"mlflow.user": _user(), "mlflow.source.type": "LOCAL", "mlflow.source.name": command}
     commit = _git(project, "rev-parse", "HEAD")
     if commit:

@@ -74,11 +74,15 @@ def _machine() -> list[tuple[str, float]]:
 
 
 class _Ranks:
-    """The ranks that this process's agent started. They are looked for only where one has ended or none is known:
-    that reads every process of the machine."""
+    """The ranks that this process's agent started.
+
+    They are looked for until two looks find the same, and again when one has ended: a look reads every process of the
+    machine.
+    """
 
     def __init__(self) -> None:
         self._known: list[psutil.Process] = []
+        self._is_settled = False
 
     def sample(self) -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = []
@@ -89,12 +93,19 @@ class _Ranks:
                     found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
                     found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
         except psutil.Error:  # it has just ended
-            self._known = []
-        if not self._known:
-            self._known = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
-            for process in self._known:
-                _first_look(process)
+            self._is_settled = False
+        if not self._is_settled:
+            self._look()
         return found
+
+    def _look(self) -> None:
+        now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
+        new = [one for one in now if one not in self._known]
+        for process in new:
+            with contextlib.suppress(psutil.Error):
+                process.cpu_percent()  # from here on its processor time is counted
+        self._is_settled = bool(now) and not new
+        self._known = [one for one in self._known if one in now] + new
 
 
 def _is_rank(process: psutil.Process) -> bool:
@@ -102,9 +113,3 @@ def _is_rank(process: psutil.Process) -> bool:
         return process.name().startswith(RANK)
     except psutil.Error:
         return False
-
-
-def _first_look(process: psutil.Process) -> None:
-    """From here on its processor time is counted."""
-    with contextlib.suppress(psutil.Error):
-        process.cpu_percent()

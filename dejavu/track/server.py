@@ -8,6 +8,7 @@ digest once, and a run has at most one registered model.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ PARENT_TAG = "mlflow.parentRunId"
 # MLflow's own limits are 100 parameters, 100 tags, and 1,000 of all together.
 METRICS_PER_BATCH, PARAMETERS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
 MODEL_FILE = "MLmodel"
+VERSIONS_TAG = "mlflow.modelVersions"  # by which the page of a run finds its registered models
 HTTP_SETTINGS = {  # MLflow's own are 120 s and 7 retries, with which a flow would hang for many minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -183,9 +185,11 @@ class Server:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        client.create_model_version(
-            name, f"models:/{logged.model_id}", run_id, tags=entry["tags"], model_id=logged.model_id
-        )
+        # Where the files are: MLflow would look `models:/…` up in the store of its global settings, which is not ours.
+        where = logged.artifact_location
+        made = client.create_model_version(name, where, run_id, tags=entry["tags"], model_id=logged.model_id)
+        versions = json.dumps([{"name": name, "version": made.version}])
+        client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: versions})
 
     def sweep_killed(self) -> list[str]:
         client, _ = self._connect()
