@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.endings import FAILURE, ending
 from flows.listing import Importing, Listing
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 STDOUT = "-"  # instead of a file name
+PIPE_COLUMNS = 240
 COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
 
 app = typer.Typer(
@@ -221,7 +226,7 @@ def plan(
     budget_seconds: BudgetOption = 8.0,
     seed: Annotated[int | None, typer.Option(min=0, help="default: the workload's")] = None,
     dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers run the searches")] = "",
-    json: Annotated[
+    json_target: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
     ] = None,
     database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
@@ -252,10 +257,10 @@ def plan(
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
         choice = Planner(ask, tell=tell).plan(request)
-    if json != STDOUT:
+    if json_target != STDOUT:
         print_choice(choice)
-    if json is not None:
-        write_choice(choice, None if json == STDOUT else Path(json))
+    if json_target is not None:
+        write_choice(choice, None if json_target == STDOUT else Path(json_target))
 
 
 @app.command(
@@ -293,6 +298,73 @@ def import_(
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
 
 
+RunArgument = Annotated[
+    str, typer.Argument(help="an id or its beginning, a run's name, a folder of .dejavu/runs, or `last`")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command(epilog="Examples:  dejavu runs  |  dejavu runs --most 100 --json")
+def runs(
+    most: Annotated[int, typer.Option(min=1, help="at most so many, the latest")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the runs of this folder: when, of what, their steps predicted and measured, loss, state and verdict."""
+    from dataclasses import asdict
+
+    from dejavu.track import runs as recorded_runs
+    from flows.records import runs_table
+
+    found = recorded_runs(Path.cwd(), most)
+    if as_json:
+        typer.echo(_json_text([asdict(run) for run in found]))
+    elif found:
+        _console().print(runs_table(found))
+    else:
+        typer.echo(f"no run is recorded for {Path.cwd()}; `dejavu run` makes one")
+
+
+@app.command(
+    epilog="Examples:  dejavu compare 3f2a last  |  dejavu compare 3f2a 91c0 --all  |  dejavu compare 3f2a last --json"
+)
+def compare(
+    first: RunArgument,
+    second: RunArgument,
+    everything: Annotated[bool, typer.Option("--all", help="also parameters that are the same")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare two runs: figures, plans and parameters side by side, and what differs."""
+    from dejavu.track import find_run, recorded
+    from flows.records import compared, comparison_tables
+
+    project = Path.cwd()
+    content = compared(*(recorded(project, find_run(project, name)) for name in (first, second)))
+    if as_json:
+        typer.echo(_json_text(content))
+        return
+    for table in comparison_tables(content, everything=everything):
+        _console().print(table)
+        typer.echo()
+
+
+@app.command(epilog="Examples:  dejavu report  |  dejavu report 3f2a --open  |  dejavu report .dejavu/runs/9a50360b-…")
+def report(
+    run: RunArgument = "last",
+    open_: Annotated[bool, typer.Option("--open", help="open the page in a browser, too")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the path of a run's report page; of one whose artifacts are on a server, a copy is fetched."""
+    from dataclasses import asdict
+
+    from dejavu.track import find_run, report_of
+
+    found = find_run(Path.cwd(), run)
+    path = report_of(Path.cwd(), found)
+    typer.echo(_json_text({"run": asdict(found), "report": str(path)}) if as_json else str(path))
+    if open_:
+        typer.launch(path.as_uri())
+
+
 @app.command()
 def doctor() -> None:
     """Check versions, ports, services, database, cluster file and devices, and say how to fix what is wrong."""
@@ -306,8 +378,21 @@ def doctor() -> None:
         raise typer.Exit(FAILURE)
 
 
+def _console() -> Console:
+    """Return a console that never cuts a line off where nobody sees it: in a file or a pipe lines are long."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+
+
+def _json_text(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
 def _with_json_target(words: list[str]) -> list[str]:
-    """Make `--json` alone `--json -`: typer has no option whose value may be left out."""
+    """Make `plan --json` alone `--json -`: typer has no option whose value may be left out."""
+    if words[:1] != ["plan"]:
+        return words
     alone = [k for k, word in enumerate(words) if word == "--json" and (words[k + 1 :] or ["--"])[0].startswith("--")]
     for k in reversed(alone):
         words = [*words[: k + 1], STDOUT, *words[k + 1 :]]

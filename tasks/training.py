@@ -34,7 +34,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
-from dejavu.track import Run
+from dejavu.track import FOLDER_TAG, Curve, Run, sampled_ranks
 from dejavu.trials import (
     Rung,
     TrialResult,
@@ -46,7 +46,7 @@ from dejavu.trials import (
     search_initialization,
 )
 from dejavu.workload import Workload
-from tasks.recording import record_training, record_trials
+from tasks.recording import record_logs, record_model, record_training, record_trials
 from tasks.shown import Progress
 
 REPORTED_EVERY_STEPS = 5
@@ -220,15 +220,24 @@ def train_pipeline(
     def on_step(step: int, loss: float) -> None:
         done = step + 1
         bar(done, job.last_step)
+        losses.add(step, loss)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
     with client_of(dask) if dask else nullcontext() as client:
         line = torchrun_line(job, client)
         log.info("to launch it by hand: %s", line)
-        with record.child("training", {"torchrun": line}) as run:
-            result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
-            record_training(run, result)
+        record.tags({FOLDER_TAG: job.folder})
+        with record.child("training", {"torchrun": line}, {FOLDER_TAG: job.folder}) as run:
+            losses = Curve(run, "loss")
+            try:
+                with sampled_ranks(run):
+                    result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
+            finally:
+                losses.flush()
+                record_logs(run, Path(job.folder))
+            record_training(run, losses, result)
+            log.info("%s", record_model(run, job, result))
     bar.end()
     if result.restarts:
         why = "; ".join(result.failures)

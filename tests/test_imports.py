@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Floors from the ground up: a room imports only what stands on a floor below its own. Rooms inside dejavu go by their
 # own names, what stands on top of it by its package's.
 FLOORS = (
-    ("foundation", "track"),
-    ("cluster", "plans"),
+    ("foundation",),
+    ("cluster", "plans", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),

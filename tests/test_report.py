@@ -423,6 +423,6 @@ def test_the_table_at_the_end(run):
         assert wanted in text, wanted
     folder = Path("/project") / ("long" * 30) / "artifacts"
     assert where_to_look(folder, "sqlite:////project/mlflow.db") == [
-        f"report: {folder}/report.html",
+        f"report: {folder}/report/report.html",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
     ]
