@@ -34,7 +34,7 @@ from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.own_rank import HOST, ranks_on
 from dejavu.runtime.training import train
-from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
+from dejavu.runtime.worker import TIMEOUT, gather_moments, peak_bytes, stage_times
 from dejavu.timing.clock import Timed
 from dejavu.timing.interference import undisturbed
 from dejavu.timing.training_times import StageTimes
@@ -239,7 +239,7 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         "num_undisturbed": len(undisturbed(slowdowns)),
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
-        "passes": gather_passes(pipeline.clock, job.binding),
+        "passes": gather_moments(pipeline.clock, pipeline.clock.last_step, job.binding),
     }
 
 
