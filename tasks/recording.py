@@ -18,9 +18,7 @@ from dejavu.report import (
     ReportData,
     losses_figure,
     page,
-    plan_figure,
     space_figure,
-    stages_figure,
     summary_markdown,
     timeline_figure,
 )
@@ -141,10 +139,7 @@ def record_report(run: Run, data: ReportData) -> None:
     if data.comparison is not None:
         run.artifact_json("comparison.json", data.comparison.to_dict())
     run.artifact_json("trace.json", data.trace)
-    run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.price, data.baseline, data.baseline_name))
     run.figure("figures/timeline.png", timeline_figure(data.simulation))
-    if data.training is not None:
-        run.figure("figures/stages.png", stages_figure(data.predicted_stages, data.training))
     if data.trials and data.winner:
         run.figure("figures/losses.png", losses_figure(data.trials, data.winner, data.training))
         run.figure("figures/space.png", space_figure(data.trials, data.winner))
