@@ -117,9 +117,8 @@ def memory_chart(
     size, size_unit = scale_of_bytes(max([*peaks, *near]))
     found = figure(300, hovermode="closest", showlegend=1 < len(lines) <= 8)
     for rank, (seconds, held) in enumerate(lines):
-        share = peaks[rank] / capacity_bytes[rank]
-        said = f"rank {rank}: {plain(devices[rank])}<br>at most {format_bytes(peaks[rank])}, {share:.2%} of a device"
-        now = f"%{{y:.4g}} {size_unit} at %{{x:.4g}} {unit}"
+        share = f"at most {format_bytes(peaks[rank])}, {peaks[rank] / capacity_bytes[rank]:.2%} of a device"
+        who = f"<b>rank {rank}</b>: {plain(devices[rank])}"
         found.add_scatter(
             x=[one * scale for one in seconds],
             y=[one * size for one in held],
@@ -127,7 +126,11 @@ def memory_chart(
             line_shape="hv",
             name=f"rank {rank}",
             line_width=2,
-            hovertemplate=f"{now}<br>{said}<extra></extra>",
+            hovertext=[
+                f"{who}<br>{format_bytes(now)} from {format_seconds(when)} on<br>{share}"
+                for when, now in zip(seconds, held, strict=True)
+            ],
+            hoverinfo="text",
         )
     for capacity in sorted(near):
         found.add_hline(y=capacity * size, line={"color": QUIET, "dash": "dash"}, annotation_text="capacity")
