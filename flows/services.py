@@ -256,7 +256,7 @@ def _settings(services: Services) -> dict[str, str]:
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # for `prefect deployment run … --watch`
         "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
-        # Kept on disk, leases outlive the server: else, after it was started again, runs are cancelled for a lost lease.
+        # On disk, leases outlive the server: else runs are cancelled minutes after it was started again.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }

@@ -28,9 +28,7 @@ from dejavu.report import (
     ReportData,
     losses_figure,
     page,
-    plan_figure,
     space_figure,
-    stages_figure,
     summary_markdown,
     timeline_figure,
 )
@@ -38,7 +36,7 @@ from dejavu.report.note import command_of, headline, note_markdown, strip_figure
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import weights_bytes
-from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, save_model
+from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -206,19 +204,18 @@ def record_logs(run: Run, folder: Path) -> None:
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
-def record_report(run: Run, data: ReportData) -> None:
+def record_report(run: Tracker, data: ReportData) -> None:
     """Record what was chosen and how it compares: the figures, the page, and the note that MLflow shows first."""
     losses = [Metric("loss", loss, step) for step, loss in enumerate(data.losses)]
-    first, then = ([Metric(*one) for one in part.items() if one[1] is not None] for part in _figures_of(data))
+    first, then = (
+        [Metric(name, value) for name, value in part.items() if value is not None] for part in _figures_of(data)
+    )
     run.metrics([*first, *losses, *then])  # in the order in which MLflow shows them
     record_plan(run, data.binding)
     if data.comparison is not None:
         run.artifact_json("report/comparison.json", data.comparison.to_dict())
     run.artifact_json("trace/trace.json", data.trace)
-    run.figure("plan/plan.png", plan_figure(data.table, data.plan, data.price, data.baseline, data.baseline_name))
     run.figure("report/timeline.png", timeline_figure(data.simulation))
-    if data.training is not None:
-        run.figure("report/stages.png", stages_figure(data.predicted_stages, data.training))
     if data.trials and data.winner:
         run.figure("report/losses.png", losses_figure(data.trials, data.winner, data.training))
         run.figure("report/space.png", space_figure(data.trials, data.winner))

@@ -29,6 +29,7 @@ from tests.test_flow import (
     family_of,
     free_port,
     needs_two_cores,
+    plan_of,
     runs_of,
 )
 from tests.test_flow import project as project  # a fixture

@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dejavu.foundation.units import format_seconds, plural
-from dejavu.planning import BUDGET_SECONDS
 from dejavu.planning.sentences import faster
+from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.data import ReportData
 from dejavu.report.figures import CHOSEN, INK
 from dejavu.simulation.bound import CLOSE

@@ -7,10 +7,11 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from dejavu.foundation.gc_frozen import gc_frozen
 
@@ -39,10 +40,11 @@ with gc_frozen():
         save_checkpoint,
     )
     from dejavu.runtime.training import train
-    from dejavu.timing.clock import Clock, Timed
+    from dejavu.timing.clock import Clock, Span, Timed
     from dejavu.timing.step_times import StepWatch, count_steps
     from dejavu.timing.training_times import StageTimes
 
+Moment = TypeVar("Moment", Timed, Span)
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog kills and names a stuck rank earlier
 
 
@@ -82,6 +84,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     modules = pipeline.modules
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
     layers = {name for module in modules.values() for name, _ in module.named_children()}
+    pipeline.clock.watch_optimizer(optimizer)
     complete = complete_checkpoints(job.checkpoints)
     first = job.first_step
     if complete or job.start_from:
@@ -116,11 +119,12 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     clock.keep(chosen.places)
     own: list[StageTimes] = []
     if chosen.places:
-        once = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
-        own = [stage_times(clock, s, place, once, peak_bytes(device)) for s in modules]
+        per_step = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
+        own = [stage_times(clock, s, place, per_step, peak_bytes(device)) for s in modules]
     dist.all_gather_object(everyone, own)
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
-    trace = gather_passes(clock, job.binding)
+    passes = gather_moments(clock, clock.last_step, job.binding)
+    once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
         result = TrainingResult(
             first_step=job.first_step,
@@ -130,7 +134,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             restarts=attempt_number(),
             resumed_from_step=first if complete else None,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
-            last_step_passes=trace,
+            last_step_passes=passes,
+            last_step_once=once,
             step_times=chosen.times,
         )
         write_json(job.result_path, result.to_dict())
@@ -144,17 +149,17 @@ def is_alone_on_core(binding: Binding) -> bool:
     return everyone.count(own) == 1
 
 
-def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ...]:
-    """Gather all ranks' passes of the last step, timed from their host's first start of it: hosts' clocks differ."""
-    everyone: list[tuple[float, list[Timed]]] = [(0.0, []) for _ in binding.placements]
-    dist.all_gather_object(everyone, (clock.began_seconds, clock.last_step))
+def gather_moments(clock: Clock, own: Sequence[Moment], binding: Binding) -> tuple[tuple[Moment, ...], ...]:
+    """Gather all ranks' moments of the last step, timed from their host's first start of it: hosts' clocks differ."""
+    everyone: list[tuple[float, Sequence[Moment]]] = [(0.0, []) for _ in binding.placements]
+    dist.all_gather_object(everyone, (clock.began_seconds, list(own)))
     hosts = [placed.device.host for placed in binding.placements]
     first = {
         host: min(began for (began, _), where in zip(everyone, hosts, strict=True) if where == host) for host in hosts
     }
     return tuple(
-        tuple(row.later(began - first[host]) for row in passes)
-        for (began, passes), host in zip(everyone, hosts, strict=True)
+        tuple(row.later(began - first[host]) for row in rows)
+        for (began, rows), host in zip(everyone, hosts, strict=True)
     )
 
 

@@ -13,7 +13,7 @@ from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
-from dejavu.timing.clock import Timed
+from dejavu.timing.clock import Span, Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
@@ -144,7 +144,8 @@ class TrainingResult:
         final_checkpoint: the folder of the last complete checkpoint.
         failures: a sentence for each rank that caused a restart: attempt, rank, stages, host, and how it ended.
         last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
-            that rank's own start of the step.
+            the first start of the step on that rank's host.
+        last_step_once: when each rank, in that step, summed gradients over replicas and ran its optimizer.
         step_times: how long the last attempt's steps took, and whether other work ran at the same time.
     """
 
@@ -157,6 +158,7 @@ class TrainingResult:
     final_checkpoint: str
     failures: tuple[str, ...] = ()
     last_step_passes: tuple[tuple[Timed, ...], ...] = ()
+    last_step_once: tuple[tuple[Span, ...], ...] = ()
     step_times: StepTimes | None = None
 
     @property
@@ -185,6 +187,7 @@ class TrainingResult:
             "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
             "stages": stages,
             "last_step_passes": passes,
+            "last_step_once": tuple(tuple(Span(*span) for span in rank) for rank in data.get("last_step_once", ())),
         }
         return cls(**{**data, **known})
 

@@ -2,9 +2,9 @@
 
 Letters as in `shared.suffix_table`: N = stage options, L1 = cut positions, J = levels of stages after a cut, A = link
 classes, G = groups of configurations that take the same devices and links; W = states that wait at a cut, S = the
-window's layers, 4 and 6 = the columns named below. A window is the layers `lo` to `hi` of a plan; the whole plan is one. A state
-of the beam is a suffix of the window: its level of stages after, the class of its first stage, the devices that it
-takes (mixed radix, with those outside the window).
+window's layers, 4 and 6 = the columns named below. A window is the layers `lo` to `hi`; the whole plan is one. A
+state of the beam is a suffix of the window: its level of stages after, the class of its first stage, the devices that
+it takes (mixed radix, with those outside the window).
 """
 
 from __future__ import annotations
