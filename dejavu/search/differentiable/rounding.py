@@ -2,9 +2,9 @@
 
 Letters as in `shared.suffix_table`: N = stage options, L1 = cut positions, J = levels of stages after a cut, A = link
 classes, G = groups of configurations that take the same devices and links; W = states that wait at a cut, S = the
-window's layers, 4 and 6 = the columns named below. A window is the layers `lo` to `hi`; the whole plan is one. A
-state of the beam is a suffix of the window: its level of stages after, the class of its first stage, the devices that
-it takes (mixed radix, with those outside the window).
+window's layers, 4 and 6 = the columns named below. A window is the layers `lo` to `hi` of a plan; the whole plan is
+one. A state of the beam is a suffix of the window: its level of stages after, the class of its first stage, the devices
+that it takes (mixed radix, with those outside the window).
 """
 
 from __future__ import annotations
@@ -343,6 +343,7 @@ def _finish(lo: int, hi: int, problem: Problem, goal: Goal, kept: _Kept) -> tupl
     kept_numbers, kept_wholes, count_S1 = kept
     J = guide_L1JA.shape[1]
     best, best_option, best_parent = goal.cutoff, -1, -1
+    # Runs, states and transfers as in `_advance`: the transfer as a function of both took 1.9 × as long.
     i, after = first_L1[lo], first_L1[lo + 1]
     while i < after and stop_N[i] <= hi:
         stop, g, front = stop_N[i], group_N[i], i
