@@ -71,6 +71,11 @@ class Services:
         return f"http://127.0.0.1:{self.mlflow_port}"
 
     @property
+    def mlflow_page(self) -> str:
+        """MLflow's experiments in its mode for model training; without being told, a browser gets that for GenAI."""
+        return f"{self.mlflow_url}/#/experiments?workflowType=machine_learning"
+
+    @property
     def health_urls(self) -> tuple[str, str]:
         return f"{self.prefect_api_url}/health", f"{self.mlflow_url}/health"
 
@@ -189,6 +194,10 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     servers = [name for name in ("mlflow", "prefect") if name in missing]
     if servers:
         say(f"starting {' and '.join(TITLES[name] for name in reversed(servers))}")
+    if "mlflow" in missing and (project / "mlflow.db").exists():
+        from dejavu.track.database import upgrade_database  # with MLflow: a second
+
+        upgrade_database(project / "mlflow.db")
     with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes would corrupt a new one
         if "mlflow" in missing:
             services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
@@ -214,7 +223,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
             _wait_for(services, "worker", lambda: worker_is_online(api, began))
     _write_toml(project, services, say)
     say(f"Prefect {services.prefect_url}   runs, schedules, logs")
-    say(f"MLflow  {services.mlflow_url}   what each run found")
+    say(f"MLflow  {services.mlflow_page}   what each run found")
     return services
 
 

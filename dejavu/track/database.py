@@ -45,6 +45,19 @@ def alone_with(database: Path) -> Iterator[None]:
         yield
 
 
+def upgrade_database(database: Path) -> None:
+    """Upgrade a database, if it is older, before somebody else opens it.
+
+    Raises:
+        DatabaseError: a newer MLflow wrote it, it could not be upgraded, or it is no database.
+    """
+    try:
+        with alone_with(database):
+            pass
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{database} cannot be opened: {error}; wanted MLflow's database, or no file") from error
+
+
 def _schema(connection: sqlite3.Connection) -> str | None:
     """Return the revision of a database's schema; None: it has none yet."""
     if connection.execute("SELECT name FROM sqlite_master WHERE name = 'alembic_version'").fetchone() is None:
