@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
+from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 
 MARKER = "COMPLETE.json"
 KEPT = 2
@@ -186,11 +186,12 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
     """Read what these layers need of a distributed checkpoint."""
-    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    reader = CheckpointReader(checkpoint)
+    saved = reader.read_metadata().state_dict_metadata
     state: State = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in saved.items()
         if isinstance(entry, TensorStorageMetadata) and belongs(name, layers)
     }
-    state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=True)
+    state_dict_loader.load(state, checkpoint_id=checkpoint, storage_reader=reader, no_dist=True)
     return state
