@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,8 @@ import typer
 
 from flows.endings import FAILURE, ending
 from flows.listing import Importing, Listing
+from flows.room import PRIVATE_UMASK
+from flows.upkeep.commands import upkeep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(upkeep)
 
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="the cluster file")]
 WorkloadOption = Annotated[
@@ -50,7 +55,7 @@ BudgetOption = Annotated[float, typer.Option(min=0.0, help="search time, all sea
 @app.command(
     cls=Listing,
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
-    "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786",
+    "  |  dejavu run --cluster hosts.yaml --dask tls://10.0.0.1:8786",
 )
 def run(
     workload: WorkloadOption = None,
@@ -74,6 +79,7 @@ def run(
 
     Hosts of one cluster must share the project's folder.
     """
+    from dejavu.foundation.dask_workers import check_encrypted
     from flows.inputs import TypedQuestion, read_inputs, read_resume
     from flows.room import check_room
     from flows.temporary_server import use_server
@@ -85,6 +91,7 @@ def run(
         return
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
+    check_encrypted(dask)
     check_room(Path.cwd())
     typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
     with use_server(Path.cwd()) as server:
@@ -118,7 +125,7 @@ def run(
 
 @app.command(
     epilog="Examples:  dejavu up && prefect deployment run dejavu/full --watch  |  "
-    "dejavu up --watch --dask tcp://10.0.0.1:8786"
+    "dejavu up --watch --dask tls://10.0.0.1:8786"
 )
 def up(
     prefect_port: Annotated[
@@ -136,12 +143,22 @@ def up(
     dask: Annotated[
         str, typer.Option(help="of --watch: address of a Dask scheduler; hosts without a worker are gone")
     ] = "",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="address that Prefect listens on; default: loopback; others want a password: docs/service.md"
+        ),
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="stay, start again what ends, and stop everything on SIGTERM or Ctrl-C")
+    ] = False,
 ) -> None:
     """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows.
 
     What runs already goes on; what has ended is started again.
     """
     from flows import services
+    from flows.foreground import stay_up
     from flows.inputs import read_inputs
     from flows.prefect_api import Watch
 
@@ -150,7 +167,11 @@ def up(
         read_inputs(cluster, workload, train=False)  # report mistakes before starting
         given = {"cluster": str(cluster), "dask": dask, **({"workload": str(workload)} if workload else {})}
         looks = Watch(every_seconds, given)
-    services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, watch=looks, say=typer.echo)
+    start = partial(services.up, Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, host=host)
+    if foreground:
+        stay_up(Path.cwd(), start, looks, typer.echo)
+    else:
+        start(watch=looks, say=typer.echo)
 
 
 @app.command(epilog="Example:  dejavu replans --last 5")
@@ -400,7 +421,8 @@ def _with_json_target(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the command of `sys.argv`."""
+    """Run the command of `sys.argv`; what it writes is for its user alone."""
+    os.umask(PRIVATE_UMASK)
     project = Path.cwd()
     sys.path.insert(0, str(project))  # so that a user's own model is importable from here
     ending(lambda: app(args=_with_json_target(sys.argv[1:])), project)

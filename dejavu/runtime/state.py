@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
+from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
@@ -211,11 +211,13 @@ def _read(checkpoint: Path, wanted: Callable[[str], bool]) -> State:
     state: State = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all: that is meant
-        state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=True)
+        state_dict_loader.load(
+            state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
+        )
     return state
 
 
 def _saved(checkpoint: Path, wanted: Callable[[str], bool]) -> dict[str, TensorStorageMetadata]:
     """Return shapes and types of the tensors with wanted names."""
-    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    saved = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
     return {name: entry for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata) and wanted(name)}
