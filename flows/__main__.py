@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.endings import FAILURE, ending
+from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.listing import Importing, Listing
 
 STDOUT = "-"  # instead of a file name
@@ -308,6 +308,7 @@ def main() -> None:
     """Run the command of `sys.argv`."""
     project = Path.cwd()
     sys.path.insert(0, str(project))  # so that a user's own model is importable from here
+    end_at_once_when_interrupted_again()
     ending(lambda: app(args=_with_json_target(sys.argv[1:])), project)
 
 
