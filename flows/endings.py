@@ -14,6 +14,7 @@ from pathlib import Path
 from dejavu.foundation.errors import DejavuError, InputError
 
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
 
 
@@ -108,6 +109,8 @@ class Sentences(logging.Filter):
             interrupted = isinstance(error, KeyboardInterrupt)
             record.msg, record.args = ("interrupted", ()) if interrupted else ("failed: %s", (error,))
             record.exc_info, record.exc_text = None, None
+        elif isinstance(record.msg, str) and INTERRUPT in record.getMessage():
+            return False  # each task and flow says it twice, and the command says it at the end
         elif isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
             said = record.getMessage()
             # A line for every completed task says nothing that the next line does not.
