@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.endings import FAILURE, ending
+from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.listing import Importing, Listing
 from flows.room import PRIVATE_UMASK
 from flows.upkeep.commands import upkeep
@@ -425,6 +425,7 @@ def main() -> None:
     os.umask(PRIVATE_UMASK)
     project = Path.cwd()
     sys.path.insert(0, str(project))  # so that a user's own model is importable from here
+    end_at_once_when_interrupted_again()
     ending(lambda: app(args=_with_json_target(sys.argv[1:])), project)
 
 

@@ -21,9 +21,10 @@ import psutil
 from rich.table import Table
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.units import format_bytes
 from flows import services
 from flows.processes import is_free, listener
-from flows.room import open_to_others
+from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = (
@@ -33,7 +34,7 @@ PACKAGES = (
 GIB = 2**30
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
-SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 64 * 2**20
+COMFORTABLE_SHARED_BYTES = 64 * 2**20
 RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
 START_SLACK_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 INSTALL = "pip install --constraint constraints.txt --editable ."
@@ -135,20 +136,20 @@ def _memory(project: Path) -> list[Check]:
 
 def _disk(project: Path) -> list[Check]:
     free_bytes = shutil.disk_usage(project).free
-    ok = None if free_bytes < LEAST_DISK_BYTES else True
+    ok = False if free_bytes < LEAST_FREE_BYTES else None if free_bytes < LEAST_DISK_BYTES else True
     remedy = (
         "" if ok else f"free space: checkpoints and trials are in {project / '.dejavu'} and {project / 'mlartifacts'}"
     )
-    return [Check("disk", ok, f"{free_bytes / GIB:.1f} GiB free at {project}", remedy)]
+    return [Check("disk", ok, f"{format_bytes(free_bytes)} free at {project}", remedy)]
 
 
 def _shared_memory(project: Path) -> list[Check]:
     if not SHARED_MEMORY.is_dir():
         return []
     free_bytes = shutil.disk_usage(SHARED_MEMORY).free
-    ok = None if free_bytes < LEAST_SHARED_BYTES else True
-    remedy = "" if ok else f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
-    return [Check("shared memory", ok, f"{free_bytes / 2**20:.0f} MiB free at {SHARED_MEMORY}", remedy)]
+    ok = False if free_bytes < LEAST_SHARED_BYTES else None if free_bytes < COMFORTABLE_SHARED_BYTES else True
+    remedy = "" if ok else SHARED_REMEDY
+    return [Check("shared memory", ok, f"{format_bytes(free_bytes)} free at {SHARED_MEMORY}", remedy)]
 
 
 # What runs

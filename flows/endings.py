@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import shlex
+import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
 
 RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
 
 
 def ending(command: Callable[[], None], project: Path) -> None:
     """Run a command; a mistake in the user's input prints one sentence and exits with code 2, a failure with code 1.
 
-    A full or read-only disk is a failure, too. On an interrupt, print what is kept, and how to resume a training that
-    had started.
+    A full or read-only disk is a failure, too. On an interrupt, print what is kept, and the line that goes on.
     """
-    began = time.time()
+    before = _prepared(project)
     try:
         command()
     except InputError as error:
@@ -42,25 +44,54 @@ def ending(command: Callable[[], None], project: Path) -> None:
         print(f"{error.filename or project}: {error.strerror}; what was written before is kept", file=sys.stderr)
         sys.exit(FAILURE)
     except KeyboardInterrupt:
-        _say_interrupted(project, began)
+        _say_interrupted(project, before)
         sys.exit(INTERRUPTED)
     except SystemExit as ended:  # typer makes an exit code of an interrupt
         if ended.code == INTERRUPTED:
-            _say_interrupted(project, began)
+            _say_interrupted(project, before)
         raise
 
 
-def _say_interrupted(project: Path, began: float) -> None:
+def end_at_once_when_interrupted_again() -> None:
+    """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends."""
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, second)
+        raise KeyboardInterrupt
+
+    def second(number: int, frame: object) -> None:
+        os.write(sys.stderr.fileno(), b"interrupted again: ended at once; what was measured, tried and saved is kept\n")
+        os._exit(INTERRUPTED)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, first)
+
+
+def _say_interrupted(project: Path, before: dict[Path, int]) -> None:
     print("interrupted; what was measured, tried and saved is kept", file=sys.stderr)
-    folder = begun_training(project, began)
-    if folder is not None:
-        print(f"to resume the training: dejavu run --resume {folder.relative_to(project)}", file=sys.stderr)
+    folder = _begun_training(project, before)
+    if folder is None:
+        print("the same command goes on from there", file=sys.stderr)
+    else:
+        line = shlex.join(["dejavu", *_without_resume(sys.argv[1:]), "--resume", str(folder.relative_to(project))])
+        print(f"to resume the training: {line}", file=sys.stderr)
 
 
-def begun_training(project: Path, since: float) -> Path | None:
-    """Return the project's last prepared training, if it was prepared after `since` (seconds since the epoch)."""
-    jobs = [path for path in (project / ".dejavu" / "runs").glob("*/job.json") if path.stat().st_mtime >= since]
-    return max(jobs, key=lambda path: path.stat().st_mtime).parent if jobs else None
+def _without_resume(words: list[str]) -> list[str]:
+    places = [k for k, word in enumerate(words) if word == "--resume" or word.startswith("--resume=")]
+    dropped = {j for k in places for j in ((k, k + 1) if words[k] == "--resume" else (k,))}
+    return [word for k, word in enumerate(words) if k not in dropped]
+
+
+def _prepared(project: Path) -> dict[Path, int]:
+    """Return when each training of the project was prepared, by its job.json."""
+    return {path: path.stat().st_mtime_ns for path in (project / ".dejavu" / "runs").glob("*/job.json")}
+
+
+def _begun_training(project: Path, before: dict[Path, int]) -> Path | None:
+    """Return the folder of the training that was prepared since; whatever the clock did meanwhile."""
+    begun = {path: when for path, when in _prepared(project).items() if before.get(path) != when}
+    return max(begun, key=lambda path: begun[path]).parent if begun else None
 
 
 class Sentences(logging.Filter):
@@ -84,6 +115,8 @@ class Sentences(logging.Filter):
             interrupted = isinstance(error, KeyboardInterrupt)
             record.msg, record.args = ("interrupted", ()) if interrupted else ("failed: %s", (error,))
             record.exc_info, record.exc_text = None, None
+        elif isinstance(record.msg, str) and INTERRUPT in record.getMessage():
+            return False  # each task and flow says it twice, and the command says it at the end
         elif isinstance(record.msg, str) and record.msg.startswith("Finished in state"):
             said = record.getMessage()
             # A line for every completed task says nothing that the next line does not.

@@ -15,30 +15,29 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from dejavu.foundation.process_start import start_seconds, started_at
 from flows.room import PRIVATE_UMASK
 from flows.server_settings import LOOPBACK, SECRETS
 
 TOKEN = "DEJAVU_SERVICES"  # an environment variable that all processes of one `dejavu up` inherit
 RUN = "PREFECT__FLOW_RUN_ID"  # Prefect sets it for the process of a deployment's run
-CREATE_TIME_SLACK_SECONDS = 2.0  # psutil adds the boot time, which moves when the clock is set
 TERMINATE_SECONDS = 15.0  # from SIGTERM to SIGKILL: what a flow run needs to report that it was ended
 
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """A process that we started, by pid and creation time: a pid alone may have been reused."""
+    """A process that we started, by pid and start, in seconds from the boot: a pid alone may have been reused."""
 
     name: str
     pid: int
-    create_time_seconds: float
+    start_seconds: float
     log: str
 
     def find(self) -> psutil.Process | None:
         """Return the process, if it still runs."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.create_time_seconds) < CREATE_TIME_SLACK_SECONDS
-            return process if same and not has_ended(process) else None
+            return process if started_at(process, self.start_seconds) and not has_ended(process) else None
         except psutil.NoSuchProcess:
             return None
 
@@ -96,7 +95,7 @@ def start(
             start_new_session=True,
             umask=PRIVATE_UMASK,
         )
-    return RecordedProcess(name, child.pid, psutil.Process(child.pid).create_time(), str(log))
+    return RecordedProcess(name, child.pid, start_seconds(psutil.Process(child.pid)), str(log))
 
 
 def family(parents: Iterable[RecordedProcess], token: str | None = None) -> list[psutil.Process]:

@@ -366,6 +366,7 @@ def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> No
     deadline = time.monotonic() + READY_SECONDS
     while True:
         if process.find() is None:
+            _check_port(services, name)
             raise DejavuError(f"{name} ended while starting; the end of {process.log}:\n{process.log_end()}")
         if is_ready():
             return
@@ -374,6 +375,22 @@ def _wait_for(services: Services, name: str, is_ready: Callable[[], bool]) -> No
                 f"{name} did not answer within {READY_SECONDS:g} s; the end of {process.log}:\n{process.log_end()}"
             )
         time.sleep(0.1)
+
+
+def _check_port(services: Services, name: str) -> None:
+    """Check that the port of a server that ended while starting was not taken meanwhile.
+
+    Raises:
+        DejavuError: it was.
+    """
+    port = {"prefect": services.prefect_port, "mlflow": services.mlflow_port}.get(name)
+    if port is not None and not is_free(port):
+        holder = listener(port)
+        by = f" by {holder.name()} (pid {holder.pid})" if holder else ""
+        raise DejavuError(
+            f"port {port} was taken{by} while {TITLES[name]} was starting; start `dejavu up` again, which chooses a "
+            "free one"
+        )
 
 
 def _answers(url: str) -> bool:

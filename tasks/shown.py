@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from threading import Thread
 from typing import Any
 from uuid import UUID
 
@@ -30,30 +30,37 @@ EVERY_SECONDS = 2.0  # between two updates: each is a request to the server
 class Progress:
     """A bar on the run's page; call it with how much is done.
 
-    It is sent by a thread of its own, so that a server that is slow or away holds up nothing.
+    It is sent by threads of its own, one at a time, so that a server that is slow or away holds up nothing, and which
+    the end of the process does not wait for.
     """
 
     def __init__(self, key: str, what: str) -> None:
         self._key, self._what = key, what
         self._artifact: UUID | None = None
         self._told_seconds = -EVERY_SECONDS
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"progress-{key}")
-        self._sending: Future[None] | None = None
+        self._sending: Thread | None = None
 
     def __call__(self, done: int, total: int | None) -> None:
         now = time.monotonic()
-        is_free = self._sending is None or self._sending.done()
+        is_free = self._sending is None or not self._sending.is_alive()
         if is_free and now - self._told_seconds >= EVERY_SECONDS:
             self._told_seconds = now
-            self._sending = self._sender.submit(copy_context().run, self._send, 100.0 * done / total if total else 0.0)
+            self._start(100.0 * done / total if total else 0.0)
 
     def end(self) -> None:
         """Fill the bar, if there is one."""
         if self._sending is not None:
-            self._sender.submit(copy_context().run, self._send, 100.0)
-        self._sender.shutdown(wait=False)
+            self._start(100.0)
 
-    def _send(self, percent: float) -> None:
+    def _start(self, percent: float) -> None:
+        words = (self._send, percent, self._sending)
+        # A pool's threads are not daemons: one that an interrupt finds starting would be waited for without end.
+        self._sending = Thread(target=copy_context().run, args=words, name=f"progress-{self._key}", daemon=True)
+        self._sending.start()
+
+    def _send(self, percent: float, after: Thread | None) -> None:
+        if after is not None:
+            after.join()
         try:
             if self._artifact is None:
                 made: Any = create_progress_artifact(percent, key=self._key, description=self._what)

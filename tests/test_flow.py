@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -256,13 +256,19 @@ def _hear_interrupts() -> None:
 class Watched:
     """A `dejavu run` in the background, whose output is read as it comes; it does not outlive its block."""
 
-    def __init__(self, project: Path, **change: Any) -> None:
-        workload = write_workload(project, **change)
+    def __init__(self, project: Path, *options: str, settings: Mapping[str, str] = {}, **change: Any) -> None:
+        self.workload = write_workload(project, **change)
         self.project, self.log = project, project / f"run-{time.time_ns()}.log"
         with self.log.open("w") as output:
-            words = [str(BIN / "dejavu"), "run", *ONE_SIZE, "--workload", str(workload)]
+            words = [str(BIN / "dejavu"), "run", *ONE_SIZE, "--workload", str(self.workload), *options]
             self.process = psutil.Popen(
-                words, cwd=project, env=environment(), stdout=output, stderr=output, preexec_fn=_hear_interrupts
+                words,
+                cwd=project,
+                env={**environment(), **settings},
+                stdout=output,
+                stderr=output,
+                preexec_fn=_hear_interrupts,
+                start_new_session=True,
             )
 
     def __enter__(self) -> Watched:
@@ -282,6 +288,10 @@ class Watched:
             assert self.process.poll() is None, f"ended before {what!r}:\n{self.log.read_text()}"
             assert time.monotonic() < stop, f"no {what!r} in:\n{self.log.read_text()}"
             time.sleep(0.05)
+
+    def interrupt(self) -> None:
+        """As Ctrl-C in a terminal does: to the command and to all it started that is in its group."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def children(self, word: str) -> list[psutil.Process]:
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -24,8 +25,9 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.process import attempt_number
 from dejavu.runtime.process.failures import Failure, read_failures, write_failure
 from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
-from dejavu.runtime.state import complete_checkpoints
+from dejavu.runtime.state import checkpoint_step, complete_checkpoints, first_not_finite, read_checkpoint
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 from tests.conftest import TINY
 from tests.launching import job_of, largest_difference, once, ranks, runtime_processes
 
@@ -247,3 +249,32 @@ def test_who_waits_is_seen_by_the_line_that_is_run(tmp_path: Path) -> None:
     assert not waits(f'{stack}  File "{source}", line 2 in run\n')
     assert waits(f'{stack}  File "/lib/torch/distributed/distributed_c10d.py", line 1 in recv\n')
     assert not waits("")
+
+
+class DivergesAt(nn.Linear):
+    """Gives NaN from a step on, whichever attempt it is: how often it trained is part of its state."""
+
+    def __init__(self, calls: int, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self.most = calls
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) / (self.calls <= self.most)
+
+
+def diverges() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), DivergesAt(34 * TINY.num_microbatches, 16, 10))
+
+
+def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Path) -> None:
+    """Fault 35; what is kept is finite, and is named."""
+    job = job_of(digits("diverges"), tmp_path, (2,))
+    with pytest.raises(RankError, match=r"the loss of step 35 is nan, wanted a finite number; .*step-00000033") as said:
+        launch(job)
+    assert "Traceback" not in str(said.value)
+    kept = complete_checkpoints(job.checkpoints)[-1]
+    state = read_checkpoint(kept, {builder.name for builder in layers_of(job.workload)})
+    assert first_not_finite(state) is None and checkpoint_step(kept) == 33
+    assert first_not_finite({**state, "model.x": torch.tensor([1.0, math.nan])}) == "model.x"

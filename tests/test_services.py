@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.process_start import start_seconds
 from flows import services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free
@@ -303,7 +304,7 @@ def test_a_project_without_deployments_is_refused(tmp_path: Path) -> None:
 
 def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    record = RecordedProcess("worker", other.pid, psutil.Process(other.pid).create_time() - 1000, "none.log")
+    record = RecordedProcess("worker", other.pid, start_seconds(psutil.Process(other.pid)) - 1000, "none.log")
     kept = services.Services(str(tmp_path), "a token", free_port(), free_port(), (record,))
     services._stop(kept, say=print)
     assert other.poll() is None

@@ -20,11 +20,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.process_start import start_seconds, started_at
 from dejavu.runtime.job import write_json
 
 LOCK, HOLDER = "training.lock", "training.json"
 POLL_SECONDS = 0.5
-START_SLACK_SECONDS = 2.0  # psutil adds the boot time, which is in whole seconds
 
 
 class BusyError(DejavuError):
@@ -37,7 +37,7 @@ class Holder:
 
     Attributes:
         what: for people, such as `gpt on desk`.
-        start_seconds: when its process was started, since the epoch: the pid alone may have been reused.
+        start_seconds: when its process was started, since the machine's boot: the pid alone may have been reused.
         since_seconds: when it acquired the lock, since the epoch.
     """
 
@@ -50,7 +50,7 @@ class Holder:
     @classmethod
     def here(cls, what: str) -> Holder:
         """Return this process as a holder."""
-        return cls(what, os.getpid(), psutil.Process().create_time(), socket.gethostname(), time.time())
+        return cls(what, os.getpid(), start_seconds(psutil.Process()), socket.gethostname(), time.time())
 
     @property
     def runs(self) -> bool:
@@ -59,10 +59,7 @@ class Holder:
             return True
         try:
             process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            started: float = process.create_time()
-            return abs(started - self.start_seconds) < START_SLACK_SECONDS
+            return process.status() != psutil.STATUS_ZOMBIE and started_at(process, self.start_seconds)
         except psutil.NoSuchProcess:
             return False
 

@@ -92,6 +92,11 @@ def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return moment
 
 
+def first_not_finite(state: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the name of the first tensor with a NaN or an infinity on this device; None: all are finite."""
+    return next((name for name, tensor in state.items() if not _local(tensor).isfinite().all()), None)
+
+
 def belongs(name: str, layers: set[str]) -> bool:
     """Return whether a global name belongs to one of these layers."""
     return name.split(".", 2)[1] in layers

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
 from dejavu.runtime.optimizer import set_learning_rate
@@ -20,6 +21,10 @@ from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class DivergedError(DejavuError):
+    """The loss or the trained state is no longer a number."""
 
 
 class Executor(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -33,13 +34,14 @@ with gc_frozen():
         State,
         checkpoint_step,
         complete_checkpoints,
+        first_not_finite,
         gather_state,
         read_checkpoint,
         read_trial,
         restore_state,
         save_checkpoint,
     )
-    from dejavu.runtime.training import train
+    from dejavu.runtime.training import DivergedError, train
     from dejavu.timing.clock import Clock, Span, Timed
     from dejavu.timing.step_times import StepWatch, count_steps
     from dejavu.timing.training_times import StageTimes
@@ -101,12 +103,16 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         if pipeline.has_loss:
             with job.progress_path.open("a") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
+            if loss is not None and not math.isfinite(loss):
+                raise _diverged(job, f"the loss of step {step + 1} is {loss}")
         heartbeat.beat(step)
         done = step + 1
         if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
             held: State = {}
             for module in modules.values():
                 held |= gather_state(module, optimizer)
+            if bad := first_not_finite(held):
+                raise _diverged(job, f"{bad} is not finite after step {done}")
             save_checkpoint(job.checkpoints, done, held)
             heartbeat.beat(step)
         watch.begin()
@@ -139,6 +145,13 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             step_times=chosen.times,
         )
         write_json(job.result_path, result.to_dict())
+
+
+def _diverged(job: TrainingJob, what: str) -> DivergedError:
+    """Return the error that names the last good checkpoint: none is saved of a state that is not finite."""
+    complete = complete_checkpoints(job.checkpoints)
+    kept = f"the last good checkpoint is {complete[-1]}" if complete else "there is no checkpoint before it"
+    return DivergedError(f"{what}, wanted a finite number; {kept}; lower the learning rate, or set clip_norm")
 
 
 def is_alone_on_core(binding: Binding) -> bool:

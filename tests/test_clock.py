@@ -1,0 +1,128 @@
+"""The clock of the machine is set while things run (fault 25): nothing that lasts is measured by it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dejavu.foundation.process_start import start_seconds, started_at
+from dejavu.launch.training_lock import alone_in, holder_in
+from flows.processes import start
+from tests.test_flow import Watched, check_records, needs_two_cores
+from tests.test_flow import project as project  # a fixture
+
+ROOT = Path(__file__).resolve().parents[1]
+# Who may ask for the time of day, and why. All else that counts seconds asks a clock that nobody sets.
+DATED = {
+    "dejavu/profiles/database.py": "ages of files: the file system's clock is this one",
+    "dejavu/launch/training_lock.py": "since when somebody trains, for people",
+    "dejavu/track/run.py": "MLflow's dates",
+    "dejavu/track/spool.py": "names of folders, in order",
+    "dejavu/watching/notes.py": "when a plan was made, for people",
+}
+
+
+def asks_the_time(tree: ast.AST) -> bool:
+    """Whether it calls `time.time`, or imports it by name; `datetime.now` gives dates, which are records."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns") and ast.unparse(node.value) == "time")
+        or (isinstance(node, ast.ImportFrom) and node.module == "time" and {"time", "time_ns"} & {a.name for a in node.names})
+        for node in ast.walk(tree)
+    )  # fmt: skip
+
+
+def test_no_duration_is_measured_by_the_time_of_day() -> None:
+    files = [path for room in ("dejavu", "flows", "tasks", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if asks_the_time(ast.parse(path.read_text()))}
+    assert found == set(DATED)
+
+
+def test_dates_are_never_subtracted() -> None:
+    """`datetime.now` is asked for records and for what another process has dated."""
+    for room in ("dejavu", "flows", "tasks"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+                    assert "datetime.now" not in ast.unparse(node), f"{path}:{node.lineno}"
+
+
+def test_a_process_is_recognized_after_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel moves the boot time with the clock, and psutil adds it to what it says of every process.
+
+    Nobody sets the clock of a machine that others use for a test, so this alone is done for psutil, not by it.
+    """
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    kept = start("sleeper", words, cwd=tmp_path, environment=os.environ, log=tmp_path / "log")
+    with alone_in(tmp_path, "gpt on desk"):
+        began, boot = start_seconds(psutil.Process()), psutil.boot_time()
+        for jump_seconds in (3600.0, -86400.0):
+            moved = boot + jump_seconds
+            monkeypatch.setattr("psutil._pslinux.boot_time", lambda moved=moved: moved)
+            assert psutil.boot_time() == moved
+            assert started_at(psutil.Process(), began)
+            holder = holder_in(tmp_path)
+            assert holder is not None and holder.pid == os.getpid()
+            assert kept.find() is not None
+    found = kept.find()
+    assert found is not None
+    found.kill()
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Iterator[Path]:
+    """A file that says how far the clock of a process is off; those with the library read it again and again."""
+    if shutil.which("faketime") is None:
+        pytest.skip("faketime is not installed (apt-get install faketime)")
+    path = tmp_path / "clock"
+    path.write_text("+0")
+    yield path
+
+
+def moving(clock: Path) -> dict[str, str]:
+    """Settings of a process whose clock is what the file says; clocks that nobody sets go on as they are."""
+    library = subprocess.run(
+        ["faketime", "-f", "+0", "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return {
+        "LD_PRELOAD": library.replace("libfaketime.so", "libfaketimeMT.so"),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+def test_only_the_clock_that_is_set_moves(clock: Path) -> None:
+    """Of the tests themselves: their clock moves, and a monotonic one does not."""
+    ask = "import time; print(time.time(), time.monotonic())"
+    words, said = [sys.executable, "-c", ask], []
+    for offset in ("+0", "+3600"):
+        clock.write_text(offset)
+        done = subprocess.run(words, env={**os.environ, **moving(clock)}, capture_output=True, text=True, check=True)
+        said.append([float(word) for word in done.stdout.split()])
+    (wall, steady), (later_wall, later_steady) = said
+    assert 3500 < later_wall - wall < 3700
+    assert 0 < later_steady - steady < 100
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("jump", ["+7200", "-7200"])
+def test_a_run_goes_on_while_its_clock_jumps(project: Path, clock: Path, jump: str) -> None:
+    """In mid-training, for the flow, its server, its workers and its ranks alike."""
+    with Watched(project, settings=moving(clock), compare=False) as run:
+        run.wait_for("step 10 of")
+        clock.write_text(jump)
+        assert run.process.wait(timeout=300) == 0, run.log.read_text()
+    found = check_records(project).data.metrics
+    assert 0 < found["measured_step_seconds"] < 60

@@ -1,0 +1,83 @@
+"""Ctrl-C in each phase of a run (fault 32): exit 130, what is kept, the line that goes on, and nothing left."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from dejavu.launch.training_lock import holder_in
+from flows.endings import INTERRUPTED
+from tests.test_flow import Watched, command, family_of, needs_two_cores, runs_of
+from tests.test_flow import project as project  # a fixture
+
+pytestmark = [pytest.mark.integration, needs_two_cores]
+PHASES = {  # what the log says when it has begun
+    "starting": "starting Prefect's server",
+    "measuring": "measuring ",
+    "searching": "for flow 'plan'",
+    "trials": "trial ",
+    "training": "step 20 of",
+}
+IN_EVERY_TEST_RUN = ("starting", "measuring", "training")  # the others take as long, and end the same way
+SETTINGS = {"num_steps": 2000, "compare": False, "trials": {"count": 3, "steps": 4, "default_draws": 0}}
+
+
+def check_ended(project: Path, log: str) -> None:
+    """Nothing is left: no process, no lock, no run that is called running; and nothing is shown but sentences."""
+    stop = time.monotonic() + 30
+    while family_of(project) and time.monotonic() < stop:
+        time.sleep(0.1)
+    assert not family_of(project)
+    assert holder_in(project) is None
+    assert "Traceback" not in log, log
+    assert not list((project / ".dejavu" / "prefect").glob("temporary-*.db*"))
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase in IN_EVERY_TEST_RUN else pytest.mark.slow) for phase in PHASES]
+)
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(project: Path, phase: str) -> None:
+    with Watched(project, **SETTINGS) as run:
+        run.wait_for(PHASES[phase])
+        run.interrupt()
+        assert run.process.wait(timeout=60) == INTERRUPTED, run.log.read_text()
+    log = run.log.read_text()
+    assert log.count("interrupted; what was measured, tried and saved is kept") == 1, log
+    check_ended(project, log)
+    last = log.strip().splitlines()[-1]
+    if phase != "training":
+        assert last == "the same command goes on from there"
+    else:
+        parents, children = runs_of(project)
+        assert (parents[0].info.status, children["training"].info.status) == ("KILLED", "KILLED")
+        assert re.fullmatch(r"to resume the training: dejavu run .*--workload \S+ --resume \.dejavu/runs/\S+", last)
+
+
+@pytest.mark.slow
+def test_the_line_that_goes_on_does(project: Path) -> None:
+    """As it is printed; fewer steps in the workload end it soon."""
+    with Watched(project, **SETTINGS) as run:
+        run.wait_for("step 60 of")
+        run.interrupt()
+        assert run.process.wait(timeout=60) == INTERRUPTED
+    line = shlex.split(run.log.read_text().strip().splitlines()[-1].partition(": ")[2])
+    workload = run.workload.read_text().replace('"num_steps": 2000', '"num_steps": 80')
+    run.workload.write_text(workload)
+    again = command(project, *line)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "continues from step" in again.stderr and "step 80 of 80" in again.stderr
+
+
+@pytest.mark.parametrize("phase", [pytest.param("starting", marks=pytest.mark.slow), "training"])
+def test_a_second_interrupt_ends_at_once(project: Path, phase: str) -> None:
+    with Watched(project, **SETTINGS) as run:
+        run.wait_for(PHASES[phase])
+        run.interrupt()
+        time.sleep(0.05)  # else the kernel makes one of both
+        run.interrupt()
+        assert run.process.wait(timeout=60) == INTERRUPTED, run.log.read_text()
+    check_ended(project, run.log.read_text())
