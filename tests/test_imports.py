@@ -23,7 +23,7 @@ FLOORS = (
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
     ("launch", "planning", "profiling", "testing", "trials"),
-    ("report",),
+    ("migration", "report"),
     ("tasks", "benchmarks"),
     ("flows",),
 )

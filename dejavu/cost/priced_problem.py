@@ -109,7 +109,7 @@ def _problem(
     configurations: Sequence[StageConfiguration],
     costs: AdditiveCosts,
 ) -> Problem:
-    links = _links(cluster, transfers, configurations)
+    links = links_between(cluster, transfers, configurations)
     return Problem(
         layers=table.layers,
         configurations=tuple(configurations),
@@ -124,7 +124,7 @@ def _problem(
     )
 
 
-def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
+def links_between(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
     """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes."""
     sits = [
         (configuration.device_type, configuration.num_devices, configuration.num_nodes, configuration.data_parallel)

@@ -100,6 +100,31 @@ class SyntheticSettings(_Record):
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
 
 
+class ReplanSettings(_Record):
+    """What happens when the cluster changes while the training runs.
+
+    Attributes:
+        action: `notify`: it is said; `plan`: a new plan is made and said; `migrate`: the training goes on under it.
+        margin: a plan that would be faster by a smaller share than this is not worth a change; `3%` or 0.03.
+        snapshot_every: with `migrate`, so many steps between two snapshots of the training's state in its hosts'
+            memory. 0: none, and a change goes back to the last checkpoint.
+    """
+
+    action: Literal["notify", "plan", "migrate"] = "notify"
+    margin: float = Field(0.03, ge=0, lt=1)
+    snapshot_every: int = Field(1, ge=0)
+
+    @field_validator("margin", mode="before")
+    @classmethod
+    def _percent(cls, margin: object) -> object:
+        if isinstance(margin, str) and margin.strip().endswith("%"):
+            try:
+                return float(margin.strip().removesuffix("%")) / 100
+            except ValueError:
+                pass
+        return margin
+
+
 class Workload(_Record):
     """What is to be trained.
 
@@ -123,6 +148,7 @@ class Workload(_Record):
         checkpoint_every: steps between two checkpoints.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
+        replan: what happens when a rank, host or link goes, slows down or comes while the training runs.
     """
 
     model: str = "gpt"
@@ -144,6 +170,7 @@ class Workload(_Record):
     compare: bool | None = None
     seed: int = Field(0, ge=0, lt=2**31)
     trials: TrialSettings = TrialSettings()
+    replan: ReplanSettings = ReplanSettings()
 
     @field_validator("optimizer")
     @classmethod

@@ -13,6 +13,7 @@ from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
+from dejavu.runtime.job.migration import Migration
 from dejavu.timing.clock import Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
@@ -112,7 +113,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare"}
+    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare", "replan"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
@@ -146,6 +147,7 @@ class TrainingResult:
         last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
             that rank's own start of the step.
         step_times: how long the last attempt's steps took, and whether other work ran at the same time.
+        migrations: the changes of the plan, or of the ranks under it, while the training ran.
     """
 
     first_step: int
@@ -158,6 +160,7 @@ class TrainingResult:
     failures: tuple[str, ...] = ()
     last_step_passes: tuple[tuple[Timed, ...], ...] = ()
     step_times: StepTimes | None = None
+    migrations: tuple[Migration, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -185,6 +188,7 @@ class TrainingResult:
             "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
             "stages": stages,
             "last_step_passes": passes,
+            "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
         }
         return cls(**{**data, **known})
 

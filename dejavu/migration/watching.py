@@ -1,0 +1,194 @@
+"""Slower devices and links, seen in when ranks' passes ran.
+
+A device's slowness is the time inside its passes over what the running problem prices them at, divided by the same
+ratio while it was as usual: so it compares across plans. A message takes from the end of a pass on one rank to the
+beginning of the next microbatch's on the other, if that one waited for it. Hosts' clocks differ, but the difference
+cancels in the sum of an activation's way there and a gradient's way back; of a step's microbatches the fastest in
+each direction was waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from dejavu.binding import Binding
+from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceSlowed, LinkSlowed, Seat
+from dejavu.migration.reposing import RunningProblem
+from dejavu.plans import Stage
+from dejavu.plans.schedule import Pass
+from dejavu.runtime.process.pace import Paced
+
+USUAL_REPORTS = 5  # from which it is learnt what is usual; the first step of an attempt, which sets up, is left out
+DEBOUNCED_REPORTS = 6  # in a row that have to agree before anything is said
+SLOW = 1.35  # times the usual; below, other work on the machine may be the reason
+RECOVERED = 1.15
+SLOW_LINK, RECOVERED_LINK = 3.0, 1.5  # a message's time varies more than a pass's
+
+
+@dataclass
+class _Ratio:
+    """One device or link: its measured seconds over its price.
+
+    Attributes:
+        usual: while it was as usual; None: not learnt yet.
+    """
+
+    usual: float | None = None
+    learnt: list[float] = field(default_factory=list)
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=DEBOUNCED_REPORTS))
+
+    def add(self, ratio: float) -> None:
+        if self.usual is None:
+            self.learnt.append(ratio)
+            if len(self.learnt) == USUAL_REPORTS:
+                self.usual = median(self.learnt)
+        else:
+            self.last.append(ratio / self.usual)
+
+    def changed(self, known: float, slow: float, recovered: float) -> float | None:
+        """Return the new slowness, if all of the last reports agree that it is not the known one."""
+        if len(self.last) < DEBOUNCED_REPORTS:
+            return None
+        if known != 1 and all(ratio < recovered for ratio in self.last):
+            return 1.0
+        if all(ratio > slow * known for ratio in self.last) or all(slow < ratio < known / slow for ratio in self.last):
+            return median(self.last)
+        return None
+
+
+class Watching:
+    """Learns what is usual, and says what is not."""
+
+    def __init__(self, running: RunningProblem) -> None:
+        self._running = running
+        self._types = {(device.host, device.index): device.type_name for device in running.cluster.devices()}
+        self._devices: dict[Seat, _Ratio] = {}
+        self._links: dict[frozenset[str], _Ratio] = {}
+        self._seen: dict[Hashable, int] = {}
+        self._binding: Binding | None = None
+
+    def begin(self, binding: Binding) -> None:
+        """Watch another attempt."""
+        self._binding = binding
+        self._seen.clear()
+        for ratio in (*self._devices.values(), *self._links.values()):
+            ratio.last.clear()
+
+    def see(self, paced: Mapping[int, Paced]) -> None:
+        """Take in the last steps that the ranks reported; those that were seen before are left out."""
+        assert self._binding
+        for rank, one in paced.items():
+            if self._is_new(rank, one.step):
+                seat = self._seat(rank)
+                self._of(self._devices, seat).add(one.busy_seconds / self._expected_seconds(rank))
+        for a, b in self._neighbours():
+            if a in paced and b in paced and paced[a].step == paced[b].step and self._is_new((a, b), paced[a].step):
+                pair = frozenset((self._seat(a)[0], self._seat(b)[0]))
+                seconds = message_seconds(paced[a], paced[b])
+                if len(pair) == 2 and seconds is not None:
+                    self._of(self._links, pair).add(seconds / self._message_seconds(a))
+
+    def changes(self, now: ClusterNow) -> list[ClusterChange]:
+        """Return what has changed against what is known."""
+        found: list[ClusterChange] = []
+        for seat, ratio in self._devices.items():
+            factor = ratio.changed(now.slowness.get(seat, 1.0), SLOW, RECOVERED)
+            if factor is not None:
+                found.append(DeviceSlowed(*seat, factor))
+        return [*found, *self._link_changes(now)]
+
+    def _link_changes(self, now: ClusterNow) -> list[ClusterChange]:
+        """A slow link belongs to the host that has the most slow ones, and no usual one."""
+        slow: dict[frozenset[str], float] = {}
+        usual: set[str] = set()
+        for pair, ratio in self._links.items():
+            known = max(now.link_slowness.get(host, 1.0) for host in pair)
+            factor = ratio.changed(known, SLOW_LINK, RECOVERED_LINK)
+            if factor == 1:
+                return [LinkSlowed(host, 1.0) for host in pair if host in now.link_slowness]
+            if factor is not None:
+                slow[pair] = factor
+            elif known == 1 and len(ratio.last) == DEBOUNCED_REPORTS and median(ratio.last) < SLOW_LINK:
+                usual |= pair
+        counts = Counter(host for pair in slow for host in pair if host not in usual)
+        if not counts:
+            return []
+        (host, _), *_ = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return [LinkSlowed(host, median(factor for pair, factor in slow.items() if host in pair))]
+
+    def _is_new(self, what: Hashable, step: int) -> bool:
+        """Return whether this step was not seen before; the first one of an attempt counts as seen."""
+        before, self._seen[what] = self._seen.get(what), step
+        return before is not None and step > before
+
+    def _of(self, ratios: dict[Hashable, _Ratio] | dict[Seat, _Ratio] | dict[frozenset[str], _Ratio], key: Hashable) -> _Ratio:  # fmt: skip
+        """Return the ratio of a device or link; of one that was never watched, the others' usual one is its own."""
+        known = ratios.get(key)  # type: ignore[call-overload]
+        if known is None:
+            usual = [other.usual for other in ratios.values() if other.usual is not None]
+            known = _Ratio(median(usual) if usual else None)
+            ratios[key] = known  # type: ignore[index]
+        found: _Ratio = known
+        return found
+
+    def _seat(self, rank: int) -> Seat:
+        assert self._binding
+        device = self._binding.placements[rank].device
+        return device.host, device.index
+
+    def _usual(self, rank: int, s: int) -> Stage:
+        """Return a stage on devices of the rank's type, as they usually are."""
+        assert self._binding
+        stage = self._binding.plan.stages[s]
+        return replace(stage, configuration=replace(stage.configuration, device_type=self._types[self._seat(rank)]))
+
+    def _expected_seconds(self, rank: int) -> float:
+        assert self._binding
+        plan, priced = self._binding.plan, self._running.priced
+        stages = (self._usual(rank, s) for s in plan.ranks[self._binding.placements[rank].pipeline_rank])
+        return plan.num_microbatches * sum(sum(priced.passes_seconds(stage)) for stage in stages)
+
+    def _message_seconds(self, rank: int) -> float:
+        """Price a message from the rank's stage to the next, there and back."""
+        assert self._binding
+        s = self._binding.plan.ranks[self._binding.placements[rank].pipeline_rank][0]
+        problem, (a, b) = self._running.priced.problem, (self._usual(rank, s), self._usual(rank, s + 1))
+        return problem.transfer_seconds(a.stop, problem.index(a.configuration), problem.index(b.configuration))
+
+    def _neighbours(self) -> list[tuple[int, int]]:
+        """List ranks that are alone in their place of the pipeline, with the next one; of others it is not clear who
+        waited for whom."""
+        assert self._binding
+        places = self._binding.placements
+        count = Counter(placed.pipeline_rank for placed in places)
+        alone = {placed.pipeline_rank: rank for rank, placed in enumerate(places) if count[placed.pipeline_rank] == 1}
+        if any(len(stages) > 1 for stages in self._binding.plan.ranks):
+            return []
+        return [(alone[a], alone[b]) for a, b in itertools.pairwise(range(len(count))) if a in alone and b in alone]
+
+
+def message_seconds(before: Paced, after: Paced) -> float | None:
+    """Measure a message there and back between two neighbouring ranks in one step, of one stage each."""
+
+    def ends(paced: Paced, way: set[Pass]) -> dict[int, tuple[float, float]]:
+        began = paced.began_seconds
+        return {
+            one.microbatch: (began + one.start_seconds, began + one.stop_seconds)
+            for one in paced.passes
+            if one.direction in way
+        }
+
+    backward = {Pass.BACKWARD, Pass.BACKWARD_INPUT}
+    there = [ends(paced, {Pass.FORWARD}) for paced in (before, after)]
+    back = [ends(paced, backward) for paced in (after, before)]
+    gaps = [
+        min((second[m][0] - first[m][1] for m in first if m in second), default=None)
+        for first, second in (there, back)
+    ]
+    if gaps[0] is None or gaps[1] is None:
+        return None
+    return max(gaps[0] + gaps[1], 0.0)
