@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from dejavu.binding import Binding, bind
-from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
-from dejavu.cost.collectives.transfer import TransferCost
 from dejavu.migration import (
     ClusterNow,
     DeviceLost,
@@ -25,14 +23,12 @@ from dejavu.migration import (
 from dejavu.migration.placing import held_by
 from dejavu.migration.replanning import best_on
 from dejavu.migration.reposing import reposed
-from dejavu.plans import NoPlanError, Plan, Problem, Stage, StageConfiguration
-from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
+from tests.changing import running_problem
 
 L, B = 12, 8
-CORE = DeviceType("core", "cpu", {"float32": 1e10}, 2**30, 1e10, None, None, "here")
-FAR = Link(1e9, 1e-5)
 
 
 def running_on(
@@ -40,35 +36,8 @@ def running_on(
 ) -> RunningProblem:
     """L equal layers of 10 ms, on hosts of equal devices; replicas are on hosts of their own."""
     hosts = tuple(f"h{k}" for k in range(num_hosts))
-    group = NodeGroup("g", num_hosts, hosts, (("core", per_host),), Link(1e10, 1e-6))
-    cluster = Cluster("test", (group,), {"core": CORE}, {("g", "g"): FAR})
-    configurations = tuple(StageConfiguration("core", r, 1, r) for r in replicas)
-    C = len(configurations)
-    share_C1 = 1 / np.array(replicas, dtype=float)[:, None]
-    forward = np.full((C, L), 0.004) * share_C1
-    costs = AdditiveCosts(
-        seconds_CL=forward * 2.5,
-        per_step_seconds_CL=np.full((C, L), 1e-4),
-        per_step_latency_seconds_C=np.zeros(C),
-        fixed_bytes_CL=np.full((C, L), state_bytes),
-        activation_bytes_CL=np.full((C, L), 1e5),
-        temporary_bytes_CL=np.zeros((C, L)),
-        capacity_bytes_C=np.full(C, 2.0**30),
-    )
-    problem = Problem(
-        layers=tuple(f"l{k}" for k in range(L)),
-        configurations=configurations,
-        device_counts=cluster.device_counts,
-        costs=costs,
-        cut_bytes_L1=np.full(L + 1, 1e4),
-        link_latency_seconds_CC=np.full((C, C), 1e-5),
-        link_seconds_per_byte_CC=np.full((C, C), 1e-9),
-        schedule="1f1b",
-        num_microbatches=B,
-        max_stages=B,
-    )
-    priced = PricedProblem(problem, forward, forward * 1.5)
-    return RunningProblem(priced, cluster, ("1f1b",), {("core", "core"): TransferCost(1e-5, 1e-9, "declared")})
+    layers = tuple(f"l{k}" for k in range(L))
+    return running_problem(layers, hosts, B, per_host=per_host, replicas=replicas, state_bytes=state_bytes)
 
 
 def bound(running: RunningProblem) -> Binding:

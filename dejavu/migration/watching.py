@@ -23,7 +23,7 @@ from dejavu.plans.schedule import Pass
 from dejavu.runtime.process.pace import Paced
 
 USUAL_REPORTS = 5  # from which it is learnt what is usual; the first step of an attempt, which sets up, is left out
-DEBOUNCED_REPORTS = 6  # in a row that have to agree before anything is said
+DEBOUNCED_REPORTS = 10  # in a row that have to agree before anything is said
 SLOW = 1.35  # times the usual; below, other work on the machine may be the reason
 RECOVERED = 1.15
 SLOW_LINK, RECOVERED_LINK = 3.0, 1.5  # a message's time varies more than a pass's
