@@ -26,9 +26,7 @@ from tests.changing import running_problem
 from tests.launching import DRAW, TINY, TOLERANCE, largest_difference, once, ranks, runtime_processes
 
 pytestmark = pytest.mark.integration
-WORKLOAD = TINY.model_copy(
-    update={"num_steps": 60, "checkpoint_every": 25, "replan": ReplanSettings(action="migrate")}
-)
+WORKLOAD = TINY.model_copy(update={"num_steps": 60, "checkpoint_every": 25, "replan": ReplanSettings(action="migrate")})
 HOSTS = ("alpha", "beta", "gamma", "delta")
 
 
@@ -61,9 +59,8 @@ def agents() -> dict[str, psutil.Process]:
     """The agents of these tests, by their host."""
     found = {}
     for process in runtime_processes():
-        if "dejavu.launch.warm.agent" in process.cmdline():
-            if process.ppid() == os.getpid():  # and no zygote
-                found[json.loads(process.environ()[SEAT])["host"]] = process
+        if "dejavu.launch.warm.agent" in process.cmdline() and process.ppid() == os.getpid():  # and no zygote
+            found[json.loads(process.environ()[SEAT])["host"]] = process
     return found
 
 

@@ -15,7 +15,7 @@ from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
 from dejavu.migration.reposing import Reposed
 from dejavu.planning.schedules import fits, under
-from dejavu.plans import NoPlanError, Plan, SearchResult, Stage, StageConfiguration
+from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, Floats, PlanError
@@ -73,7 +73,8 @@ def best(posed: Reposed, held: Held, *, budget_seconds: float, seed: int) -> tup
         if fits(posed.priced, plan, simulated):
             found.append((simulated.step_seconds, plan))
     if not found:
-        raise NoPlanError(answer, f"the best plan on what is left of {posed.cluster.name} fits under no schedule")
+        why = f"the best plan on what is left of {posed.cluster.name} fits its memory under no allowed schedule"
+        raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, answer.seconds), why)
     _, plan = min(found, key=lambda pair: pair[0])
     bound = bind(posed.priced.problem, plan, posed.cluster, seed=seed)
     bytes_L = state_bytes(posed.priced)
@@ -94,7 +95,7 @@ def as_it_is(posed: Reposed, running: Binding, held: Held) -> Option | None:
 
 
 def without_lost(posed: Reposed, running: Binding, held: Held) -> Iterator[Option]:
-    """Yield the running plan with replicas of a rank that lost some, and its neighbours in place of a rank that is lost.
+    """Yield the running plan without the replicas that are lost, and a lost rank's neighbours in its place.
 
     Nothing else moves. For each place of the cut between the neighbours that take over there is a plan.
     """
@@ -112,9 +113,7 @@ def without_lost(posed: Reposed, running: Binding, held: Held) -> Iterator[Optio
             return
         stages.append((replace(stage, configuration=known[0]), known[1]))
     for taken in _taken_over(stages):
-        placements = (
-            replace(placed, pipeline_rank=rank) for rank, (_, own) in enumerate(taken) for placed in own
-        )
+        placements = (replace(placed, pipeline_rank=rank) for rank, (_, own) in enumerate(taken) for placed in own)
         changed = replace(plan, stages=tuple(stage for stage, _ in taken))
         option = _option("what is left takes over", posed, changed, tuple(placements), held)
         if option is not None:
@@ -168,9 +167,7 @@ def _taken_over(stages: Staffed) -> Iterator[Staffed]:
         yield from _taken_over([*head, *tail])
 
 
-def _option(
-    what: str, posed: Reposed, plan: Plan, placements: tuple[Placement, ...], held: Held
-) -> Option | None:
+def _option(what: str, posed: Reposed, plan: Plan, placements: tuple[Placement, ...], held: Held) -> Option | None:
     """Return this plan on these devices; None: it is not priced, or does not fit."""
     names: dict[int, set[str]] = {}
     for placed in placements:

@@ -113,7 +113,11 @@ def replan(
     chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
     if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
         chosen = stay
-    if stay is not None and chosen.binding.placements == stay.binding.placements and chosen.binding.plan == stay.binding.plan:
+    if (
+        stay is not None
+        and chosen.binding.placements == stay.binding.placements
+        and chosen.binding.plan == stay.binding.plan
+    ):
         chosen = stay
     usual = replace(chosen, binding=posed.usual(chosen.binding))
     return Decision(
@@ -167,9 +171,7 @@ def _reasons(
     elif chosen is not found:
         slower = chosen.step_seconds / found.step_seconds - 1
         said[0] += f", {100 * slower:.1f} % above the best plan's, and less has to move"
-    said.append(
-        f"{units.format_bytes(chosen.moved_bytes)} of state move" if chosen.moves else "no state has to move"
-    )
+    said.append(f"{units.format_bytes(chosen.moved_bytes)} of state move" if chosen.moves else "no state has to move")
     return tuple(said)
 
 

@@ -98,7 +98,9 @@ class Reposed:
 
         plan = binding.plan
         stages = [
-            replace(stage, configuration=replace(stage.configuration, device_type=name(stage.configuration.device_type)))
+            replace(
+                stage, configuration=replace(stage.configuration, device_type=name(stage.configuration.device_type))
+            )
             for stage in plan.stages
         ]
         placements = [

@@ -20,7 +20,10 @@ def newest_start(found: Found, bindings: Mapping[int, Binding], layers: Sequence
     steps = {(taken.step, taken.attempt) for of_host in found.values() for taken in of_host}
     for step, attempt in sorted(steps, reverse=True):
         parts = [
-            Part(names, tuple((rank, host) for rank in ranks for host in found if Taken(attempt, step, rank) in found[host]))
+            Part(
+                names,
+                tuple((rank, host) for rank in ranks for host in found if Taken(attempt, step, rank) in found[host]),
+            )
             for names, ranks in _needed(bindings[attempt], layers)
         ]
         if all(part.sources for part in parts):
@@ -35,9 +38,7 @@ def _needed(binding: Binding, layers: Sequence[str]) -> list[tuple[tuple[str, ..
         groups.setdefault(_state_of(binding, placed), []).append(rank)
     plan = binding.plan
     spans = {
-        pipeline_rank: tuple(
-            name for s in stages for name in layers[plan.stages[s].start : plan.stages[s].stop]
-        )
+        pipeline_rank: tuple(name for s in stages for name in layers[plan.stages[s].start : plan.stages[s].stop])
         for pipeline_rank, stages in enumerate(plan.ranks)
     }
     return [(spans[pipeline_rank], ranks) for (pipeline_rank, _, _), ranks in groups.items()]

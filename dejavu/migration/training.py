@@ -16,7 +16,7 @@ from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, Host
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.reposing import RunningProblem
 from dejavu.migration.starting import copies_wanted, newest_start
-from dejavu.migration.watching import Watching
+from dejavu.migration.watching import Tried, Watching, link_changes
 from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
 from dejavu.runtime.job.migration import Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
@@ -28,6 +28,7 @@ from dejavu.workload.models import layers_of
 POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.2
 SETTLING_SECONDS = 10.0  # after a change, before another because of a slower device or link: no going to and fro
+TRY_SECONDS = 10.0  # between two tries of links that were slow
 READY_SECONDS = 120.0  # for agents to import what ranks run
 MOST_IN_VAIN = 3  # attempts in a row that got no further than the one before
 MOST_DEATHS = 2  # of ranks by a signal on one device, without a step between them, before the device counts as lost
@@ -85,6 +86,8 @@ class ChangingTraining:
         self._read_bytes = 0
         self._done = self.job.first_step
         self._open: _Open | None = None
+        self._usual_links: Tried = {}
+        self._tried_at = 0.0
         self._restart_seconds = RESTART_SECONDS
         self._lost_hosts: dict[int, list[str]] = {}
         self._deaths: Counter[Seat] = Counter()
@@ -118,6 +121,8 @@ class ChangingTraining:
         replan(self.running, job.binding, self.now, self._remaining())
         if missing := wanted - self.hosts.wait(wanted, READY_SECONDS):
             raise LaunchError(f"no agent answers on {', '.join(sorted(missing))}; see ranks-HOST.log in {folder}")
+        if self.watches:
+            self._usual_links = self.hosts.try_links()
 
     def _begin(self, start: Start | None) -> None:
         self._attempt += 1
@@ -163,7 +168,7 @@ class ChangingTraining:
         if self.watches:
             self._watching.see(self.hosts.pace(self._attempt, range(len(self.job.binding.placements))))
             if time.monotonic() > self._settled:
-                changes += self._watching.changes(self.now)
+                changes += [*self._watching.changes(self.now), *self._link_changes()]
         changes += [HostAdded(host) for host in self.hosts.ready() - set(self.now.hosts) if self.now.seats_of(host)]
         if not changes:
             return None
@@ -171,6 +176,16 @@ class ChangingTraining:
         decision = replan(self.running, self.job.binding, self.now, self._remaining(), changes)
         self.on_decision(decision)
         return None if decision.stays else decision
+
+    def _link_changes(self) -> list[ClusterChange]:
+        """Let hosts try their links, where messages have become slow or links were."""
+        again = self.now.link_slowness and time.monotonic() > self._tried_at + TRY_SECONDS
+        if not (self._watching.suspects_links or again):
+            return []
+        found = link_changes(self._usual_links, self.hosts.try_links(), self.now)
+        self._tried_at = time.monotonic()
+        self._watching.forget_links()
+        return found
 
     def _remaining(self) -> Remaining:
         steps = max(1, self.job.last_step - self._done)

@@ -2,15 +2,15 @@
 
 A device's slowness is the time inside its passes over what the running problem prices them at, divided by the same
 ratio while it was as usual: so it compares across plans. A message takes from the end of a pass on one rank to the
-beginning of the next microbatch's on the other, if that one waited for it. Hosts' clocks differ, but the difference
+beginning of the same microbatch's on the other, if that one waited for it. Hosts' clocks differ, but the difference
 cancels in the sum of an activation's way there and a gradient's way back; of a step's microbatches the fastest in
-each direction was waited for.
+each direction was waited for. Which host's link is slow is not clear from that: hosts are then asked to try each other.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -26,7 +26,8 @@ USUAL_REPORTS = 5  # from which it is learnt what is usual; the first step of an
 DEBOUNCED_REPORTS = 10  # in a row that have to agree before anything is said
 SLOW = 1.35  # times the usual; below, other work on the machine may be the reason
 RECOVERED = 1.15
-SLOW_LINK, RECOVERED_LINK = 3.0, 1.5  # a message's time varies more than a pass's
+SLOW_LINK, RECOVERED_LINK = 3.0, 1.7  # a message's time varies more than a pass's
+Tried = Mapping[str, Mapping[str, float]]  # by host: the seconds of a message from each other host
 
 
 @dataclass
@@ -49,15 +50,36 @@ class _Ratio:
         else:
             self.last.append(ratio / self.usual)
 
-    def changed(self, known: float, slow: float, recovered: float) -> float | None:
+    def changed(self, known: float) -> float | None:
         """Return the new slowness, if all of the last reports agree that it is not the known one."""
         if len(self.last) < DEBOUNCED_REPORTS:
             return None
-        if known != 1 and all(ratio < recovered for ratio in self.last):
+        if known != 1 and max(self.last) < RECOVERED:
             return 1.0
-        if all(ratio > slow * known for ratio in self.last) or all(slow < ratio < known / slow for ratio in self.last):
-            return median(self.last)
-        return None
+        slower, faster = min(self.last) > SLOW * known, max(self.last) < known / SLOW and min(self.last) > SLOW
+        return median(self.last) if slower or faster else None
+
+
+def link_changes(usual: Tried, tried: Tried, now: ClusterNow) -> list[ClusterChange]:
+    """Return the hosts whose links to all others have become slower, or as fast as usual.
+
+    A slow link between two hosts belongs to the one that has no usual one.
+    """
+    found: list[ClusterChange] = []
+    for host in sorted({*tried} & {*usual}):
+        ratios = [
+            tried[a][b] / usual[a][b]
+            for a, b in ((host, other) for other in tried if other != host)
+            if b in tried[a] and b in usual.get(a, {})
+        ]
+        if not ratios:
+            continue
+        known, factor = now.link_slowness.get(host, 1.0), min(ratios)
+        if known == 1 and factor > SLOW_LINK and not found:
+            found.append(LinkSlowed(host, factor))
+        elif known != 1 and factor < RECOVERED_LINK:
+            found.append(LinkSlowed(host, 1.0))
+    return found
 
 
 class Watching:
@@ -66,8 +88,8 @@ class Watching:
     def __init__(self, running: RunningProblem) -> None:
         self._running = running
         self._types = {(device.host, device.index): device.type_name for device in running.cluster.devices()}
-        self._devices: dict[Seat, _Ratio] = {}
-        self._links: dict[frozenset[str], _Ratio] = {}
+        self._devices: defaultdict[Seat, _Ratio] = defaultdict(self._of_another)
+        self._links: defaultdict[frozenset[str], _Ratio] = defaultdict(_Ratio)
         self._seen: dict[Hashable, int] = {}
         self._binding: Binding | None = None
 
@@ -84,56 +106,39 @@ class Watching:
         for rank, one in paced.items():
             if self._is_new(rank, one.step):
                 seat = self._seat(rank)
-                self._of(self._devices, seat).add(one.busy_seconds / self._expected_seconds(rank))
+                self._devices[seat].add(one.busy_seconds / self._expected_seconds(rank))
         for a, b in self._neighbours():
             if a in paced and b in paced and paced[a].step == paced[b].step and self._is_new((a, b), paced[a].step):
                 pair = frozenset((self._seat(a)[0], self._seat(b)[0]))
                 seconds = message_seconds(paced[a], paced[b])
                 if len(pair) == 2 and seconds is not None:
-                    self._of(self._links, pair).add(seconds / self._message_seconds(a))
+                    self._links[pair].add(seconds / self._message_seconds(a))
 
     def changes(self, now: ClusterNow) -> list[ClusterChange]:
-        """Return what has changed against what is known."""
-        found: list[ClusterChange] = []
-        for seat, ratio in self._devices.items():
-            factor = ratio.changed(now.slowness.get(seat, 1.0), SLOW, RECOVERED)
-            if factor is not None:
-                found.append(DeviceSlowed(*seat, factor))
-        return [*found, *self._link_changes(now)]
+        """Return the devices that have become slower, or as fast as usual."""
+        found = ((seat, ratio.changed(now.slowness.get(seat, 1.0))) for seat, ratio in self._devices.items())
+        return [DeviceSlowed(*seat, factor) for seat, factor in found if factor is not None]
 
-    def _link_changes(self, now: ClusterNow) -> list[ClusterChange]:
-        """A slow link belongs to the host that has the most slow ones, and no usual one."""
-        slow: dict[frozenset[str], float] = {}
-        usual: set[str] = set()
-        for pair, ratio in self._links.items():
-            known = max(now.link_slowness.get(host, 1.0) for host in pair)
-            factor = ratio.changed(known, SLOW_LINK, RECOVERED_LINK)
-            if factor == 1:
-                return [LinkSlowed(host, 1.0) for host in pair if host in now.link_slowness]
-            if factor is not None:
-                slow[pair] = factor
-            elif known == 1 and len(ratio.last) == DEBOUNCED_REPORTS and median(ratio.last) < SLOW_LINK:
-                usual |= pair
-        counts = Counter(host for pair in slow for host in pair if host not in usual)
-        if not counts:
-            return []
-        (host, _), *_ = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        return [LinkSlowed(host, median(factor for pair, factor in slow.items() if host in pair))]
+    @property
+    def suspects_links(self) -> bool:
+        """Whether all of the last messages between two hosts took much longer than usual."""
+        return any(
+            len(ratio.last) == DEBOUNCED_REPORTS and min(ratio.last) > SLOW_LINK for ratio in self._links.values()
+        )
+
+    def forget_links(self) -> None:
+        """Take what messages take now as usual: what is slow is known."""
+        self._links.clear()
+
+    def _of_another(self) -> _Ratio:
+        """Return the ratio of a device that was never watched: what is usual of the others is of this one."""
+        usual = [other.usual for other in self._devices.values() if other.usual is not None]
+        return _Ratio(median(usual) if usual else None)
 
     def _is_new(self, what: Hashable, step: int) -> bool:
         """Return whether this step was not seen before; the first one of an attempt counts as seen."""
         before, self._seen[what] = self._seen.get(what), step
         return before is not None and step > before
-
-    def _of(self, ratios: dict[Hashable, _Ratio] | dict[Seat, _Ratio] | dict[frozenset[str], _Ratio], key: Hashable) -> _Ratio:  # fmt: skip
-        """Return the ratio of a device or link; of one that was never watched, the others' usual one is its own."""
-        known = ratios.get(key)  # type: ignore[call-overload]
-        if known is None:
-            usual = [other.usual for other in ratios.values() if other.usual is not None]
-            known = _Ratio(median(usual) if usual else None)
-            ratios[key] = known  # type: ignore[index]
-        found: _Ratio = known
-        return found
 
     def _seat(self, rank: int) -> Seat:
         assert self._binding
@@ -160,15 +165,21 @@ class Watching:
         return problem.transfer_seconds(a.stop, problem.index(a.configuration), problem.index(b.configuration))
 
     def _neighbours(self) -> list[tuple[int, int]]:
-        """List ranks that are alone in their place of the pipeline, with the next one; of others it is not clear who
-        waited for whom."""
+        """List ranks that exchange messages with one other only: it is clear who waited for whom."""
         assert self._binding
-        places = self._binding.placements
-        count = Counter(placed.pipeline_rank for placed in places)
-        alone = {placed.pipeline_rank: rank for rank, placed in enumerate(places) if count[placed.pipeline_rank] == 1}
-        if any(len(stages) > 1 for stages in self._binding.plan.ranks):
+        plan = self._binding.plan
+        if any(len(stages) > 1 for stages in plan.ranks):
             return []
-        return [(alone[a], alone[b]) for a, b in itertools.pairwise(range(len(count))) if a in alone and b in alone]
+        degrees = [
+            (one.data_parallel, one.tensor_parallel) for one in map(plan.rank_configuration, range(len(plan.ranks)))
+        ]
+        rank_of = {(placed.pipeline_rank, placed.replica): rank for rank, placed in enumerate(self._binding.placements)}
+        return [
+            (rank_of[place, replica], rank_of[place + 1, replica])
+            for place, (before, after) in enumerate(itertools.pairwise(degrees))
+            if before == after and before[1] == 1
+            for replica in range(before[0])
+        ]
 
 
 def message_seconds(before: Paced, after: Paced) -> float | None:
@@ -186,8 +197,7 @@ def message_seconds(before: Paced, after: Paced) -> float | None:
     there = [ends(paced, {Pass.FORWARD}) for paced in (before, after)]
     back = [ends(paced, backward) for paced in (after, before)]
     gaps = [
-        min((second[m][0] - first[m][1] for m in first if m in second), default=None)
-        for first, second in (there, back)
+        min((second[m][0] - first[m][1] for m in first if m in second), default=None) for first, second in (there, back)
     ]
     if gaps[0] is None or gaps[1] is None:
         return None

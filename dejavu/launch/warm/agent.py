@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
-from dejavu.launch.warm.board import Board, End, Run, Seat, Stop
+from dejavu.launch.warm.board import Board, End, Order, Probe, Run, Seat
 from dejavu.launch.watchdog import Watch, Watchdog
 from dejavu.launch.zygote import Forked, Zygote
 from dejavu.runtime.process import ATTEMPT, die_with_parent, named_parent
@@ -24,11 +24,13 @@ from dejavu.runtime.process.own_rank import HOST
 from dejavu.runtime.process.pace import PACE
 from dejavu.runtime.snapshots import Memory, MemoryServer, inventory
 from dejavu.runtime.snapshots.files import forget, is_writing
+from dejavu.runtime.snapshots.serving import probe_seconds
 
 WORKER = "dejavu.runtime.worker"
 POLL_SECONDS = 0.02
 BEAT_SECONDS = 0.25
 WRITING_SECONDS = 1.0  # for ranks to complete the snapshots that they have begun
+PROBES = 2  # of a link; the faster one counts
 IN_MEMORY = Path("/dev/shm")
 _FOLDER = "dejavu-memory-"
 
@@ -57,14 +59,10 @@ class WarmAgent:
         try:
             while True:
                 order = self._board.ordered(number)
-                if isinstance(order, Run):
-                    self._start(order)
-                elif order is not None:
-                    self._stop()
-                    taken = [] if isinstance(order, End) else inventory(self._memory)
-                    self._board.write(f"done/{number}/{badge}", taken)
-                    if isinstance(order, End):
-                        return
+                if order is not None:
+                    self._board.write(f"done/{number}/{badge}", self._obey(order))
+                if isinstance(order, End):
+                    return
                 number += order is not None
                 self._tell_ends()
                 if time.monotonic() > next_beat:
@@ -77,6 +75,24 @@ class WarmAgent:
         finally:
             self._kill()
             self._server.close()
+
+    def _obey(self, order: Order) -> object:
+        """Carry out an order, and return the answer to it."""
+        if isinstance(order, Run):
+            self._start(order)
+            return None
+        if isinstance(order, Probe):
+            return self._probe(order) if order.host == self._seat.host else None
+        self._stop()
+        return inventory(self._memory)
+
+    def _probe(self, order: Probe) -> dict[str, float]:
+        """Measure a message from each of the other hosts; one that does not answer is absent."""
+        found = {}
+        for host, url in order.urls.items():
+            with suppress(OSError):
+                found[host] = min(probe_seconds(url, self._seat.token) for _ in range(PROBES))
+        return found
 
     def _start(self, run: Run) -> None:
         forget(self._memory, {run.attempt} | ({run.start.attempt} if run.start else set()))

@@ -93,8 +93,25 @@ class End:
     """The order to end ranks and agent."""
 
 
-Order = Run | Stop | End
-_ORDERS: dict[str, Any] = {"run": Run.from_dict, "stop": lambda data: Stop(), "end": lambda data: End()}
+@dataclass(frozen=True)
+class Probe:
+    """The order to one host to try its links to others.
+
+    Attributes:
+        urls: of the others' memories, by host.
+    """
+
+    host: str
+    urls: Mapping[str, str]
+
+
+Order = Run | Stop | End | Probe
+_ORDERS: dict[str, Any] = {
+    "run": Run.from_dict,
+    "stop": lambda data: Stop(),
+    "end": lambda data: End(),
+    "probe": lambda data: Probe(**data),
+}
 
 
 class Board:

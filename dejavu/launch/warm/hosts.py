@@ -16,7 +16,7 @@ from typing import Protocol
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
 from dejavu.foundation.errors import InputError
-from dejavu.launch.warm.board import Board, End, Order, Run, Seat, Stop
+from dejavu.launch.warm.board import Board, End, Order, Probe, Run, Seat, Stop
 from dejavu.launch.watchdog import STALL_SECONDS
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.runtime.process.pace import Paced, read_pace
@@ -24,6 +24,7 @@ from dejavu.runtime.snapshots import Taken
 
 SILENT_SECONDS = 5.0  # without a heartbeat, after which a host counts as lost
 ROLL_CALL_SECONDS = 2.5  # for a host to end its ranks and answer, when some rank has failed
+PROBE_SECONDS = 3.0  # for a host to try its links
 END_SECONDS = 5.0
 POLL_SECONDS = 0.01
 
@@ -163,6 +164,19 @@ class WarmHosts:
     def pace(self, attempt: int, ranks: Sequence[int]) -> dict[int, Paced]:
         """Return the last step that each rank has reported."""
         return read_pace(self._store, attempt, ranks)
+
+    def try_links(self) -> dict[str, dict[str, float]]:
+        """Measure a message to each host from each other: one host at a time, while the training goes on."""
+        found: dict[str, dict[str, float]] = {}
+        for name in sorted(self.ready()):
+            others = {other: url for other, url in self.urls.items() if other != name}
+            number, deadline = self._order(Probe(name, others)), time.monotonic() + PROBE_SECONDS
+            while time.monotonic() < deadline and name in self.alive():
+                if (answer := self._board.read(f"done/{number}/{self._badges[name]}")) is not None:
+                    found[name] = answer
+                    break
+                time.sleep(POLL_SECONDS)
+        return found
 
     def stop(self) -> dict[str, frozenset[Taken]]:
         """End all ranks; return each host's snapshots. A host that is absent did not answer, and is lost."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +25,7 @@ from dejavu.runtime.state import State
 
 TOKEN, SHARDS_HEADER = "X-Dejavu-Token", "X-Dejavu-Shards"
 TIMEOUT_SECONDS = 60.0  # without a byte
+PROBE, PROBE_BYTES = "/probe", 2**20
 _PATH = re.compile(r"/(\d+)/(\d+)/(\d+)")  # attempt, step, rank
 
 
@@ -53,41 +55,47 @@ class _Handler(BaseHTTPRequestHandler):
     known: str
 
     def do_GET(self) -> None:
-        """Send some layers of a snapshot."""
+        """Send some layers of a snapshot, or as many zeros as a probe wants."""
         asked = urllib.parse.urlsplit(self.path)
-        path = self._allowed(asked.path)
-        if path is None:
+        if not self._is_allowed():
             return
-        layers = urllib.parse.parse_qs(asked.query).get("layer", [])
-        try:
-            state, shards = read_layers(path, layers)
-        except FileNotFoundError:
-            return self.send_error(HTTPStatus.NOT_FOUND)
-        content = save(state)
+        if asked.path == PROBE:
+            self._send(bytes(PROBE_BYTES))
+        elif (path := self._path(asked.path)) is not None:
+            layers = urllib.parse.parse_qs(asked.query).get("layer", [])
+            try:
+                state, shards = read_layers(path, layers)
+            except FileNotFoundError:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            self._send(save(state), shards_text(shards))
+
+    def _send(self, content: bytes, shards: str = "") -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header(SHARDS_HEADER, shards_text(shards))
+        self.send_header(SHARDS_HEADER, shards)
         self.end_headers()
         self.wfile.write(content)
 
     def do_PUT(self) -> None:
         """Keep a copy of another host's snapshot."""
-        path = self._allowed(self.path)
-        if path is None:
-            return
-        write(path, self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(HTTPStatus.NO_CONTENT)
-        self.end_headers()
+        if self._is_allowed() and (path := self._path(self.path)) is not None:
+            write(path, self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.end_headers()
 
-    def _allowed(self, asked: str) -> Path | None:
-        match = _PATH.fullmatch(asked)
-        if not secrets.compare_digest(self.headers.get(TOKEN, ""), self.known):
+    def _is_allowed(self) -> bool:
+        known = secrets.compare_digest(self.headers.get(TOKEN, ""), self.known)
+        if not known:
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif match is None:
+        return known
+
+    def _path(self, asked: str) -> Path | None:
+        match = _PATH.fullmatch(asked)
+        if match is None:
             self.send_error(HTTPStatus.NOT_FOUND)
-        else:
-            return Taken(*map(int, match.groups())).path(self.memory)
-        return None
+            return None
+        return Taken(*map(int, match.groups())).path(self.memory)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a training asks for many."""
@@ -117,6 +125,18 @@ def leave_copy(base: str, token: str, taken: Taken, content: bytes) -> None:
     """
     with _open(urllib.request.Request(_url(base, taken), content, {TOKEN: token}, method="PUT")):
         pass
+
+
+def probe_seconds(base: str, token: str) -> float:
+    """Measure a message of `PROBE_BYTES` from another host.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    began = time.perf_counter()
+    with _open(urllib.request.Request(f"{base}{PROBE}", headers={TOKEN: token})) as answer:
+        answer.read()
+    return time.perf_counter() - began
 
 
 def _open(asked: urllib.request.Request) -> Any:
