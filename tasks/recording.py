@@ -106,6 +106,7 @@ def record_training(run: Run, result: TrainingResult) -> None:
     """Record the loss of every step and the measured times."""
     run.metrics(Metric("loss", loss, result.first_step + k) for k, loss in enumerate(result.losses))
     run.metric("restarts", result.restarts)
+    run.metric("migrations", len(result.migrations))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
     for times in result.stages:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.pipeline.emulation import EmulationError, enter, slowed
 from benchmarks.pipeline.plans import by_hand, job_of
 from dejavu.binding import Binding
 from dejavu.launch.warm import LocalHost, WarmHosts
@@ -138,3 +140,23 @@ def test_a_host_that_comes_is_taken_in(tmp_path: Path) -> None:
     assert "host gamma has come" in migration.reason and migration.steps_lost <= 1
     assert "gamma" in {placed.device.host for placed in decisions[-1].chosen.binding.placements}
     assert largest_difference(long, result.losses) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_device_that_becomes_slow_is_planned_around(tmp_path: Path) -> None:
+    """It gets a third of a core, as ranks see it in the wall-clock time of their passes."""
+    long = WORKLOAD.model_copy(update={"num_steps": 500})
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(slowed("test", 0.33))
+        except EmulationError as error:
+            pytest.skip(str(error))
+
+        def slow_down() -> None:
+            enter(group, ranks()[1].pid)
+
+        binding = bound((0, 2, 5), 1, 2)
+        result, decisions = train(binding, tmp_path, 2, once(slow_down, 60), workload=long, watches=True)
+    assert any("device 0 of beta takes" in str(decision) for decision in decisions)
+    assert result.migrations and all(migration.steps_lost <= 1 for migration in result.migrations)
+    assert largest_difference(long, result.losses) < 10 * TOLERANCE

@@ -1,4 +1,4 @@
-"""A training while its cluster changes: how soon it goes on, what is lost, and how good the plan is that it goes on with.
+"""A training while its cluster changes: how soon it goes on, what is lost, how good the plan is that it goes on with.
 
 site.py      four emulated hosts of a part of a core each, and a fifth from which they are launched
 prices.py    what a workload's layers cost there, and the plans to begin with

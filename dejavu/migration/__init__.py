@@ -8,6 +8,7 @@ replanning.py  the decision: the option with the least time for the steps that a
 watching.py    slower devices and links, seen in the ranks' own passes
 starting.py    which snapshots there are, and which an attempt starts from
 training.py    the training through all changes
+launching.py   the same for a cluster of this machine, or of hosts with Dask workers
 """
 
 from dejavu.migration.changes import (

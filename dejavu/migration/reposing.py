@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from dejavu.binding import Binding
 from dejavu.cluster import Cluster, Device, Link, NodeGroup, pair
 from dejavu.cost.collectives.transfer import TransferCost, typical_link
 from dejavu.cost.priced_problem import Transfers, links_between
+from dejavu.foundation.errors import InputError
 from dejavu.migration.changes import ClusterNow, Seat
-from dejavu.planning import Prices
-from dejavu.plans import StageConfiguration
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest, Prices
+from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,23 @@ class RunningProblem:
         """Take the problem of a request, at the microbatches of the plan that was chosen."""
         request = prices.request
         return cls(prices.priced(num_microbatches), request.cluster, request.allowed_schedules, prices.transfers)
+
+    @classmethod
+    def of_plan(cls, plan: Plan, workload: Workload, cluster: Cluster, database: Path) -> RunningProblem:
+        """Price the problem of a plan that was chosen earlier, at its own microbatches.
+
+        Raises:
+            InputError: the plan spreads stages in a way that is not considered on this cluster.
+            CostError: a price is missing; it names layer and device.
+        """
+        wanted = {stage.configuration for stage in plan.stages}
+        for spread in (Parallelism.usual(cluster), Parallelism()):
+            request = PlanRequest(workload, cluster, database, spread, microbatches=(plan.num_microbatches,))
+            found = cls.of(Prices(request), plan.num_microbatches)
+            if wanted <= set(found.priced.problem.configurations):
+                return found
+        odd = next(iter(wanted - set(found.priced.problem.configurations)))
+        raise InputError(f"the plan has a stage on {odd}; wanted one of the ways considered on {cluster.name}")
 
 
 @dataclass(frozen=True)

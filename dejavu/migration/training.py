@@ -6,12 +6,12 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
-from dejavu.launch.warm import Run, WarmHosts
+from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.reposing import RunningProblem
@@ -29,6 +29,7 @@ POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.2
 SETTLING_SECONDS = 10.0  # after a change, before another because of a slower device or link: no going to and fro
 TRY_SECONDS = 10.0  # between two tries of links that were slow
+COME_SECONDS = 5.0  # between two questions for hosts that have come
 READY_SECONDS = 120.0  # for agents to import what ranks run
 MOST_IN_VAIN = 3  # attempts in a row that got no further than the one before
 MOST_DEATHS = 2  # of ranks by a signal on one device, without a step between them, before the device counts as lost
@@ -68,6 +69,7 @@ class ChangingTraining:
         watches: for slower devices and links.
         on_step: (step, loss), as ranks report them.
         on_decision: called with every decision, also where the running plan stays.
+        come: asked every few seconds for hosts that can be reached now, and have no agent yet.
     """
 
     job: TrainingJob
@@ -77,12 +79,13 @@ class ChangingTraining:
     watches: bool = True
     on_step: Callable[[int, float], None] = lambda step, loss: None
     on_decision: Callable[[Decision], None] = lambda decision: None
+    come: Callable[[], Mapping[str, StartsAgent]] = dict
     migrations: list[Migration] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._attempt, self._bindings = -1, dict[int, TrainingJob]()
         self._watching = Watching(self.running)
-        self._watched = self._settled = 0.0
+        self._watched = self._settled = self._asked = 0.0
         self._read_bytes = 0
         self._done = self.job.first_step
         self._open: _Open | None = None
@@ -111,6 +114,12 @@ class ChangingTraining:
         check_plan(job)
         check_spreading(job)
         check_draw(job)
+        known = {(device.host, device.index) for device in self.running.cluster.devices()}
+        for placed in job.binding.placements:
+            if (seat := (placed.device.host, placed.device.index)) not in known:
+                raise LaunchError(
+                    f"the plan uses device {seat[1]} of {seat[0]}, which {self.running.cluster.name} has not"
+                )
         folder = Path(job.folder)
         for stale in (job.result_path, failures_path(folder), *folder.glob("error-*-*.txt")):
             stale.unlink(missing_ok=True)
@@ -164,11 +173,15 @@ class ChangingTraining:
         if self._open is not None or time.monotonic() < self._watched + WATCH_SECONDS:
             return None
         self._watched = time.monotonic()
+        if self._watched > self._asked + COME_SECONDS:
+            self._asked = self._watched
+            self.hosts.add(self.come())
         changes: list[ClusterChange] = []
         if self.watches:
             self._watching.see(self.hosts.pace(self._attempt, range(len(self.job.binding.placements))))
             if time.monotonic() > self._settled:
                 changes += [*self._watching.changes(self.now), *self._link_changes()]
+        self._forget_lost_spares()
         changes += [HostAdded(host) for host in self.hosts.ready() - set(self.now.hosts) if self.now.seats_of(host)]
         if not changes:
             return None
@@ -176,6 +189,13 @@ class ChangingTraining:
         decision = replan(self.running, self.job.binding, self.now, self._remaining(), changes)
         self.on_decision(decision)
         return None if decision.stays else decision
+
+    def _forget_lost_spares(self) -> None:
+        """Take note of hosts that are lost and run nothing; they may come again."""
+        used = {placed.device.host for placed in self.job.binding.placements}
+        if lost := self.hosts.names - self.hosts.alive() - used:
+            self.hosts.drop(lost)
+            self.now = self.now.after(*map(HostLost, lost))
 
     def _link_changes(self) -> list[ClusterChange]:
         """Let hosts try their links, where messages have become slow or links were."""

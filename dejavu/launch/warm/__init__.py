@@ -6,6 +6,7 @@ hosts that are gone. Here the launcher knows which hosts there are and says who 
 board.py   what launcher and agents tell each other, through the launcher's store
 agent.py   the agent: a zygote that forks ranks, the host's memory, a watchdog
 hosts.py   all agents, as the launcher sees them
+dask.py    a host with a Dask worker
 """
 
 from dejavu.launch.warm.board import Run

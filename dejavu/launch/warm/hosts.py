@@ -125,6 +125,11 @@ class WarmHosts:
             )
             self._agents[name] = host.start(seat.to_environment(), self._folder / f"ranks-{name}.log")
 
+    @property
+    def names(self) -> set[str]:
+        """The hosts that have an agent, ready or not."""
+        return set(self._agents)
+
     def wait(self, hosts: Iterable[str], seconds: float) -> set[str]:
         """Wait for these hosts to be ready; return those that are."""
         wanted, deadline = set(hosts), time.monotonic() + seconds

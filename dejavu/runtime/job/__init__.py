@@ -168,6 +168,11 @@ class TrainingResult:
         return TrainingTimes(self.step_seconds, self.step_times, len(self.losses), self.stages, self.last_step_passes)
 
     @property
+    def kept_its_plan(self) -> bool:
+        """Whether all steps ran under the job's plan, so that times can be told of it."""
+        return not any(migration.changes_plan for migration in self.migrations)
+
+    @property
     def origin(self) -> str:
         """Where the last attempt resumed from."""
         return "the beginning" if self.resumed_from_step is None else f"step {self.resumed_from_step}"

@@ -28,9 +28,13 @@ class Migration:
     seconds: float
     steps_lost: int
 
+    @property
+    def changes_plan(self) -> bool:
+        return self.from_plan != self.to_plan
+
     def __str__(self) -> str:
-        again = f", {self.steps_lost} of them again" if self.steps_lost else ""
-        return f"after step {self.step}{again}: {self.reason} ({self.seconds:.1f} s)"
+        again = f", of which {self.steps_lost} had to be done again" if self.steps_lost else ""
+        return f"it went on after {self.seconds:.1f} s from step {self.step}{again}: {self.reason}"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Migration:
