@@ -77,6 +77,7 @@ def dejavu(
     with gc_frozen():
         from dejavu.launch.launcher import torchrun_line
         from dejavu.report import ReportData
+        from dejavu.report.data import migration_rows
         from flows.initialize import initialize
         from flows.inputs import read_resume
         from flows.plan import plan
@@ -122,7 +123,8 @@ def dejavu(
             found = replace(
                 found,
                 tried=tried,
-                training=trained.result,
+                training=trained.result.of_its_plan,
+                migrations=migration_rows(trained.result),
                 torchrun_line="" if dask else torchrun_line(job),
                 reference_difference=trained.reference_difference,
             )

@@ -150,6 +150,7 @@ def record_training(run: Run, losses: Curve, result: TrainingResult) -> None:
     losses.flush()
     run.metric("restarts", result.restarts)
     run.tags({"dejavu.attempt": result.restarts + 1, "dejavu.checkpoint": result.final_checkpoint})
+    run.metric("migrations", len(result.migrations))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
     for times in result.stages:

@@ -28,6 +28,8 @@ from dejavu.launch.comparison import (
     measure_gain,
 )
 from dejavu.launch.launcher import launch, torchrun_line
+from dejavu.migration import Decision, RunningProblem
+from dejavu.migration.launching import launch_changing
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
@@ -197,6 +199,7 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
 def train_pipeline(
     job: TrainingJob,
     graph: Graph,
+    cluster: Cluster,
     database: Path,
     record: Run,
     needed_bytes: Sequence[float] | None,
@@ -204,6 +207,8 @@ def train_pipeline(
     log: Any = None,
 ) -> TrainingResult:
     """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint.
+
+    Where the workload says `replan: {action: migrate}`, the plan follows the cluster while the training runs.
 
     Args:
         log: where its progress goes, the losses among it; None: the task's own.
@@ -224,6 +229,9 @@ def train_pipeline(
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
+    def tell(decision: Decision) -> None:
+        log.warning("%s", decision)
+
     with client_of(dask) if dask else nullcontext() as client:
         line = torchrun_line(job, client)
         log.info("to launch it by hand: %s", line)
@@ -232,14 +240,22 @@ def train_pipeline(
             losses = Curve(run, "loss")
             try:
                 with sampled_ranks(run):
-                    result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
+                    if job.workload.replan.action == "migrate":
+                        running = RunningProblem.of_plan(plan, job.workload, cluster, database)
+                        result = launch_changing(
+                            job, running, client, needed_bytes=needed_bytes, on_step=on_step, on_decision=tell
+                        )
+                    else:
+                        result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
             finally:
                 losses.flush()
                 record_logs(run, Path(job.folder))
             record_training(run, losses, result)
             log.info("%s", record_model(run, job, result))
     bar.end()
-    if result.restarts:
+    for migration in result.migrations:
+        log.warning("%s", migration)
+    if result.restarts and not result.migrations:
         why = "; ".join(result.failures)
         log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
     return result
@@ -265,5 +281,8 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
 @task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Save measured step and stage times as rows of the database."""
+    if not result.kept_its_plan:
+        get_run_logger().info("no times are remembered: the plan changed while the training ran")
+        return
     rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
     get_run_logger().info("remembered %d measured step and stage times", rows)

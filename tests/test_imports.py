@@ -24,7 +24,7 @@ FLOORS = (
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
     ("launch", "planning", "profiling", "testing", "trials", "watching"),
-    ("report",),
+    ("migration", "report"),
     ("tasks", "benchmarks"),
     ("flows",),
 )

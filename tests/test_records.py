@@ -39,7 +39,8 @@ from dejavu.trials import TrialResult, Trials
 from flows.__main__ import app
 from tasks import recording
 from tasks.recording import record_model, record_training, record_trials
-from tests.launching import DRAW, TINY, TOLERANCE, job_of, largest_difference
+from tests.conftest import TINY
+from tests.launching import DRAW, TOLERANCE, job_of, largest_difference
 
 PLAN: dict[str, Any] = {
     "schedule": "1f1b",

@@ -65,8 +65,7 @@ class Zygote:
         if self._channel is None or arguments is None:
             return None
         try:
-            if not self._is_ready:  # no time limit on its imports
-                self._is_ready = bool(self._replies.readline())
+            self.wait()
             self._channel.settimeout(REPLY_SECONDS)
             request = {"arguments": arguments, "environment": dict(environment)}
             self._channel.sendall(json.dumps(request).encode() + b"\n")
@@ -77,6 +76,11 @@ class Zygote:
             self.end()
             return None
         return Forked(pid, words)
+
+    def wait(self) -> None:
+        """Wait for its imports, which have no time limit."""
+        if not self._is_ready:
+            self._is_ready = bool(self._replies.readline())
 
     def end(self) -> None:
         """End the zygote; the ranks that it forked keep running."""

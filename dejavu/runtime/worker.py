@@ -8,7 +8,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from dejavu.foundation.gc_frozen import gc_frozen
 with gc_frozen():
     import torch
     import torch.distributed as dist
+    from torch import nn
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
@@ -30,6 +32,8 @@ with gc_frozen():
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
     from dejavu.runtime.process.heartbeat import Heartbeat
     from dejavu.runtime.process.own_rank import own_rank
+    from dejavu.runtime.process.pace import PACE, Pace
+    from dejavu.runtime.snapshots import Memory, SnapshotKeeper, read_start
     from dejavu.runtime.state import (
         State,
         checkpoint_step,
@@ -85,16 +89,14 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     modules = pipeline.modules
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
-    layers = {name for module in modules.values() for name, _ in module.named_children()}
     pipeline.clock.watch_optimizer(optimizer)
-    complete = complete_checkpoints(job.checkpoints)
-    first = job.first_step
-    if complete or job.start_from:
-        state = read_checkpoint(complete[-1], layers) if complete else read_trial(Path(str(job.start_from)), layers)
-        for module in modules.values():
-            restore_state(module, optimizer, state)
-    if complete:
-        first = checkpoint_step(complete[-1])
+    memory, rank = Memory.from_environment(), dist.get_rank()
+    resumed = _restore(job, modules.values(), optimizer, memory)
+    first = job.first_step if resumed is None else resumed
+    keeper = None
+    if memory is not None and memory.every_steps:
+        keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer)
+    pace = Pace(attempt_number(), rank) if PACE in os.environ else None
     clock, is_cpu = pipeline.clock, device.type == "cpu"
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
 
@@ -107,6 +109,10 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}")
         heartbeat.beat(step)
         done = step + 1
+        if keeper is not None:
+            keeper.take(done)
+        if pace is not None:
+            pace.report(step, clock)
         if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
             held: State = {}
             for module in modules.values():
@@ -118,7 +124,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         watch.begin()
 
     watch.begin()
-    train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
+    with keeper or nullcontext():
+        train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
     steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
     dist.all_gather_object(everyone, steps)
     chosen = count_steps(everyone, is_cpu=is_cpu)
@@ -131,14 +138,14 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
-    if dist.get_rank() == 0:
+    if rank == 0:
         result = TrainingResult(
             first_step=job.first_step,
             losses=read_losses(job.progress_path),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),
-            resumed_from_step=first if complete else None,
+            resumed_from_step=resumed,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
             last_step_passes=passes,
             last_step_once=once,
@@ -152,6 +159,26 @@ def _diverged(job: TrainingJob, what: str) -> DivergedError:
     complete = complete_checkpoints(job.checkpoints)
     kept = f"the last good checkpoint is {complete[-1]}" if complete else "there is no checkpoint before it"
     return DivergedError(f"{what}, wanted a finite number; {kept}; lower the learning rate, or set clip_norm")
+
+
+def _restore(
+    job: TrainingJob, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, memory: Memory | None
+) -> int | None:
+    """Load the newest state that there is; return the step to go on from, or None: the training begins."""
+    modules = list(modules)
+    layers = {name for module in modules for name, _ in module.named_children()}
+    complete, start = complete_checkpoints(job.checkpoints), memory.start if memory is not None else None
+    if memory is not None and start is not None:
+        state, resumed = read_start(memory, start, layers, dist.get_rank()), start.step
+    elif complete:
+        state, resumed = read_checkpoint(complete[-1], layers), checkpoint_step(complete[-1])
+    elif job.start_from:
+        state, resumed = read_trial(Path(job.start_from), layers), None
+    else:
+        return None
+    for module in modules:
+        restore_state(module, optimizer, state)
+    return resumed
 
 
 def is_alone_on_core(binding: Binding) -> bool:
