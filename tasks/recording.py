@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from dejavu.report.note import command_of, headline, note_markdown, strip_figure
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import weights_bytes
-from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, save_model
+from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -206,10 +206,10 @@ def record_logs(run: Run, folder: Path) -> None:
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def record_report(run: Run, data: ReportData) -> None:
+def record_report(run: Tracker, data: ReportData) -> None:
     """Record what was chosen and how it compares: the figures, the page, and the note that MLflow shows first."""
     losses = [Metric("loss", loss, step) for step, loss in enumerate(data.losses)]
-    first, then = ([Metric(*one) for one in part.items() if one[1] is not None] for part in _figures_of(data))
+    first, then = map(_present, _figures_of(data))
     run.metrics([*first, *losses, *then])  # in the order in which MLflow shows them
     record_plan(run, data.binding)
     if data.comparison is not None:
@@ -254,6 +254,10 @@ def _figures_of(data: ReportData) -> tuple[dict[str, float | None], dict[str, fl
         "prediction_error_percent_without_feedback": _percent(data.step_error_without_feedback),
         "reference_difference": data.reference_difference,
     }
+
+
+def _present(figures: Mapping[str, float | None]) -> list[Metric]:
+    return [Metric(name, value) for name, value in figures.items() if value is not None]
 
 
 def _percent(fraction: float | None) -> float | None:
