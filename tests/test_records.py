@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import typer.main
 from mlflow import MlflowClient
 from torch import nn
 from typer.testing import CliRunner
@@ -20,6 +21,9 @@ from typer.testing import CliRunner
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
+from dejavu.parallelism import Parallelism
+from dejavu.planning import BUDGET_SECONDS
+from dejavu.report.note import command_of
 from dejavu.track import (
     VERDICT_TAG,
     Curve,
@@ -369,3 +373,33 @@ def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_failure_of_before_is_a_verdict(project: Path) -> None:
     assert FAILURE_TAG in client_of(project).get_run(runs(project)[1].run_id).data.tags
     assert recorded(project, runs(project)[1]).plan is None
+
+
+# The note
+
+
+def test_the_command_of_a_note_is_one_that_dejavu_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {
+        "train": False,
+        "searches": ["exact", "mcmc"],
+        "schedules": [],
+        "microbatches": [4, 8],
+        "dask": "",
+        "parallelism": Parallelism(max_data_parallel=2),
+        "budget_seconds": 3.0,
+        "resume": "",
+        "wait": False,
+    }
+    command = command_of(asked, tmp_path / "mlartifacts" / "a" / "artifacts")
+    assert command == (
+        "dejavu run --workload mlartifacts/a/artifacts/plan/workload.json "
+        "--cluster mlartifacts/a/artifacts/plan/cluster.yaml "
+        "--search exact,mcmc --microbatches 4,8 --budget-seconds 3.0 --data-parallel 2 --no-train"
+    )
+    known = {option for one in typer.main.get_command(app).commands["run"].params for option in one.opts}
+    known |= {option for one in typer.main.get_command(app).commands["run"].params for option in one.secondary_opts}
+    assert {word for word in command.split() if word.startswith("--")} <= known
+    assert command_of({"budget_seconds": BUDGET_SECONDS, "train": True}, None) == (
+        "dejavu run --workload plan/workload.json --cluster plan/cluster.yaml"
+    )

@@ -110,6 +110,6 @@ class _Ranks:
 
 def _is_rank(process: psutil.Process) -> bool:
     try:
-        return str(process.name()).startswith(RANK)
+        return bool(process.name().startswith(RANK))
     except psutil.Error:
         return False
