@@ -6,7 +6,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -28,7 +28,6 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES, Pass
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.report import (
-    Migration,
     ReportData,
     losses_figure,
     page,
@@ -482,19 +481,28 @@ def test_every_loss_says_what_it_is(run, html):
     assert f"Training loss {run.training.losses[-1]:.4f} of the last batch, step {len(run.losses)}" in text
 
 
+class Moved(NamedTuple):
+    """A change of plan, as a training tells it."""
+
+    step: int
+    reason: str
+    from_plan: Plan
+    to_plan: Plan
+    seconds: float
+    steps_lost: int
+
+
 def test_changes_of_plan_are_listed_and_only_then(run, html):
     assert "Changes of plan" not in Page(html).text
-    move = Migration(
-        step=12,
-        reason="desk:<2> was lost",
-        from_plan="1f1b, 3 stages",
-        to_plan="zbv, 4 stages",
-        seconds=4.5,
-        steps_lost=2,
-    )
-    text = Page(page(replace(run, migrations=(move,)))).text
+    plan = run.plan
+    fewer = replace(plan, stages=(*plan.stages[:-2], replace(plan.stages[-2], stop=plan.stages[-1].stop)))
+    lost = Moved(12, "desk:<2> was lost", plan, fewer, 4.5, 2)
+    text = Page(page(replace(run, migrations=(lost, Moved(20, "a rank ended", fewer, fewer, 1.0, 0))))).text
     assert "Changes of plan" in text
-    assert "12 desk:<2> was lost 1f1b, 3 stages zbv, 4 stages 4.5 s 2" in text
+    cuts = ", ".join(map(str, fewer.cuts))
+    assert f"1f1b, {plan.num_microbatches} microbatches, cut before layers {cuts} 4.5 s 2" in text
+    assert "the same plan, on other ranks 1 s 0" in text
+    assert "12 desk:<2> was lost 1f1b" in text
 
 
 HOSTILE = '<script>alert("x")</script>"&<img src=x onerror=alert(1)>%{y}</svg>'

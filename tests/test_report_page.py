@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dejavu.report import Migration, page
-from tests.test_report import figures_of, make_data
+from dejavu.report import page
+from tests.test_report import Moved, figures_of, make_data
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no Chromium with its driver here")
@@ -121,9 +121,9 @@ def check_figures(browser: Any, names: set[str]) -> None:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages with one stage a rank and two, whole and split backward passes, many layers, and no training at all."""
-    move = Migration(step=9, reason="lost", from_plan="a", to_plan="b", seconds=1.0, steps_lost=1)
+    run = make_data(schedule="1f1b", named=True)
     runs = {
-        "1f1b": replace(make_data(schedule="1f1b", named=True), migrations=(move,)),
+        "1f1b": replace(run, migrations=(Moved(9, "a host was lost", run.plan, run.plan, 1.0, 1),)),
         "zbv": make_data(schedule="zbv", named=True),
         "many": replace(make_data(num_layers=120, num_devices=8), tried=None),
         "planned only": make_data(trained=False),

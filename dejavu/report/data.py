@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 from dejavu.binding import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
@@ -59,22 +59,30 @@ class StageReport:
     headroom_bytes: float
 
 
-class Migration(TypedDict):
-    """A change of plan while a training ran.
+class Migration(Protocol):
+    """A change of plan, or of the ranks under the same plan, while a training ran."""
 
-    Attributes:
-        step: after which it happened.
-        from_plan, to_plan: in a few words.
-        seconds: from the last step under the one plan to the first under the other.
-        steps_lost: that were trained again.
-    """
+    @property
+    def step(self) -> int:
+        """How many steps had been trained in the state that it went on from."""
 
-    step: int
-    reason: str
-    from_plan: str
-    to_plan: str
-    seconds: float
-    steps_lost: int
+    @property
+    def reason(self) -> str:
+        """What changed, and why this plan."""
+
+    @property
+    def from_plan(self) -> Plan: ...
+
+    @property
+    def to_plan(self) -> Plan: ...
+
+    @property
+    def seconds(self) -> float:
+        """From when the change was seen to the next new step."""
+
+    @property
+    def steps_lost(self) -> int:
+        """Steps that had to be trained again."""
 
 
 def migration_rows(result: TrainingResult) -> list[Migration]:

@@ -14,7 +14,8 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from dejavu.foundation.units import format_bytes, format_bytes_per_second, format_seconds
+from dejavu.foundation.units import format_bytes, format_bytes_per_second, format_seconds, plural
+from dejavu.plans import Plan
 from dejavu.report.charts import (
     accuracy_chart,
     convergence_chart,
@@ -92,6 +93,7 @@ def _template() -> Template:
         "percent": lambda value: _or_absent(value, "{:.1%}".format),
         "signed_percent": lambda value: _or_absent(value, "{:+.1%}".format),
         "times": lambda value: _or_absent(value, "{:.2f} ×".format),
+        "plan": _plan_in_words,
         "loss": lambda value: _or_absent(value, "{:.4f}".format),
     }
     environment.filters.update(filters)
@@ -100,6 +102,11 @@ def _template() -> Template:
 
 def _read(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _plan_in_words(plan: Plan) -> str:
+    cuts = f"cut before layers {', '.join(map(str, plan.cuts))}" if plan.cuts else "not cut"
+    return f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {cuts}"
 
 
 def _or_absent(value: float | None, form: Callable[[float], str]) -> str:
