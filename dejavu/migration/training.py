@@ -218,7 +218,7 @@ class ChangingTraining:
         self._report()
         beats = read_beats(self.job.folder, self._attempt)
         common = min((beats[rank].step for rank in beats), default=-1) + 1
-        done = common if len(beats) == len(self.job.binding.placements) else 0
+        done = min(common, self._done) if len(beats) == len(self.job.binding.placements) else 0
         lost = {placed.device.host for placed in self.job.binding.placements} - set(found)
         reasons: list[str] = []
         if isinstance(event, _Failed) or lost:

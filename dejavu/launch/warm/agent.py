@@ -26,7 +26,7 @@ from dejavu.runtime.snapshots import Memory, MemoryServer, inventory
 from dejavu.runtime.snapshots.files import forget, is_writing
 from dejavu.runtime.snapshots.serving import probe_seconds
 
-WORKER = "dejavu.runtime.worker"
+WORKER, WARMING = "dejavu.runtime.worker", "dejavu.runtime.job.warming"
 POLL_SECONDS = 0.02
 BEAT_SECONDS = 0.25
 WRITING_SECONDS = 1.0  # for ranks to complete the snapshots that they have begun
@@ -44,10 +44,11 @@ class WarmAgent:
 
     def __init__(self, seat: Seat, zygote: Zygote, memory: Path) -> None:
         self._seat, self._zygote, self._memory = seat, zygote, memory
-        self._board = Board(TCPStore(seat.launcher, seat.port, is_master=False))
+        self._board = Board(TCPStore(seat.launcher, seat.port, is_master=False), seat.token)
         self._server = MemoryServer(memory, seat.address, seat.token)
         self._ranks: dict[int, Forked | subprocess.Popen[bytes]] = {}
         self._run: Run | None = None
+        self._is_prepared = False
         self._watchdog = Watchdog(Watch(seat.folder, seat.stall_seconds, 0, ()), self._running)
         self._watchdog.start()
 
@@ -55,6 +56,7 @@ class WarmAgent:
         """Follow orders until the last one, or until the launcher has gone."""
         number, badge = self._seat.first_order, self._seat.badge
         beats, next_beat = 0, 0.0
+        self._prepare()  # a host that comes later
         self._board.write(f"ready/{badge}", self._server.url)
         try:
             while True:
@@ -70,8 +72,8 @@ class WarmAgent:
                     self._board.write(f"beat/{badge}", beats)
                 if order is None:
                     time.sleep(POLL_SECONDS)
-        except RuntimeError as error:  # of the store: there is no launcher any more
-            print(f"the launcher does not answer: {error}", file=sys.stderr)
+        except RuntimeError as error:  # of the store: there is no launcher any more, or somebody else
+            print(f"no launcher to obey: {error}", file=sys.stderr)
         finally:
             self._kill()
             self._server.close()
@@ -94,7 +96,15 @@ class WarmAgent:
                 found[host] = min(probe_seconds(url, self._seat.token) for _ in range(PROBES))
         return found
 
+    def _prepare(self) -> None:
+        """Let the zygote compute once what all ranks of the job compute alike."""
+        job = Path(self._seat.folder) / "job.json"
+        if not self._is_prepared and job.exists():
+            self._zygote.prepare(WARMING, str(job))
+            self._is_prepared = True
+
     def _start(self, run: Run) -> None:
+        self._prepare()
         forget(self._memory, {run.attempt} | ({run.start.attempt} if run.start else set()))
         self._run = run
         own, seat = run.ranks.get(self._seat.host, ()), self._seat

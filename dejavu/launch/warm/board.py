@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -115,13 +116,16 @@ _ORDERS: dict[str, Any] = {
 
 
 class Board:
-    """Orders and answers in a store.
+    """Orders and answers in a store; every method takes about 0.1 ms.
 
-    Every method takes about 0.1 ms.
+    Whoever reaches the store can write there, as with torchrun's. So orders, which start processes, are signed.
+
+    Args:
+        token: known to the launcher and its agents.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, token: str) -> None:
+        self.store, self._token = store, token.encode()
 
     def write(self, key: str, value: object) -> None:
         self.store.set(key, json.dumps(value))
@@ -131,12 +135,24 @@ class Board:
         return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
     def order(self, number: int, order: Order) -> None:
-        self.write(f"order/{number}", [type(order).__name__.lower(), asdict(order)])
+        text = json.dumps([type(order).__name__.lower(), asdict(order)])
+        self.write(f"order/{number}", [text, self._signature(number, text)])
 
     def ordered(self, number: int) -> Order | None:
+        """Return an order; None: there is none yet.
+
+        Raises:
+            RuntimeError: somebody else wrote it.
+        """
         found = self.read(f"order/{number}")
         if found is None:
             return None
-        name, data = found
+        text, signature = found
+        if not hmac.compare_digest(signature, self._signature(number, text)):
+            raise RuntimeError(f"order {number} is not signed by the launcher")
+        name, data = json.loads(text)
         answer: Order = _ORDERS[name](data)
         return answer
+
+    def _signature(self, number: int, text: str) -> str:
+        return hmac.new(self._token, f"{number} {text}".encode(), "sha256").hexdigest()

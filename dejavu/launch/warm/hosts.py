@@ -98,7 +98,8 @@ class WarmHosts:
     def __init__(self, folder: Path, address: str = "127.0.0.1", stall_seconds: float = STALL_SECONDS) -> None:
         self._folder, self._address, self._stall_seconds = folder, address, stall_seconds
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        self._board, self._token = Board(self._store), secrets.token_hex(16)
+        self._token = secrets.token_hex(16)
+        self._board = Board(self._store, self._token)
         self._orders = self._count = 0
         self._agents: dict[str, Agent] = {}
         self._badges: dict[str, str] = {}
