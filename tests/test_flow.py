@@ -189,7 +189,7 @@ def _hear_interrupts() -> None:
 class Watched:
     """A `dejavu run` in the background, whose output is read as it comes; it does not outlive its block."""
 
-    def __init__(self, project: Path, *options: str, settings: Mapping[str, str] = {}, **change: Any) -> None:  # noqa: B006
+    def __init__(self, project: Path, *options: str, settings: Mapping[str, str] = {}, **change: Any) -> None:
         self.workload = write_workload(project, **change)
         self.project, self.log = project, project / f"run-{time.time_ns()}.log"
         with self.log.open("w") as output:

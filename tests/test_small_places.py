@@ -44,7 +44,9 @@ def test_little_shared_memory_is_said_before_anything_starts_and_by_the_doctor(t
     for word in ("run",):
         done = in_little_shared_memory(word, folder=tmp_path)
         assert done.returncode == INPUT_ERROR and not done.stdout
-        assert done.stderr.startswith("/dev/shm has 4 KiB free; wanted 1 MiB or more: mount -o remount,size=1G /dev/shm")
+        assert done.stderr.startswith(
+            "/dev/shm has 4 KiB free; wanted 1 MiB or more: mount -o remount,size=1G /dev/shm"
+        )
         assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob(".dejavu/*"))
     told = in_little_shared_memory("doctor", folder=tmp_path)
