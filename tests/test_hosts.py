@@ -30,7 +30,7 @@ from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, 
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 60.0  # for a scheduler or a worker, on a loaded machine
+START_SECONDS = 180.0  # for a scheduler, a worker, or ranks to their first step, on a loaded machine
 TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
 
 
