@@ -12,7 +12,7 @@ QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test quick slow lint up down bench docs clean
+.PHONY: run test quick slow chaos lint up down bench docs clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
@@ -54,6 +54,10 @@ bench: $(VENV)/.ready
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow
+
+# Half an hour of whole runs with random faults in them; what is left or lost after one is told, and is exit 1.
+chaos: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BENCH).chaos --seed 0 --minutes 30 --json $(RESULTS)/chaos.json
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

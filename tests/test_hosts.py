@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import distributed
 import psutil
@@ -32,7 +33,7 @@ from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, 
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 60.0  # for a scheduler or a worker, on a loaded machine
+START_SECONDS = 180.0  # for a scheduler, a worker, or ranks to their first step, on a loaded machine
 TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
 
 
@@ -275,12 +276,13 @@ with Client(**where, timeout=60) as client:
 
 
 def launched_elsewhere(
-    job: TrainingJob, where: tuple[str, str], before: tuple[str, ...] = ()
+    job: TrainingJob, where: tuple[str, str], before: tuple[str, ...] = (), stderr: IO[str] | None = None
 ) -> subprocess.Popen[bytes]:
     """A launch in a process of its own, perhaps inside a network namespace."""
     path = job.write()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*before, sys.executable, "-c", LAUNCH, *where, str(path)], cwd=ROOT, env=environment)
+    words = [*before, sys.executable, "-c", LAUNCH, *where, str(path)]
+    return subprocess.Popen(words, cwd=ROOT, env=environment, stderr=stderr)
 
 
 RATE = "400mbit"
@@ -347,6 +349,34 @@ def test_two_hosts_with_a_network_between_them(namespaces: dict[str, str], tmp_p
         sent = bytes_sent(namespaces[host])
         least = workload.num_steps * len(job.binding.plan.cuts) * sum_of_a_cut(workload)
         assert sent > least, "the ranks did not talk by way of the cable"
+
+
+@pytest.mark.slow
+def test_a_cable_that_is_cut_is_named_and_nothing_goes_on(namespaces: dict[str, str], tmp_path: Path) -> None:
+    """Fault 34: no byte arrives any more, and no connection is closed. Dask's own time for a silent worker is 5 min."""
+    job = job_of(TINY.model_copy(update={"num_steps": 5000}), tmp_path / "run", (1, 3), TWO_AND_ONE)
+    inside = {name: ("ip", "netns", "exec", namespace) for name, namespace in namespaces.items()}
+    folder, address, said = tmp_path / "dask", "tcp://10.77.0.1:8786", tmp_path / "said"
+    folder.mkdir()
+    with ExitStack() as stack:
+        impatient = (*inside["alpha"], "env", "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL=15s")
+        words = ("--host", "10.77.0.1", "--port", "8786", "--no-dashboard")
+        stack.enter_context(dask_process("dask_scheduler", *words, before=impatient, folder=folder))
+        for name in ("alpha", "beta"):
+            words = (address, "--name", name, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+            words = (*words, "--local-directory", str(folder))
+            stack.enter_context(dask_process("dask_worker", *words, before=inside[name], folder=folder))
+        with said.open("w") as log:
+            launcher = launched_elsewhere(job, ("--address", address), before=inside["alpha"], stderr=log)
+        try:
+            wait_until(job.progress_path.exists, "no step was done")
+            subprocess.run(["ip", "-n", namespaces["beta"], "link", "set", "cable", "down"], check=True)
+            assert launcher.wait(240) == 1
+        finally:
+            launcher.kill()
+        psutil.wait_procs(runtime_processes(), timeout=120)  # beta's agent ends when it sees no pulse of the launcher
+        assert not runtime_processes()
+    assert "LaunchError: the Dask worker on beta" in said.read_text().splitlines()[-1]
 
 
 def bytes_sent(namespace: str) -> int:

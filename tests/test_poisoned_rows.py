@@ -15,18 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dejavu.cluster import DeviceType
+from dejavu.cluster import DeviceType, load_cluster
 from dejavu.cluster.this_machine import CORE_FLOPS_PER_CYCLE, CORE_MEMORY_BYTES_PER_SECOND
 from dejavu.cost.collectives.transfer import fit
 from dejavu.cost.pass_overhead import pass_cost
 from dejavu.cost.sources.measured import Measured, subject_of
 from dejavu.cost.sources.physics import FASTEST_RATIO, SLOWEST_RATIO, limits
 from dejavu.graphs.capture import capture
+from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.plans.schedule import PARTS
 from dejavu.profiles import Measurement, ProfileDatabase, ProfileError
 from dejavu.profiles.measurement import measurements_of, table_of
 from dejavu.profiles.plausible import implausible_rows
-from dejavu.workload import Workload
+from dejavu.workload import TrialSettings, Workload
 from tests.test_profiles import LAYER
 
 SHIPPED = ProfileDatabase(Path(__file__).parents[1] / "profiles_db" / "shipped")
@@ -39,6 +40,10 @@ POISONS: dict[str, Callable[[float], float]] = {
     "infinite": lambda seconds: math.inf,
     "negative": lambda seconds: -seconds,
 }
+TWO_CORES = """
+nodes: [{name: cores, devices: {type: core, count: 2}, link: {bandwidth: 1 GB/s, latency: 100 us}}]
+devices: {core: {kind: cpu, memory: 4 GiB, bandwidth: 10 GB/s, float32: 100 GFLOP/s}}
+"""
 HARMLESS_SECONDS = 1e-2
 every_poison = pytest.mark.parametrize("poison", POISONS)
 
@@ -253,3 +258,35 @@ def test_measuring_again_ends_the_finding(tmp_path: Path) -> None:
     database.append([again])
     assert database.check() == []
     assert np.isclose(database.latest(subject=rows[0].subject)[0].seconds, rows[0].seconds)
+
+
+@every_poison
+def test_a_plan_and_its_proof_are_those_without_the_poisoned_row(poison: str, tmp_path: Path) -> None:
+    """Rows of every layer, one of them poisoned: what is planned is what would be if that one had not been measured."""
+    (tmp_path / "cluster.yaml").write_text(TWO_CORES)
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    workload = Workload(
+        model_options={"num_blocks": 2, "width": 64, "num_heads": 4}, sequence_length=32, batch_size=16,
+        num_microbatches=4, schedule="1f1b", trials=TrialSettings(count=0),
+    )  # fmt: skip
+    graph, core = capture(workload), cluster.device_types["core"]
+    layers = {layer.signature: layer for layer in graph.layers}.values()
+    rows = [
+        replace(
+            LAYER, subject=subject_of(layer.signature, way, workload.optimizer), name=layer.name, device_type="core",
+            dtype="float32", direction=way, microbatch_size=workload.microbatch_size, flops=None,
+            seconds=5 * limits(layer, way, graph, core, workload.optimizer).expected_seconds,
+            seconds_low=None, seconds_high=None,
+        )
+        for layer in layers for way in ("forward", "backward", "optimizer")
+    ]  # fmt: skip
+    k = max(range(len(rows)), key=lambda k: rows[k].seconds)
+
+    def planned(name: str, kept: list[Measurement]) -> Choice:
+        database = by_hand(tmp_path / name, kept)
+        return Planner().plan(PlanRequest(workload, cluster, database.path, microbatches=(4,), budget_seconds=2.0))
+
+    bad = planned("bad", [*rows[:k], poisoned(rows[k], poison), *rows[k + 1 :]])
+    without = planned("without", [*rows[:k], *rows[k + 1 :]])
+    assert bad.plan == without.plan
+    assert bad.simulated_lower_bound_seconds == pytest.approx(without.simulated_lower_bound_seconds, rel=0.01)

@@ -293,3 +293,13 @@ def test_deploying_again_leaves_one_schedule(up: Up) -> None:
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
     deployment = up.api.get("/deployments/name/replan/on-change").raise_for_status().json()
     assert [(one["slug"], one["active"]) for one in deployment["schedules"]] == [("look-at-the-cluster", False)]
+
+
+def test_of_two_runs_that_overlap_one_is_cancelled_with_the_reason(up: Up) -> None:
+    """Fault 25: a look at the cluster that is due while one still goes on."""
+    given = {"cluster": "cluster.yaml", "workload": "examples/workloads/small.yaml"}
+    runs = [up.submit("replan/on-change", **given) for _ in range(2)]
+    ends = {run: up.end_of(run) for run in runs}
+    assert sorted(ends.values()) == ["CANCELLED", "COMPLETED"]
+    cancelled = next(run for run in runs if ends[run] == "CANCELLED")
+    assert "concurrency limit" in up.run(cancelled)["state"]["message"]

@@ -26,13 +26,13 @@ class Filler:
 
 
 @contextmanager
-def small_disk(folder: str) -> Iterator[Filler]:
+def small_disk(folder: str, size_bytes: int = SIZE_BYTES) -> Iterator[Filler]:
     """The folder as a disk of its own.
 
     Raises:
         PermissionError: this process may not mount.
     """
-    options = f"size={SIZE_BYTES}"
+    options = f"size={size_bytes}"
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "dejavu", folder], capture_output=True, text=True)
     if done.returncode:
         raise PermissionError(f"mount of a tmpfs: {done.stderr.strip()}")
