@@ -77,7 +77,6 @@ def dejavu(
     with gc_frozen():
         from dejavu.launch.launcher import torchrun_line
         from dejavu.report import ReportData
-        from dejavu.report.data import migration_rows
         from flows.initialize import initialize
         from flows.inputs import read_resume
         from flows.plan import plan
@@ -124,7 +123,7 @@ def dejavu(
                 found,
                 tried=tried,
                 training=trained.result.of_its_plan,
-                migrations=migration_rows(trained.result),
+                migrations=trained.result.migrations,
                 torchrun_line="" if dask else torchrun_line(job),
                 reference_difference=trained.reference_difference,
             )

@@ -22,7 +22,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
-from dejavu.planning import BUDGET_SECONDS
+from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.note import command_of
 from dejavu.track import (
     VERDICT_TAG,

@@ -10,7 +10,7 @@ from benchmarks.elastic.site import BITS_PER_SECOND, HOSTS, SHARE, Site
 from benchmarks.pipeline.emulation import measure_emulated
 from dejavu.binding import Binding, bind
 from dejavu.cluster import Cluster, Link, NodeGroup, this_machine
-from dejavu.graphs.graph import capture
+from dejavu.graphs.capture import capture
 from dejavu.migration import ClusterNow, RunningProblem
 from dejavu.migration.replanning import best_on
 from dejavu.parallelism import Parallelism

@@ -85,26 +85,6 @@ class Migration(Protocol):
         """Steps that had to be trained again."""
 
 
-def migration_rows(result: TrainingResult) -> list[Migration]:
-    """Return the changes of plan of a training, for the page."""
-    return [
-        Migration(
-            step=one.step,
-            reason=one.reason,
-            from_plan=_in_words(one.from_plan),
-            to_plan=_in_words(one.to_plan),
-            seconds=one.seconds,
-            steps_lost=one.steps_lost,
-        )
-        for one in result.migrations
-    ]
-
-
-def _in_words(plan: Plan) -> str:
-    cuts = " | ".join(f"{stage.start}–{stage.stop - 1}" for stage in plan.stages)
-    return f"{plan.schedule}, layers {cuts}"
-
-
 class Compared(NamedTuple):
     """One predicted time beside the measured one; `work` is None for the whole step."""
 

@@ -1,6 +1,6 @@
 """Read a distributed checkpoint without running what its list of tensors names.
 
-Torch writes that list, `.metadata`, as a pickle, and reads it with `pickle.load`: a folder that somebody else made
+Torch writes that list, `.metadata`, as a pickle, and reads it as any pickle: a folder that somebody else made
 would run their code. The tensors themselves torch reads with `weights_only`.
 """
 
