@@ -52,7 +52,7 @@ class Devices(NamedTuple):
         bits: of one type's field.
         use_all: no device may stay idle.
         prices_KT: seconds for one device, under K sets of prices.
-        upstream_KL1JA: the cheapest ways to run the layers before each cut; see `exact.priced_stages.upstream`.
+        upstream_KL1JA: the cheapest ways upstream of each cut under them; see `exact.priced_stages.upstream`.
     """
 
     count_T: Ints
