@@ -204,7 +204,7 @@ def train_pipeline(
         with record.child("training", {"torchrun": line}, {FOLDER_TAG: job.folder}) as run:
             losses = Curve(run, "loss")
             try:
-                with sampled_ranks(run):
+                with sampled_ranks(run, len(job.binding.placements)):
                     result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
             finally:
                 losses.flush()
