@@ -29,8 +29,10 @@ from dejavu.migration.replanning import best_on
 from dejavu.migration.training import ChangingTraining
 from dejavu.runtime.job import TrainingJob, parse_progress
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
+from dejavu.workload import ReplanSettings
 
 FAULT_STEP = 30
+COPIED_EVERY = 4  # steps; without replicas a snapshot goes over the link too
 READY_SECONDS = 180.0
 GIVEN_UP_SECONDS = 40.0  # without a step: nobody restarts it
 POLL_SECONDS = 0.02
@@ -77,7 +79,8 @@ def ours(site: Site, running: RunningProblem, fault: Fault, num_steps: int, *, r
     binding = first_binding(running, now, replicas=replicas)
     seen = Seen()
     with tempfile.TemporaryDirectory(prefix="dejavu-elastic-") as folder:
-        workload = WORKLOAD.model_copy(update={"num_steps": num_steps})
+        settings = ReplanSettings(action="migrate", snapshot_every=1 if replicas else COPIED_EVERY)
+        workload = WORKLOAD.model_copy(update={"num_steps": num_steps, "replan": settings})
         job = replace(job_of(workload, binding, num_steps), folder=folder)
         warm = WarmHosts(Path(folder), site.address(LAUNCHER))
         hosts = {name: EmulatedHost(site, name) for name in (*now.hosts, *([VICTIM] if fault.comes else []))}

@@ -28,7 +28,7 @@ from dejavu.workload.models import layers_of
 POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.2
 SETTLING_SECONDS = 10.0  # after a change, before another because of a slower device or link: no going to and fro
-TRY_SECONDS = 10.0  # between two tries of links that were slow
+TRY_SECONDS = 10.0  # between two tries of links
 COME_SECONDS = 5.0  # between two questions for hosts that have come
 READY_SECONDS = 120.0  # for agents to import what ranks run
 MOST_IN_VAIN = 3  # attempts in a row that got no further than the one before
@@ -198,13 +198,13 @@ class ChangingTraining:
             self.now = self.now.after(*map(HostLost, lost))
 
     def _link_changes(self) -> list[ClusterChange]:
-        """Let hosts try their links, where messages have become slow or links were."""
-        again = self.now.link_slowness and time.monotonic() > self._tried_at + TRY_SECONDS
-        if not (self._watching.suspects_links or again):
+        """Let hosts try their links, where steps have become slow or links were."""
+        if time.monotonic() < self._tried_at + TRY_SECONDS:
+            return []
+        if not (self._watching.suspects_links or self.now.link_slowness):
             return []
         found = link_changes(self._usual_links, self.hosts.try_links(), self.now)
         self._tried_at = time.monotonic()
-        self._watching.forget_links()
         return found
 
     def _remaining(self) -> Remaining:
