@@ -1,6 +1,6 @@
 """A training while its cluster changes, beside torchrun's restart from a checkpoint under the same plan.
 
-python -m benchmarks.elastic --json elastic.json     # all faults with and without replicas, about 25 minutes on 2 quiet cores
+python -m benchmarks.elastic --json elastic.json     # all faults with and without replicas, 25 minutes on 2 quiet cores
 python -m benchmarks.elastic --fault "host killed" --without
 
 Four hosts are emulated by network namespaces and CPU quotas, which needs the rights of root. For each fault:
@@ -33,7 +33,7 @@ from dejavu.migration.changes import HostLost
 from dejavu.runtime.process import die_with_parent, named_parent
 from dejavu.runtime.single import train_single
 
-NUM_STEPS = 100
+NUM_STEPS = 90
 OURS, BASELINE = "ours", "torchrun restart"
 
 

@@ -31,7 +31,7 @@ WORKLOAD = Workload(
     sequence_length=64,
     batch_size=16,
     num_microbatches=8,
-    checkpoint_every=25,
+    checkpoint_every=20,
     trials=TrialSettings(count=0),
     schedule="1f1b",
 )

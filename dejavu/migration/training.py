@@ -42,9 +42,7 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A rank or a host failed; `ranks` are those that ended, with their exit codes."""
-
-    ranks: dict[int, int]
+    """A rank or a host failed."""
 
 
 @dataclass
@@ -56,7 +54,6 @@ class _Open:
     step: int
     began: float
     steps_lost: int
-    done_before: int
 
 
 @dataclass
@@ -163,7 +160,7 @@ class ChangingTraining:
             if len(ended) == len(places) and not any(ended.values()):
                 return _Ended()
             if any(ended.values()) or used - self.hosts.alive():
-                return _Failed(ended)
+                return _Failed()
             if (decision := self._wanted()) is not None:
                 return decision
             time.sleep(POLL_SECONDS)
@@ -222,7 +219,7 @@ class ChangingTraining:
         lost = {placed.device.host for placed in self.job.binding.placements} - set(found)
         reasons: list[str] = []
         if isinstance(event, _Failed) or lost:
-            decision, reasons = self._after_failure(event if isinstance(event, _Failed) else _Failed({}), lost)
+            decision, reasons = self._after_failure(lost)
         else:
             decision = event
         names = [builder.name for builder in layers_of(self.job.workload)]
@@ -233,11 +230,11 @@ class ChangingTraining:
             start = None
         step = start.step if start is not None else saved
         reason = "; ".join((*reasons, str(decision)))
-        self._open = _Open(decision, reason, step, began, max(0, done - step), self._done)
+        self._open = _Open(decision, reason, step, began, max(0, done - step))
         self.job = replace(self.job, binding=decision.chosen.binding)
         return start
 
-    def _after_failure(self, event: _Failed, lost: set[str]) -> tuple[Decision, list[str]]:
+    def _after_failure(self, lost: set[str]) -> tuple[Decision, list[str]]:
         """Decide how the training goes on without what failed; raise what would only fail again."""
         told = [] if lost else [one for one in read_failures(self.job.folder) if one.attempt == self._attempt]
         changes: list[ClusterChange] = [HostLost(host) for host in sorted(lost)]
