@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.listing import Importing, Listing
+from flows.room import PRIVATE_UMASK
+from flows.upkeep.commands import upkeep
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 STDOUT = "-"  # instead of a file name
+PIPE_COLUMNS = 240
 COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
 
 app = typer.Typer(
@@ -22,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(upkeep)
 
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="the cluster file")]
 WorkloadOption = Annotated[
@@ -45,7 +55,7 @@ BudgetOption = Annotated[float, typer.Option(min=0.0, help="search time, all sea
 @app.command(
     cls=Listing,
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
-    "  |  dejavu run --cluster hosts.yaml --dask tcp://10.0.0.1:8786",
+    "  |  dejavu run --cluster hosts.yaml --dask tls://10.0.0.1:8786",
 )
 def run(
     workload: WorkloadOption = None,
@@ -69,6 +79,7 @@ def run(
 
     Hosts of one cluster must share the project's folder.
     """
+    from dejavu.foundation.dask_workers import check_encrypted
     from flows.inputs import TypedQuestion, read_inputs, read_resume
     from flows.room import check_room
     from flows.temporary_server import use_server
@@ -80,6 +91,7 @@ def run(
         return
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
+    check_encrypted(dask)
     check_room(Path.cwd())
     typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
     with use_server(Path.cwd()) as server:
@@ -113,7 +125,7 @@ def run(
 
 @app.command(
     epilog="Examples:  dejavu up && prefect deployment run dejavu/full --watch  |  "
-    "dejavu up --watch --dask tcp://10.0.0.1:8786"
+    "dejavu up --watch --dask tls://10.0.0.1:8786"
 )
 def up(
     prefect_port: Annotated[
@@ -131,12 +143,22 @@ def up(
     dask: Annotated[
         str, typer.Option(help="of --watch: address of a Dask scheduler; hosts without a worker are gone")
     ] = "",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="address that Prefect listens on; default: loopback; others want a password: docs/service.md"
+        ),
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="stay, start again what ends, and stop everything on SIGTERM or Ctrl-C")
+    ] = False,
 ) -> None:
     """Start the Prefect server, its worker and the MLflow server on loopback, and deploy the flows.
 
     What runs already goes on; what has ended is started again.
     """
     from flows import services
+    from flows.foreground import stay_up
     from flows.inputs import read_inputs
     from flows.prefect_api import Watch
 
@@ -145,7 +167,21 @@ def up(
         read_inputs(cluster, workload, train=False)  # report mistakes before starting
         given = {"cluster": str(cluster), "dask": dask, **({"workload": str(workload)} if workload else {})}
         looks = Watch(every_seconds, given)
-    services.up(Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, watch=looks, say=typer.echo)
+    start = partial(services.up, Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, host=host)
+    if foreground:
+        stay_up(Path.cwd(), start, looks, typer.echo)
+    else:
+        start(watch=looks, say=typer.echo)
+
+
+@app.command(epilog="Example:  dejavu replans --last 5")
+def replans(last: Annotated[int, typer.Option(min=1, help="how many, the newest")] = 20) -> None:
+    """List what the watch decided when the cluster changed, and why (`dejavu up --watch`)."""
+    from rich.console import Console
+
+    from flows.decisions import decisions_table
+
+    Console().print(decisions_table(Path.cwd(), last))
 
 
 @app.command()
@@ -211,7 +247,7 @@ def plan(
     budget_seconds: BudgetOption = 8.0,
     seed: Annotated[int | None, typer.Option(min=0, help="default: the workload's")] = None,
     dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers run the searches")] = "",
-    json: Annotated[
+    json_target: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
     ] = None,
     database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
@@ -242,10 +278,10 @@ def plan(
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
         choice = Planner(ask, tell=tell).plan(request)
-    if json != STDOUT:
+    if json_target != STDOUT:
         print_choice(choice)
-    if json is not None:
-        write_choice(choice, None if json == STDOUT else Path(json))
+    if json_target is not None:
+        write_choice(choice, None if json_target == STDOUT else Path(json_target))
 
 
 @app.command(
@@ -283,6 +319,73 @@ def import_(
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
 
 
+RunArgument = Annotated[
+    str, typer.Argument(help="an id or its beginning, a run's name, a folder of .dejavu/runs, or `last`")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command(epilog="Examples:  dejavu runs  |  dejavu runs --most 100 --json")
+def runs(
+    most: Annotated[int, typer.Option(min=1, help="at most so many, the latest")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the runs of this folder: when, of what, their steps predicted and measured, loss, state and verdict."""
+    from dataclasses import asdict
+
+    from dejavu.track import runs as recorded_runs
+    from flows.records import runs_table
+
+    found = recorded_runs(Path.cwd(), most)
+    if as_json:
+        typer.echo(_json_text([asdict(run) for run in found]))
+    elif found:
+        _console().print(runs_table(found))
+    else:
+        typer.echo(f"no run is recorded for {Path.cwd()}; `dejavu run` makes one")
+
+
+@app.command(
+    epilog="Examples:  dejavu compare 3f2a last  |  dejavu compare 3f2a 91c0 --all  |  dejavu compare 3f2a last --json"
+)
+def compare(
+    first: RunArgument,
+    second: RunArgument,
+    everything: Annotated[bool, typer.Option("--all", help="also parameters that are the same")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare two runs: figures, plans and parameters side by side, and what differs."""
+    from dejavu.track import find_run, recorded
+    from flows.records import compared, comparison_tables
+
+    project = Path.cwd()
+    content = compared(*(recorded(project, find_run(project, name)) for name in (first, second)))
+    if as_json:
+        typer.echo(_json_text(content))
+        return
+    for table in comparison_tables(content, everything=everything):
+        _console().print(table)
+        typer.echo()
+
+
+@app.command(epilog="Examples:  dejavu report  |  dejavu report 3f2a --open  |  dejavu report .dejavu/runs/9a50360b-…")
+def report(
+    run: RunArgument = "last",
+    open_: Annotated[bool, typer.Option("--open", help="open the page in a browser, too")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the path of a run's report page; of one whose artifacts are on a server, a copy is fetched."""
+    from dataclasses import asdict
+
+    from dejavu.track import find_run, report_of
+
+    found = find_run(Path.cwd(), run)
+    path = report_of(Path.cwd(), found)
+    typer.echo(_json_text({"run": asdict(found), "report": str(path)}) if as_json else str(path))
+    if open_:
+        typer.launch(path.as_uri())
+
+
 @app.command()
 def doctor() -> None:
     """Check versions, ports, services, database, cluster file and devices, and say how to fix what is wrong."""
@@ -296,8 +399,21 @@ def doctor() -> None:
         raise typer.Exit(FAILURE)
 
 
+def _console() -> Console:
+    """Return a console that never cuts a line off where nobody sees it: in a file or a pipe lines are long."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+
+
+def _json_text(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
 def _with_json_target(words: list[str]) -> list[str]:
-    """Make `--json` alone `--json -`: typer has no option whose value may be left out."""
+    """Make `plan --json` alone `--json -`: typer has no option whose value may be left out."""
+    if words[:1] != ["plan"]:
+        return words
     alone = [k for k, word in enumerate(words) if word == "--json" and (words[k + 1 :] or ["--"])[0].startswith("--")]
     for k in reversed(alone):
         words = [*words[: k + 1], STDOUT, *words[k + 1 :]]
@@ -305,7 +421,8 @@ def _with_json_target(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the command of `sys.argv`."""
+    """Run the command of `sys.argv`; what it writes is for its user alone."""
+    os.umask(PRIVATE_UMASK)
     project = Path.cwd()
     sys.path.insert(0, str(project))  # so that a user's own model is importable from here
     end_at_once_when_interrupted_again()

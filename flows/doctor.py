@@ -24,7 +24,7 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.units import format_bytes
 from flows import services
 from flows.processes import is_free, listener
-from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY
+from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = (
@@ -265,6 +265,14 @@ def _runs(pid: str | None, start_seconds: str | None) -> bool:
         return False
 
 
+def _private(project: Path) -> list[Check]:
+    name, found = "private", open_to_others(project)
+    if not found:
+        return [Check(name, True, "only you can read what is kept here")]
+    paths = " ".join(map(str, found))
+    return [Check(name, None, f"others may read or enter {paths}", f"chmod -R go= {paths}, as the next run does")]
+
+
 def _prefect_home(project: Path) -> list[Check]:
     home = project / ".dejavu" / "prefect"
     exists = next(folder for folder in (home, *home.parents) if folder.exists())
@@ -281,5 +289,5 @@ LOOKS: tuple[Callable[[Path], list[Check]], ...] = (
     *(_python, _packages, _tools),
     *(_devices, _memory, _disk, _shared_memory),
     *(_services, _ports, _training, _leftover_ranks),
-    *(_cost_database, _cluster, _mlflow, _prefect_home),
+    *(_cost_database, _cluster, _mlflow, _prefect_home, _private),
 )

@@ -8,11 +8,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.foundation.errors import DejavuError, InputError
 
+if TYPE_CHECKING:
+    from dejavu.track import Run
+
+RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 INPUT_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 INTERRUPT = "Execution was aborted by an interrupt signal"  # Prefect's words
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}  # for the user to fix, not a bug
@@ -121,7 +127,25 @@ class Sentences(logging.Filter):
 _SENTENCES = Sentences()
 
 
+@contextmanager
+def recorded_log(run: Run, path: Path) -> Iterator[None]:
+    """Keep what flows and tasks log until the end in a file, and record it with the run, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in RUN_LOGGERS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
+        run.artifact_file(path, "logs/flow.log")
+
+
 def without_tracebacks() -> None:
     """Install `Sentences` on the loggers of Prefect's flow and task runs."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+    for name in RUN_LOGGERS:
         logging.getLogger(name).addFilter(_SENTENCES)

@@ -122,7 +122,8 @@ def dejavu(
             found = replace(
                 found,
                 tried=tried,
-                training=trained.result,
+                training=trained.result.of_its_plan,
+                migrations=trained.result.migrations,
                 torchrun_line="" if dask else torchrun_line(job),
                 reference_difference=trained.reference_difference,
             )

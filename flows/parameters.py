@@ -128,6 +128,6 @@ BudgetSeconds = Annotated[float, Field(ge=0, json_schema_extra={"title": "search
 DaskAddress = Annotated[
     str,
     Field(
-        pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tcp://10.0.0.1:8786"]}
+        pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tls://10.0.0.1:8786"]}
     ),
 ]

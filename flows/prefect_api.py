@@ -5,7 +5,7 @@ Importing Prefect here instead would use the settings of the caller, whose serve
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,9 +19,9 @@ HEARTBEAT_SECONDS = 30  # the least that Prefect allows
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run counts as crashed
 
 
-def connect(api_url: str) -> httpx.Client:
+def connect(api_url: str, headers: Mapping[str, str] | None = None) -> httpx.Client:
     """Open a connection that bypasses the user's proxies."""
-    return httpx.Client(base_url=api_url, trust_env=False, timeout=60)
+    return httpx.Client(base_url=api_url, headers=headers, trust_env=False, timeout=60)
 
 
 def ensure_work_pool(api: httpx.Client) -> None:

@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
 from dejavu.foundation.process_start import start_seconds, started_at
+from flows.room import PRIVATE_UMASK
+from flows.server_settings import LOOPBACK, SECRETS
 
 TOKEN = "DEJAVU_SERVICES"  # an environment variable that all processes of one `dejavu up` inherit
 RUN = "PREFECT__FLOW_RUN_ID"  # Prefect sets it for the process of a deployment's run
@@ -55,9 +58,10 @@ def child_environment(project: Path, settings: Mapping[str, str]) -> dict[str, s
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_")) or name.startswith("PREFECT_LOGGING_")
+        if (not name.startswith(("PREFECT_", "MLFLOW_")) and name not in SECRETS) or name.startswith("PREFECT_LOGGING_")
     }
-    loopback = "127.0.0.1,localhost"
+    server = urlsplit(settings.get("PREFECT_API_URL", "")).hostname or LOOPBACK
+    loopback = ",".join(dict.fromkeys((LOOPBACK, "localhost", server)))
     others = [kept[name] for name in ("no_proxy", "NO_PROXY") if kept.get(name)]
     no_proxy = ",".join([loopback, *others[:1]])
     home = project / ".dejavu" / "prefect"
@@ -89,6 +93,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=PRIVATE_UMASK,
         )
     return RecordedProcess(name, child.pid, start_seconds(psutil.Process(child.pid)), str(log))
 

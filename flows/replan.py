@@ -27,9 +27,9 @@ CHANGED = "dejavu.cluster.changed"
 _to_announce: dict[str, dict[str, Any]] = {}  # by flow run: the event that its look calls for
 
 
-def _announce(flow: Any, run: Any, state: Any) -> None:
+def _announce(flow: Any, flow_run: Any, state: Any) -> None:
     """Emit the event, now that the look has ended and its place in the deployment's concurrency limit is free."""
-    payload = _to_announce.pop(str(run.id), None)
+    payload = _to_announce.pop(str(flow_run.id), None)
     if payload is not None:
         resource = {"prefect.resource.id": f"dejavu.cluster.{payload['cluster']}"}
         emit_event(CHANGED, resource=resource, payload=payload)

@@ -1,8 +1,10 @@
-"""Check that a project's folder has room for what a run writes."""
+"""Check that a project's folder has room for what a run writes, and that only its user can read it."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -12,21 +14,41 @@ from dejavu.foundation.units import format_bytes
 SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 2**20  # locks of Dask's workers, a page each
 SHARED_REMEDY = f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
 LEAST_FREE_BYTES = 100 * 2**20  # a first run of the default GPT leaves 66 MiB: databases, trials, checkpoints, a page
+PRIVATE_UMASK = 0o077  # of whatever writes here
+STATE = (".dejavu", "profiles_db", "mlartifacts", "mlflow.db")  # what is kept in a project's folder
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def open_to_others(project: Path) -> list[Path]:
+    """Return what of the project's state other users of the machine may read, enter or write."""
+    kept = [project / name for name in STATE if (project / name).exists()]
+    return [path for path in kept if path.stat().st_mode & OTHERS]
+
+
+def keep_private(project: Path) -> None:
+    """Take from other users what they may do with the project's state; what is another user's own is left.
+
+    Files within private folders cannot be reached, whatever their own modes are.
+    """
+    for path in open_to_others(project):
+        with contextlib.suppress(PermissionError):
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
 
 
 def check_room(project: Path) -> None:
-    """Check that a run can write into the folder, before it starts servers there.
+    """Check that a run can write into the folder, before it starts servers there; keep what is there private.
 
     Raises:
         InputError: it cannot be written, or it or the machine's shared memory has less free than any run needs.
     """
     state = project.resolve() / ".dejavu"
     try:
-        state.mkdir(exist_ok=True)
+        state.mkdir(mode=stat.S_IRWXU, exist_ok=True)
         with tempfile.TemporaryFile(dir=state):
             pass
     except OSError as error:
         raise InputError(f"{state} cannot be written: {error.strerror}; wanted a project folder that can") from error
+    keep_private(project)
     free_bytes = shutil.disk_usage(state).free
     if free_bytes < LEAST_FREE_BYTES:
         raise InputError(

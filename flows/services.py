@@ -19,6 +19,7 @@ import httpx
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError, InputError
+from flows import server_settings
 from flows.prefect_api import (
     HEARTBEAT_SECONDS,
     WORK_POOL,
@@ -32,6 +33,7 @@ from flows.prefect_api import (
 )
 from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, runs_of, start
 from flows.room import check_room
+from flows.server_settings import LOOPBACK, check_given, check_host, given
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
@@ -50,6 +52,8 @@ class Services:
     Attributes:
         token: the value of DEJAVU_SERVICES in the environment of all their processes.
         processes: in the order in which they were started.
+        host: the address that Prefect listens on; MLflow's is loopback.
+        needs: names of the variables of `server_settings.SECRETS` that they were started with.
     """
 
     project: str
@@ -57,10 +61,12 @@ class Services:
     prefect_port: int
     mlflow_port: int
     processes: tuple[RecordedProcess, ...] = ()
+    host: str = LOOPBACK
+    needs: tuple[str, ...] = ()
 
     @property
     def prefect_url(self) -> str:
-        return f"http://127.0.0.1:{self.prefect_port}"
+        return f"http://{self.host}:{self.prefect_port}"
 
     @property
     def prefect_api_url(self) -> str:
@@ -68,7 +74,20 @@ class Services:
 
     @property
     def mlflow_url(self) -> str:
-        return f"http://127.0.0.1:{self.mlflow_port}"
+        return f"http://{LOOPBACK}:{self.mlflow_port}"
+
+    def api(self) -> httpx.Client:
+        """Open a connection to Prefect's server.
+
+        Raises:
+            InputError: it wants a password, and the environment has none.
+        """
+        return connect(self.prefect_api_url, server_settings.headers(self.needs))
+
+    @property
+    def mlflow_page(self) -> str:
+        """MLflow's experiments in its mode for model training; without being told, a browser gets that for GenAI."""
+        return f"{self.mlflow_url}/#/experiments?workflowType=machine_learning"
 
     @property
     def health_urls(self) -> tuple[str, str]:
@@ -101,6 +120,7 @@ def up(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
+    host: str | None = None,
     watch: Watch | None = None,
     say: Say = print,
 ) -> Services:
@@ -108,27 +128,33 @@ def up(
 
     Args:
         prefect_port, mlflow_port: if not given, 4200 and 5000 or the next free ones.
+        host: the address that Prefect listens on; if not given, that of what runs already, or loopback.
         watch: also look at the cluster from now on, and plan again when it changes.
 
     Raises:
-        InputError: there is no prefect.yaml, no room, or a port that was asked for is taken.
+        InputError: there is no prefect.yaml, no room, a port that was asked for is taken, or others could reach `host`
+            without a password.
         DejavuError: a service did not start; the message includes the end of its log, and nothing is left running.
     """
     project = project.resolve()
     if not (project / "prefect.yaml").is_file():
         raise InputError(f"{project} has no prefect.yaml; run `dejavu up` in the project's folder")
+    host = check_host(host) if host else ""
+    wanted = Services(str(project), "", prefect_port or 0, mlflow_port or 0, host=host, needs=given())
     check_room(project)
     with _locked(project):
-        services = _up(project, prefect_port, mlflow_port, say)
+        services = _up(project, wanted, say)
         if watch is not None:
-            with connect(services.prefect_api_url) as api:
+            with services.api() as api:
                 start_watching(api, watch)
             say(f"looking at the cluster every {watch.every_seconds:g} s; a change starts replan/on-change")
         return services
 
 
-def _up(project: Path, prefect_port: int | None, mlflow_port: int | None, say: Say) -> Services:
+def _up(project: Path, wanted: Services, say: Say) -> Services:
     found = recorded(project)
+    if found and found.dead != SERVICES and wanted.host not in ("", found.host):
+        raise InputError(f"these services run on {found.host}, not on {wanted.host}; `dejavu down` ends them")
     if found and not found.dead and found.answers:
         say(f"already up: Prefect {found.prefect_url}, MLflow {found.mlflow_url}")
         return found
@@ -137,11 +163,12 @@ def _up(project: Path, prefect_port: int | None, mlflow_port: int | None, say: S
         return _start(project, found, say)
     if found:
         _stop(found, say)
-    services = Services(
-        str(project),
+    services = replace(
+        wanted,
+        host=wanted.host or LOOPBACK,
         token=uuid.uuid4().hex,
-        prefect_port=_choose_port("Prefect", prefect_port, PREFECT_PORT, say),
-        mlflow_port=_choose_port("MLflow", mlflow_port, MLFLOW_PORT, say),
+        prefect_port=_choose_port("Prefect", wanted.prefect_port, PREFECT_PORT, say),
+        mlflow_port=_choose_port("MLflow", wanted.mlflow_port, MLFLOW_PORT, say),
     )
     try:
         return _start(project, services, say)
@@ -165,7 +192,8 @@ def recorded(project: Path) -> Services | None:
     """Return what `up` recorded, whether or not it still runs."""
     try:
         content = json.loads(_record_path(project).read_text())
-        return Services(**content | {"processes": tuple(RecordedProcess(**one) for one in content["processes"])})
+        processes = tuple(RecordedProcess(**one) for one in content["processes"])
+        return Services(**content | {"processes": processes, "needs": tuple(content.get("needs", ()))})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
@@ -182,6 +210,7 @@ def status(project: Path) -> Services | None:
 
 def _start(project: Path, services: Services, say: Say) -> Services:
     began = datetime.now(UTC)
+    check_given(services.needs)
     environment = child_environment(project, _settings(services))
     prefect_health, mlflow_health = services.health_urls
     missing = services.missing
@@ -189,14 +218,20 @@ def _start(project: Path, services: Services, say: Say) -> Services:
     servers = [name for name in ("mlflow", "prefect") if name in missing]
     if servers:
         say(f"starting {' and '.join(TITLES[name] for name in reversed(servers))}")
+    if "mlflow" in missing and (project / "mlflow.db").exists():
+        from dejavu.track.database import upgrade_database  # with MLflow: a second
+
+        upgrade_database(project / "mlflow.db")
     with _held(project / "mlflow.db.lock", 60, "is recording to mlflow.db"):  # two processes would corrupt a new one
         if "mlflow" in missing:
-            services = _launch(services, environment, "mlflow", _mlflow_command(project, services.mlflow_port))
+            own = environment | server_settings.mlflow_server(services.needs, project)
+            services = _launch(services, own, "mlflow", _mlflow_command(project, services.mlflow_port))
         if "prefect" in missing:
-            services = _launch(services, environment, "prefect", _prefect_command(services.prefect_port))
+            own = environment | server_settings.prefect_server(services.needs)
+            services = _launch(services, own, "prefect", _prefect_command(services))
         _wait_for(services, "mlflow", lambda: _answers(mlflow_health))
     _wait_for(services, "prefect", lambda: _answers(prefect_health))
-    with connect(services.prefect_api_url) as api:
+    with services.api() as api:
         crash_lost_runs(
             api,
             "its process had ended before `dejavu up`",
@@ -214,7 +249,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
             _wait_for(services, "worker", lambda: worker_is_online(api, began))
     _write_toml(project, services, say)
     say(f"Prefect {services.prefect_url}   runs, schedules, logs")
-    say(f"MLflow  {services.mlflow_url}   what each run found")
+    say(f"MLflow  {services.mlflow_page}   what each run found")
     return services
 
 
@@ -230,8 +265,11 @@ def _stop(services: Services, say: Say) -> None:
         end(runs)
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
     if prefect_runs and _answers(services.health_urls[0]):  # the port may be another project's by now
-        with connect(services.prefect_api_url) as api:
-            crash_lost_runs(api, "ended by `dejavu down`", alive=())
+        try:
+            with services.api() as api:
+                crash_lost_runs(api, "ended by `dejavu down`", alive=())
+        except InputError as error:
+            say(f"{error}; without it, runs that were ended are shown as running until the next `dejavu up`")
     end(family(services.processes, services.token))
     project = Path(services.project)
     toml = project / "prefect.toml"
@@ -256,7 +294,10 @@ def _settings(services: Services) -> dict[str, str]:
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # for `prefect deployment run … --watch`
         "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
+        # On disk, leases outlive the server: else runs are cancelled minutes after it was started again.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        **server_settings.clients(services.needs, services.mlflow_url),
     }
 
 
@@ -264,8 +305,8 @@ def _prefect(words: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "--no-prompt", *words.split()]
 
 
-def _prefect_command(port: int) -> list[str]:
-    return _prefect(f"server start --host 127.0.0.1 --port {port}")
+def _prefect_command(services: Services) -> list[str]:
+    return _prefect(f"server start --host {services.host} --port {services.prefect_port}")
 
 
 def _worker_command() -> list[str]:
@@ -275,8 +316,7 @@ def _worker_command() -> list[str]:
 
 def _mlflow_command(project: Path, port: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{project / 'mlflow.db'}"),
+        *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"),
         *("--artifacts-destination", (project / "mlartifacts").as_uri()),
     ]
 

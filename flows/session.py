@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from dejavu.cluster import Cluster
 from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.workload import Workload
-from flows.endings import without_tracebacks
+from flows.endings import recorded_log, without_tracebacks
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
@@ -81,7 +82,9 @@ def session(
     with ExitStack() as stack:
         if measures:
             stack.enter_context(alone_in(project, title, wait=wait, on_wait=get_run_logger().info))
-        run = stack.enter_context(Tracker.open(project, title, tags={"prefect.flow_run": flow_run.id}))
+        name = f"{title}, {datetime.now():%Y-%m-%d %H:%M:%S}"
+        run = stack.enter_context(Tracker.open(project, name, tags=_prefect_tags()))
+        stack.enter_context(recorded_log(run, project / ".dejavu" / "logs" / f"flow-{flow_run.id}.log"))
         record_question(run, workload, machines, project / file)
         here = Session(project, file, machines, run, get_run_logger())
         token = _CURRENT.set(here)
@@ -89,3 +92,9 @@ def session(
             yield here
         finally:
             _CURRENT.reset(token)
+
+
+def _prefect_tags() -> dict[str, str]:
+    """Return what leads from MLflow to Prefect; the server of `dejavu run` ends with it, so its pages are no link."""
+    tags = {"prefect.flow_run": str(flow_run.id), "dejavu.attempt": str(flow_run.run_count)}
+    return tags | ({"prefect.url": str(flow_run.ui_url)} if deployment.id and flow_run.ui_url else {})

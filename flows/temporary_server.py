@@ -26,8 +26,9 @@ import psutil
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.gc_frozen import gc_frozen
-from flows import services
+from flows import server_settings, services
 from flows.processes import child_environment
+from flows.room import PRIVATE_UMASK
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 STOP_SECONDS = 5.0
@@ -108,6 +109,7 @@ def use_temporary_server(project: Path) -> TemporaryServer:
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[listening.fileno()],
+            umask=PRIVATE_UMASK,
             start_new_session=True,  # a Ctrl-C is for the flow, which still reports its end to the server
         )
     _use(environment)
@@ -142,7 +144,10 @@ def use_server(project: Path) -> TemporaryServer | RunningServer:
         return use_temporary_server(project)
     if "prefect" in sys.modules:
         raise RuntimeError("Prefect was imported before use_server: it has already read its settings")
-    _use(child_environment(project.resolve(), {"PREFECT_API_URL": up.prefect_api_url}))
+    server_settings.headers(up.needs)  # report a missing password before anything starts
+    ours = server_settings.clients(up.needs, up.mlflow_url)
+    _use(child_environment(project.resolve(), {"PREFECT_API_URL": up.prefect_api_url, **ours}))
+    os.environ.update(ours)
     return RunningServer(up.prefect_api_url)
 
 

@@ -46,6 +46,6 @@ def train(
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
         graph = capture_model(job.workload, here.cluster)
-        result = train_pipeline(job, graph, here.database, here.run, needed_bytes, dask, here.log)
+        result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, dask, here.log)
         remember_times(job, result, graph, here.database)
         return Trained(result, compare_with_one_process(job, result, here.work / "trials"))

@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
+from dejavu.foundation.hashing import stable_hash
+from dejavu.foundation.units import format_bytes
+from dejavu.init._base import FACTORS
 from dejavu.planning import Choice, Considered, choice_to_dict
 from dejavu.profiling.profiler import MeasureResult
 from dejavu.report import (
     ReportData,
     losses_figure,
     page,
-    plan_figure,
     space_figure,
-    stages_figure,
     summary_markdown,
     timeline_figure,
 )
-from dejavu.runtime.job import TrainingResult
-from dejavu.track import Metric, Run
-from dejavu.trials import Trials
+from dejavu.report.note import command_of, headline, note_markdown, strip_figure
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.single import trained_module
+from dejavu.runtime.state import weights_bytes
+from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, Tracker, save_model
+from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
+
+MOST_MODEL_BYTES = 512 * 2**20  # of weights
+LEAST_FREE_BYTES = 100 * 2**20  # for the rest of a run
+MOST_TRIAL_RUNS = 100  # a run takes MLflow 0.05 s; trials.json has all trials
+STRIP = "report/strip.png"
 
 
 def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: Path) -> None:
-    """Record the workload and the cluster, as used."""
+    """Record the workload, its data and the cluster, as used."""
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
-    run.artifact_file(cluster_file, "cluster.yaml")
-    run.artifact_json("cluster.json", cluster.to_dict())
-    run.artifact_json("workload.json", workload.model_dump(mode="json"))
+    data = dataset_of(workload)
+    source = workload.text or workload.images or f"dejavu data set {workload.data}"
+    run.data_sets([DataSet(workload.data, data.fingerprint, str(source), "training", {"example": str(data.shape)})])
+    run.artifact_file(cluster_file, "plan/cluster.yaml")
+    run.artifact_json("plan/cluster.json", cluster.to_dict())
+    run.artifact_json("plan/workload.json", workload.model_dump(mode="json"))
 
 
 def record_measured(run: Run, measured: Sequence[MeasureResult]) -> None:
     """Record how much the database knew, and how much was measured now."""
-    run.metrics(
-        [
-            Metric("figures_known", sum(one.num_known for one in measured)),
-            Metric("figures_measured_now", sum(one.num_new for one in measured)),
-        ]
-    )
+    known, new = sum(one.num_known for one in measured), sum(one.num_new for one in measured)
+    run.tags({"dejavu.measurements_reused": known, "dejavu.measurements_new": new})
 
 
 @task(name="record-choice", task_run_name="record-choice", cache_policy=NO_CACHE)
@@ -54,16 +70,27 @@ def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
     """Record what was considered, search by search, the plan, and the cost table that it rests on."""
     graph = choice.prices.graph_of(choice.plan.num_microbatches)
     table = choice.prices.table_of(choice.plan.num_microbatches)
+    run.metric("predicted_step_seconds", choice.step_seconds)
+    if choice.gap is not None:
+        run.metric("optimality_gap_percent", 100.0 * choice.gap)
     run.parameters({"num_layers": len(graph.layers), "num_parameters": graph.num_parameters})
-    run.metrics([Metric("prices", table.num_prices), Metric("prices_measured", table.num_known)])
-    run.artifact_table("costs.parquet", table.to_arrow(graph))
-    run.artifact_json("choice.json", choice_to_dict(choice))
-    run.artifact_json("plan.json", binding.plan.to_dict())
-    run.artifact_json("binding.json", binding.to_dict())
+    costs = table.to_arrow(graph)
+    profile = {"rows": costs.num_rows, "costs": table.num_prices, "measured": table.num_known}
+    run.data_sets([DataSet("costs", _hash_of(costs), "cost/costs.parquet", "planning", profile)])
+    run.artifact_table("cost/costs.parquet", costs)
+    run.artifact_json("plan/choice.json", choice_to_dict(choice))
+    record_plan(run, binding)
     for name in dict.fromkeys(row.search for row in choice.considered):
         rows = [row for row in choice.considered if row.search == name and row.result is not None]
         if rows:
             record_search(run, name, rows)
+
+
+def record_plan(run: Run, binding: Binding) -> None:
+    """Record the plan on its devices, and its id: equal plans have equal ones."""
+    run.tags({"dejavu.plan": stable_hash(binding.plan.to_dict()), "dejavu.schedule": binding.plan.schedule})
+    run.artifact_json("plan/plan.json", binding.plan.to_dict())
+    run.artifact_json("plan/binding.json", binding.to_dict())
 
 
 def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
@@ -81,31 +108,49 @@ def record_search(run: Run, name: str, rows: Sequence[Considered]) -> None:
             )
         )
         child.metrics(Metric("best_step_seconds", seconds, step) for step, (_, seconds) in enumerate(best.history))
-        child.artifact_json("plan.json", best.plan.to_dict())
+        child.artifact_json("plan/plan.json", best.plan.to_dict())
 
 
 def record_trials(run: Run, trials: Trials) -> None:
-    """Record every trial's losses, which were promoted at each rung of successive halving, and which won."""
+    """Record the trials, the best as runs of their own: factors as parameters, losses step by step."""
     run.parameters({"winner": str(trials.winner.draw), "num_trials": len(trials.results)})
     run.metrics(
         [
+            Metric("loss", trials.winner.score),
             Metric("total_steps", trials.total_steps),
             Metric("seconds", trials.seconds),
             *(Metric("best_score", rung.best_score, rung.steps) for rung in trials.rungs),
         ]
     )
-    run.metrics(
-        Metric(f"trial_{number}_loss", loss, step)
-        for number, trial in enumerate(trials.results)
-        for step, loss in enumerate(trial.losses)
-    )
-    run.artifact_json("trials.json", asdict(trials))
+    best_first = sorted(enumerate(trials.results), key=lambda one: (-one[1].steps, one[1].score))
+    for number, trial in sorted(best_first[:MOST_TRIAL_RUNS]):
+        _record_trial(run, number, trial, is_winner=trial.draw == trials.winner.draw)
+    run.artifact_json("report/trials.json", asdict(trials))
 
 
-def record_training(run: Run, result: TrainingResult) -> None:
-    """Record the loss of every step and the measured times."""
-    run.metrics(Metric("loss", loss, result.first_step + k) for k, loss in enumerate(result.losses))
+def _record_trial(run: Run, number: int, trial: TrialResult, *, is_winner: bool) -> None:
+    draw = trial.draw
+    factors = {"scheme": draw.scheme, "seed": draw.seed, **{name: f"{getattr(draw, name):.6g}" for name in FACTORS}}
+    figures = [Metric("loss", loss, step) for step, loss in enumerate(trial.losses)]
+    figures += [Metric("score", trial.score), Metric("steps", trial.steps), Metric("seconds", trial.seconds)]
+    if trial.first_gradient_norm is not None:
+        figures.append(Metric("first_gradient_norm", trial.first_gradient_norm))
+    tags: dict[str, Any] = {"dejavu.draw": str(draw), "dejavu.attempt": trial.attempts}
+    tags |= {"dejavu.remembered": trial.remembered, "dejavu.winner": is_winner}
+    if trial.failure:
+        tags["dejavu.failure"] = trial.failure
+    name = f"trial {number}: {draw.scheme} × {draw.gain:.2f}, seed {draw.seed}"
+    run.add_child(name, factors, figures, tags, trial.seconds)
+
+
+def record_training(run: Run, losses: Curve, result: TrainingResult) -> None:
+    """Record the loss of every step that was not recorded while it ran, and the measured times."""
+    for step, loss in enumerate(result.losses, result.first_step):
+        losses.add(step, loss)
+    losses.flush()
     run.metric("restarts", result.restarts)
+    run.tags({"dejavu.attempt": result.restarts + 1, "dejavu.checkpoint": result.final_checkpoint})
+    run.metric("migrations", len(result.migrations))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
     for times in result.stages:
@@ -114,40 +159,107 @@ def record_training(run: Run, result: TrainingResult) -> None:
         if replica:  # replicas do the same work; the artifact has all
             continue
         run.metrics(Metric(f"stage_{stage}_{name}", value) for name, value in figures.items())
-    run.artifact_json("training.json", result.to_dict())
+    run.artifact_json("report/training.json", result.to_dict())
+
+
+def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
+    """Register the trained weights as a new version of the model of the workload's name, and say what was done.
+
+    Not where they take more than `MOST_MODEL_BYTES`, where the disk has no room for two copies of them (one of them
+    for a moment only), or where torch cannot trace the model: then the checkpoint is what there is.
+    """
+    checkpoint = Path(result.final_checkpoint)
+    why = _why_not_registered(checkpoint) if result.final_checkpoint else "there is no checkpoint"
+    if not why:
+        with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
+            try:
+                module, example = trained_module(job, checkpoint)
+                save_model(module, example, Path(aside) / "model")
+                tags = {"dejavu.checkpoint": checkpoint, "dejavu.draw": job.draw}
+                run.model(Path(aside) / "model", job.workload.model, job.last_step, tags)
+            except ModelError as error:
+                why = str(error)
+    name = run.registered_model
+    if name:
+        said = f"The weights are the registered model {name}: `mlflow.pytorch.load_model` reads it."
+    else:
+        why = why or "MLflow does not answer now"
+        said = f"The weights are not registered: {why}. The checkpoint is `{checkpoint}`."
+    run.tags({"mlflow.note.content": said})
+    return said
+
+
+def _why_not_registered(checkpoint: Path) -> str:
+    needed_bytes, free_bytes = weights_bytes(checkpoint), shutil.disk_usage(checkpoint).free
+    if needed_bytes > MOST_MODEL_BYTES:
+        return f"they take {format_bytes(needed_bytes)}, and at most {format_bytes(MOST_MODEL_BYTES)} are copied"
+    if free_bytes < 2 * needed_bytes + LEAST_FREE_BYTES:
+        return f"two copies of {format_bytes(needed_bytes)} have no room where {format_bytes(free_bytes)} are free"
+    return ""
+
+
+def record_logs(run: Run, folder: Path) -> None:
+    """Record what the ranks of a training printed, whether it succeeded or not."""
+    for path in sorted([*folder.glob("ranks*.log"), *folder.glob("error-*.txt")]):
+        run.artifact_file(path, f"logs/{path.name}")
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
-def record_report(run: Run, data: ReportData) -> None:
-    """Record what was chosen and how it compares: the figures and the report page."""
-    answers = {
+def record_report(run: Tracker, data: ReportData) -> None:
+    """Record what was chosen and how it compares: the figures, the page, and the note that MLflow shows first."""
+    losses = [Metric("loss", loss, step) for step, loss in enumerate(data.losses)]
+    first, then = (
+        [Metric(name, value) for name, value in part.items() if value is not None] for part in _figures_of(data)
+    )
+    run.metrics([*first, *losses, *then])  # in the order in which MLflow shows them
+    record_plan(run, data.binding)
+    if data.comparison is not None:
+        run.artifact_json("report/comparison.json", data.comparison.to_dict())
+    run.artifact_json("trace/trace.json", data.trace)
+    run.figure("report/timeline.png", timeline_figure(data.simulation))
+    if data.trials and data.winner:
+        run.figure("report/losses.png", losses_figure(data.trials, data.winner, data.training))
+        run.figure("report/space.png", space_figure(data.trials, data.winner))
+    run.figure(STRIP, strip_figure(data))
+    run.artifact_text("report/report.html", page(data))
+    command = command_of(flow_run.parameters, run.artifact_folder)
+    picture = f"get-artifact?path={STRIP}&run_uuid={run.run_id}" if run.run_id else ""
+    run.tags({VERDICT_TAG: headline(data), "mlflow.note.content": note_markdown(data, command, picture)})
+    create_markdown_artifact(summary_markdown(data), key="summary", description=f"MLflow run {run.run_id}")
+
+
+def _figures_of(data: ReportData) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return what a run's figures are, before the loss and after it; None: there is none."""
+    measured = data.training.step_seconds if data.training else None
+    targets = dataset_of(data.workload).shape.target_shape  # a class for each token of a text, or one for an image
+    rate = "tokens_per_second" if targets else "examples_per_second"
+    first = {
         "predicted_step_seconds": data.predicted_step_seconds,
+        "optimality_gap_percent": _percent(data.gap),
+        "measured_step_seconds": measured,
+    }
+    return first, {
+        rate: data.workload.batch_size * math.prod(targets) / measured if measured else None,
+        "prediction_error_percent": _percent(data.step_error),
+        "predicted_speedup": data.speedup,
+        "measured_speedup": data.comparison.gain if data.comparison else None,
+        "baseline_step_seconds": data.baseline_step_seconds,
         "simulated_step_seconds": data.simulation.step_seconds,
         "simulated_lower_bound_seconds": data.lower_bound_seconds,
-        "baseline_step_seconds": data.baseline_step_seconds,
-        "speedup": data.speedup,
-        "measured_speedup": data.comparison.gain if data.comparison else None,
-        "measured_step_seconds": data.training.step_seconds if data.training else None,
-        "step_error": data.step_error,
-        "step_seconds_without_feedback": data.step_seconds_without_feedback,
-        "step_error_without_feedback": data.step_error_without_feedback,
-        "gap": data.gap,
-        "bubble_fraction": data.simulation.bubble_fraction,
-        "measured_bubble_fraction": data.measured_bubble_fraction,
+        "bubble_percent": _percent(data.simulation.bubble_fraction),
+        "measured_bubble_percent": _percent(data.measured_bubble_fraction),
+        "predicted_step_seconds_without_feedback": data.step_seconds_without_feedback,
+        "prediction_error_percent_without_feedback": _percent(data.step_error_without_feedback),
         "reference_difference": data.reference_difference,
-        "final_loss": data.losses[-1] if data.losses else None,
     }
-    run.metrics(Metric(name, value) for name, value in answers.items() if value is not None)
-    if data.comparison is not None:
-        run.artifact_json("comparison.json", data.comparison.to_dict())
-    run.artifact_json("trace.json", data.trace)
-    run.figure("figures/plan.png", plan_figure(data.table, data.plan, data.price, data.baseline, data.baseline_name))
-    run.figure("figures/timeline.png", timeline_figure(data.simulation))
-    if data.training is not None:
-        run.figure("figures/stages.png", stages_figure(data.predicted_stages, data.training))
-    if data.trials and data.winner:
-        run.figure("figures/losses.png", losses_figure(data.trials, data.winner, data.training))
-        run.figure("figures/space.png", space_figure(data.trials, data.winner))
-    run.artifact_text("report.html", page(data))
-    run.tags({"mlflow.note.content": summary_markdown(data)})
-    create_markdown_artifact(summary_markdown(data), key="summary", description=f"MLflow run {run.run_id}")
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100.0 * fraction
+
+
+def _hash_of(table: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return hashlib.sha256(sink.getvalue()).hexdigest()[:16]

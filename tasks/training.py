@@ -28,13 +28,15 @@ from dejavu.launch.comparison import (
     measure_gain,
 )
 from dejavu.launch.launcher import launch, torchrun_line
+from dejavu.migration import Decision, RunningProblem
+from dejavu.migration.launching import launch_changing
 from dejavu.plans import Price
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.process.failures import RankError
 from dejavu.runtime.single import largest_difference
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
-from dejavu.track import Run
+from dejavu.track import FOLDER_TAG, Curve, Run, sampled_ranks
 from dejavu.trials import (
     Rung,
     TrialResult,
@@ -46,7 +48,7 @@ from dejavu.trials import (
     search_initialization,
 )
 from dejavu.workload import Workload
-from tasks.recording import record_training, record_trials
+from tasks.recording import record_logs, record_model, record_training, record_trials
 from tasks.shown import Progress
 
 REPORTED_EVERY_STEPS = 5
@@ -197,6 +199,7 @@ def resume_training(workload: Workload, binding: Binding, folder: Path) -> Train
 def train_pipeline(
     job: TrainingJob,
     graph: Graph,
+    cluster: Cluster,
     database: Path,
     record: Run,
     needed_bytes: Sequence[float] | None,
@@ -204,6 +207,8 @@ def train_pipeline(
     log: Any = None,
 ) -> TrainingResult:
     """Launch the ranks, on other hosts through a Dask scheduler; a retry resumes from the last complete checkpoint.
+
+    Where the workload says `replan: {action: migrate}`, the plan follows the cluster while the training runs.
 
     Args:
         log: where its progress goes, the losses among it; None: the task's own.
@@ -220,17 +225,37 @@ def train_pipeline(
     def on_step(step: int, loss: float) -> None:
         done = step + 1
         bar(done, job.last_step)
+        losses.add(step, loss)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
+
+    def tell(decision: Decision) -> None:
+        log.warning("%s", decision)
 
     with client_of(dask) if dask else nullcontext() as client:
         line = torchrun_line(job, client)
         log.info("to launch it by hand: %s", line)
-        with record.child("training", {"torchrun": line}) as run:
-            result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
-            record_training(run, result)
+        record.tags({FOLDER_TAG: job.folder})
+        with record.child("training", {"torchrun": line}, {FOLDER_TAG: job.folder}) as run:
+            losses = Curve(run, "loss")
+            try:
+                with sampled_ranks(run):
+                    if job.workload.replan.action == "migrate":
+                        running = RunningProblem.of_plan(plan, job.workload, cluster, database)
+                        result = launch_changing(
+                            job, running, client, needed_bytes=needed_bytes, on_step=on_step, on_decision=tell
+                        )
+                    else:
+                        result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
+            finally:
+                losses.flush()
+                record_logs(run, Path(job.folder))
+            record_training(run, losses, result)
+            log.info("%s", record_model(run, job, result))
     bar.end()
-    if result.restarts:
+    for migration in result.migrations:
+        log.warning("%s", migration)
+    if result.restarts and not result.migrations:
         why = "; ".join(result.failures)
         log.warning("ranks were restarted %d times, the last time from %s: %s", result.restarts, result.origin, why)
     return result
@@ -256,5 +281,8 @@ def compare_with_one_process(job: TrainingJob, result: TrainingResult, trials: P
 @task(name="remember", task_run_name="remember", cache_policy=NO_CACHE, retries=2)
 def remember_times(job: TrainingJob, result: TrainingResult, graph: Graph, database: Path) -> None:
     """Save measured step and stage times as rows of the database."""
+    if not result.kept_its_plan:
+        get_run_logger().info("no times are remembered: the plan changed while the training ran")
+        return
     rows = remember(job.workload, job.binding, result.times, graph, ProfileDatabase(database))
     get_run_logger().info("remembered %d measured step and stage times", rows)

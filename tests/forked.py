@@ -7,11 +7,18 @@ import os
 import signal
 import sys
 
+
+def prepare(argument: str) -> None:
+    """As a zygote is asked to; kept where every fork finds it, which runs this module anew."""
+    sys.prepared = argument  # type: ignore[attr-defined]
+
+
 about = {
     "number": os.environ["NUMBER"],
     "inherited": os.environ.get("INHERITED"),
     "parent": os.getppid(),
     "leads": os.getsid(0) == os.getpid() == os.getpgid(0),
+    "prepared": getattr(sys, "prepared", None),
     "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 }
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_services_of_which_one_has_died(project: Path) -> None:
 
 
 def test_a_run_of_a_killed_process(project: Path) -> None:
-    from dejavu.track.server import PID_TAG, START_TAG
+    from dejavu.track.identity import PID_TAG, START_TAG
 
     with sqlite3.connect(project / "mlflow.db") as database:
         database.execute("CREATE TABLE runs (run_uuid, status, lifecycle_stage)")

@@ -119,7 +119,7 @@ def test_an_error_is_logged_once_and_in_a_sentence() -> None:
     assert sentences.filter(first) and first.getMessage() == "failed: digits has 10 classes" and not first.exc_info
     assert not sentences.filter(record(error)), "a flow around the task that failed says it again"
     assert not sentences.filter(record(None, "Finished in state Failed('digits has 10 classes')"))
-    assert sentences.filter(record(None, "Finished in state Completed()"))
+    assert not sentences.filter(record(None, "Finished in state Completed()")), "the next line says as much"
     defect = record(ValueError("not ours"))
     assert sentences.filter(defect) and defect.exc_info, "a defect keeps its traceback"
 

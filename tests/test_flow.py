@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import psutil
 import pyarrow.parquet as pq
@@ -126,25 +129,88 @@ def check_records(project: Path) -> Run:
     assert found["predicted_step_seconds"] > 0
     assert found["measured_step_seconds"] > 0
     assert found["reference_difference"] < 1e-5
-    assert found["prices_measured"] == found["prices"]
     client = client_of(project)
     losses = client.get_metric_history(children["training"].info.run_id, "loss")
     assert [row.step for row in losses] == list(range(4, 16))
-    trials = client.get_metric_history(children["trials"].info.run_id, "trial_0_loss")
-    assert losses[-1].value < trials[0].value
-    names = {item.path for item in client.list_artifacts(run.info.run_id)}
-    wanted = {"plan.json", "binding.json", "costs.parquet", "cluster.yaml", "trace.json", "report.html", "figures"}
-    assert wanted <= names
-    binding = json.loads(Path(client.download_artifacts(run.info.run_id, "binding.json")).read_text())
+    trials = children_of(project, children["trials"])
+    assert len(trials) >= WORKLOAD["trials"]["count"]
+    for trial in trials:
+        history = client.get_metric_history(trial.info.run_id, "loss")
+        assert [row.step for row in history] == list(range(WORKLOAD["trials"]["steps"]))
+        assert {"scheme", "gain", "seed"} <= set(trial.data.params)
+        assert losses[-1].value < history[0].value
+    check_page(project, run)
+    check_model(project, children["training"])
+    binding = json.loads(Path(client.download_artifacts(run.info.run_id, "plan/binding.json")).read_text())
     assert {row["pipeline_rank"] for row in binding["placements"]} == set(
         range(len(Plan.from_dict(plan_of(project, run)).ranks))
     )
-    assert pq.read_table(client.download_artifacts(run.info.run_id, "costs.parquet")).num_rows * 3 == found["prices"]
+    (costs,) = [one.dataset for one in run.inputs.dataset_inputs if one.dataset.name == "costs"]
+    table = pq.read_table(client.download_artifacts(run.info.run_id, "cost/costs.parquet"))
+    profile = json.loads(costs.profile)
+    assert profile["costs"] == profile["measured"] == 3 * table.num_rows
     return run
 
 
+def children_of(project: Path, run: Run) -> list[Run]:
+    client = client_of(project)
+    return list(client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"))
+
+
+def check_page(project: Path, run: Run) -> None:
+    """Check what MLflow shows first: the name, the note, the order of the figures, data sets, tags and folders."""
+    client, first = client_of(project), ["predicted_step_seconds", "optimality_gap_percent", "measured_step_seconds"]
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert re.fullmatch(r"gpt on this-machine, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", run.info.run_name)
+    assert list(run.data.metrics)[:5] == [*first, "loss", "tokens_per_second"]
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("**") and "roved" in note.splitlines()[0]
+    assert f"run_uuid={run.info.run_id}" in note and "    dejavu run" in note
+    assert run.data.tags["dejavu.verdict"][1:] in note
+    assert {"dejavu.plan", "dejavu.cluster_fingerprint", "dejavu.attempt", "prefect.flow_run"} <= set(run.data.tags)
+    assert {one.dataset.name for one in run.inputs.dataset_inputs} == {"text", "costs"}
+    folders = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert folders == {"plan", "cost", "report", "trace", "logs"}
+    for path in ("plan/cluster.yaml", "report/report.html", "report/strip.png", "trace/trace.json"):
+        assert Path(client.download_artifacts(run.info.run_id, path)).stat().st_size > 0
+    log = Path(client.download_artifacts(run.info.run_id, "logs/flow.log")).read_text()
+    assert "Proved: " in log and "step 16 of 16: loss" in log
+
+
+def check_model(project: Path, training: Run) -> None:
+    """Check that the trained weights are the newest version of the registered model, and what it says of itself."""
+    versions = client_of(project).search_model_versions("name = 'gpt'")
+    version = max(versions, key=lambda one: int(one.version))
+    assert version.run_id == training.info.run_id
+    assert f"registered model gpt version {version.version}" in training.data.tags["mlflow.note.content"]
+    assert (Path(unquote(urlsplit(version.source).path)) / "data" / "model.pt2").stat().st_size > 0
+    assert "system/rank_0/memory_bytes" in training.data.metrics
+
+
+def check_commands(project: Path, printed: str) -> None:
+    """Check that the commands find what a run left, and that the note's command repeats it."""
+    listed = json.loads(command(project, "dejavu", "runs", "--json").stdout)
+    assert [row["status"] for row in listed[:2]] == ["FINISHED"] * 2
+    found = command(project, "dejavu", "report", listed[0]["run_id"][:10]).stdout.strip()
+    assert f"report: {found}" in printed.replace("\n", "")
+    folder = Path(listed[0]["folder"]).relative_to(project)
+    assert command(project, "dejavu", "report", folder).stdout.strip() == found
+    compared = json.loads(command(project, "dejavu", "compare", "last", listed[1]["run_id"], "--json").stdout)
+    assert not any(row["differs"] for row in compared["parameters"].values())
+    assert "schedule" in compared["plan"]
+    note = client_of(project).get_run(listed[0]["run_id"]).data.tags["mlflow.note.content"]
+    words = shlex.split(note.partition("    dejavu run")[2].partition("\n\n")[0])
+    planned = command(project, "dejavu", "plan", *words, "--json", "-")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout[planned.stdout.index("{") :])["plan"]["num_microbatches"] == 4
+
+
 def plan_of(project: Path, run: Run) -> Any:
-    return json.loads(Path(client_of(project).download_artifacts(run.info.run_id, "plan.json")).read_text())
+    return json.loads(Path(client_of(project).download_artifacts(run.info.run_id, "plan/plan.json")).read_text())
+
+
+def new_measurements(run: Run) -> int:
+    return int(run.data.tags["dejavu.measurements_new"])
 
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the plan needs two cores")
@@ -157,19 +223,20 @@ def test_run_goes_the_whole_way_and_remembers(project: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert "step, predicted" in first.stdout and "step, measured" in first.stdout
     run = check_records(project)
-    assert run.data.metrics["figures_measured_now"] > 0
+    assert new_measurements(run) > 0
     # Nothing was trained before, so nothing keeps a slower plan.
     assert run.data.metrics["predicted_step_seconds"] <= run.data.metrics["baseline_step_seconds"] * (1 + 1e-9)
-    measured = run.data.metrics["figures_measured_now"]
+    measured = new_measurements(run)
     trained = plan_of(project, run)
     second = command(project, "dejavu", "run", "--workload", workload)
     assert second.returncode == 0, second.stdout + second.stderr
     assert second.stderr.count("remembered)") >= WORKLOAD["trials"]["count"]
+    check_commands(project, second.stdout)
     for done in (first, second):
         assert "the median of 3 default draws" in done.stderr
     assert "déjà vu: " in second.stderr  # what the training measured corrects the prices
     run = check_records(project)
-    assert run.data.metrics["figures_measured_now"] <= measured  # those that other work had disturbed
+    assert new_measurements(run) <= measured  # those that other work had disturbed
     # By corrected prices another plan may be the better one.
     if "déjà vu: this plan was trained before" in second.stderr:  # not of a training that other work disturbed
         assert plan_of(project, run) == trained

@@ -22,9 +22,12 @@ from dejavu.foundation.dask_workers import workers_of
 from dejavu.foundation.errors import InputError
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
 from dejavu.launch.rendezvous import Pulse
+from dejavu.migration.launching import launch_changing
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process.own_rank import HOST, own_rank, ranks_on
-from dejavu.workload import Workload
+from dejavu.workload import ReplanSettings, Workload
+from dejavu.workload.models import layers_of
+from tests.changing import running_problem
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
 
@@ -224,6 +227,22 @@ def test_a_killed_dask_worker_takes_its_ranks_with_it_and_is_named(
     with pytest.raises(LaunchError, match=r"Dask worker on beta .* has gone"):
         launch(job, client, on_step=once(two_workers["beta"].kill, 5))
     assert not list((tmp_path / "run").glob(".launch-*"))
+
+
+@pytest.mark.slow
+def test_a_killed_dask_worker_costs_a_training_that_may_migrate_its_host_only(
+    tmp_path: Path, client: distributed.Client, two_workers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    """Its stage goes on from the copy in the other host's memory."""
+    migrate = TINY.model_copy(update={"num_steps": 120, "replan": ReplanSettings(action="migrate")})
+    job = job_of(migrate, tmp_path / "run", (2,), ("alpha", "beta"))
+    names = [builder.name for builder in layers_of(migrate)]
+    running = running_problem(names, ("alpha", "beta"), migrate.num_microbatches, per_host=2)
+    result = launch_changing(job, running, client, on_step=once(two_workers["beta"].kill, 15))
+    first = result.migrations[0]
+    assert "host beta is lost; " in first.reason and first.steps_lost <= 1
+    assert result.failures == ("attempt 0: host beta is lost",)
+    assert largest_difference(migrate, result.losses) < TOLERANCE
 
 
 @pytest.mark.slow

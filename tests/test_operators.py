@@ -9,8 +9,8 @@ import torch
 from dejavu.cluster import this_machine
 from dejavu.cost.kernels.calibration import Calibration, calibrate, elementwise, product, row_wise
 from dejavu.cost.kernels.roofline import KernelRoofline
-from dejavu.graphs.graph import _Recorder
 from dejavu.graphs.kernels import kernel_of
+from dejavu.graphs.layer_trace import _Recorder
 from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.kernels import OperatorError, _work, can_measure, measure_kernels
 

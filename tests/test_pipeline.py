@@ -18,12 +18,13 @@ from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_split
 from dejavu.plans import StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, actions
-from dejavu.runtime.job import TrainingJob
+from dejavu.report.timeline import PASSES, Work, measured_timeline
+from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.single import train_single
 from dejavu.runtime.state import read_checkpoint
 from dejavu.simulation import StageSeconds, simulate
 from dejavu.timing.clock import Timed
-from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
+from dejavu.timing.events import bubble_fraction, first_replicas, measured_events, waited_messages
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 from dejavu.workload.models import layers_of
 from tests.test_models import ZOO
@@ -193,6 +194,28 @@ def test_the_measured_step_is_a_trace_like_the_simulated_one(trained: dict[str, 
     share = bubble_fraction(binding, passes)
     assert share is not None and 0 <= share < 1
     assert bubble_fraction(binding, ()) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_measured_step_has_a_row_without_gaps_for_every_rank(trained: dict[str, Trained], name: str) -> None:
+    """From its own clocks: what ran, the optimizer after the last pass, and waiting in between."""
+    _, schedule, bounds, ranks = CASES[name]
+    binding, found = by_hand(schedule, bounds, ranks, 4), trained[name]
+    done = TrainingResult(
+        0, found.losses, 1.0, found.stages, 0, None, "", last_step_passes=found.passes, last_step_once=found.once
+    )
+    timeline = measured_timeline(binding, done)
+    assert timeline is not None and timeline.num_ranks == len(binding.plan.ranks)
+    for rank, own in enumerate(first_replicas(binding, found.passes)):
+        bars = [bar for bar in timeline.bars if bar.rank == rank]
+        assert bars[0].start_seconds == 0.0 and bars[-1].stop_seconds == timeline.step_seconds
+        assert all(a.stop_seconds == b.start_seconds for a, b in itertools.pairwise(bars))
+        assert sum(bar.work in PASSES for bar in bars) == len(own)
+        last = max(bar.stop_seconds for bar in bars if bar.work in PASSES)
+        assert [bar.start_seconds >= last for bar in bars if bar.work is Work.ONCE][-1], "the optimizer"
+    is_split = {Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT} <= set(timeline.works)
+    assert is_split == SCHEDULES[schedule].splits_backward
+    assert sum(timeline.share(work) for work in Work) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,17 +1,19 @@
-import base64
 import io
+import json
 import re
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from plotly.graph_objects import Figure as Chart
+from plotly.offline import get_plotlyjs
 from rich.console import Console
 
 from dejavu.binding import bind
@@ -19,6 +21,7 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
+from dejavu.launch.comparison import Comparison
 from dejavu.planning import BASELINES, Choice, Planner, PlanRequest, Prices
 from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
@@ -28,15 +31,15 @@ from dejavu.report import (
     ReportData,
     losses_figure,
     page,
-    plan_figure,
-    stages_figure,
     summary_table,
     timeline_figure,
     where_to_look,
 )
+from dejavu.report.charts import timeline_chart
+from dejavu.report.timeline import IDLE, Work
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulation import Simulation
-from dejavu.timing.clock import Timed
+from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
@@ -191,19 +194,28 @@ class Page(HTMLParser):
         self.references: list[str] = []
         self.open: list[str] = []
         self.words: list[str] = []
-        self.feed(html)
+        self.marked: list[str] = []
+        self._row: list[str] | None = None
+        self.feed(html.replace(get_plotlyjs(), ""))
 
     def handle_starttag(self, tag, attributes):
         self.references += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+        if tag == "tr":
+            self._row = [] if ("class", "chosen") in attributes else None
         if tag not in ("meta", "img", "br", "link"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        if tag == "tr" and self._row is not None:
+            self.marked.append(re.sub(r"\s+", " ", " ".join(self._row)).strip())
+            self._row = None
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if "style" not in self.open and "script" not in self.open:
             self.words.append(data)
+        if self._row is not None:
+            self._row.append(data)
 
     @property
     def text(self) -> str:
@@ -221,10 +233,27 @@ def texts(figure: Figure) -> str:
 def test_the_page_asks_nothing_of_the_network(html):
     parsed = Page(html)
     assert not parsed.open, "tags that are never closed"
-    assert len(parsed.references) == 5
-    for reference in parsed.references:
-        assert base64.b64decode(reference.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
-    assert not re.search(r"https?://|<script|<link|@import|url\(", html)
+    assert parsed.references == ["data:,"], "the icon, so that a browser asks for none"
+    own = html.replace(get_plotlyjs(), "")
+    assert not re.search(r"https?://|<script src|@import|url\(", own)
+    assert len(html.encode()) < 6 * 10**6
+
+
+def figures_of(html: str) -> dict[str, Any]:
+    """What the page's script draws."""
+    (text,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text)
+
+
+def test_every_figure_has_its_place_and_its_colors(html):
+    figures, css = figures_of(html), html.split("<style>")[1].split("</style>")[0]
+    assert {"timeline", "layers", "accuracy", "convergence", "counts", "memory", "losses"} <= set(figures)
+    known = set(re.findall(r"(--[a-z-]+):", css))
+    for name, figure in figures.items():
+        assert f'<div id="{name}"' in html
+        Chart(figure)  # plotly's own check of every property
+        named = set(re.findall(r"var\((--[a-z-]+)\)", json.dumps(figure)))
+        assert named and named <= known, name
 
 
 def test_the_numbers_of_the_page_are_the_records(run, html):
@@ -237,7 +266,7 @@ def test_the_numbers_of_the_page_are_the_records(run, html):
         f"the {run.baseline_name}: {format_seconds(run.baseline.step_seconds)}",
         f"{run.gap:.1%}",
         f"is simulated below {format_seconds(run.lower_bound_seconds)}; "
-        f"this one at {format_seconds(run.simulation.step_seconds)}",
+        f"this one at {format_seconds(run.simulation.step_seconds)}: a gap of {run.gap:.1%}",
         "30 of 36",
         "30 measured, 6 roofline",
         f"simulated: {format_seconds(run.simulation.step_seconds)}",
@@ -324,9 +353,15 @@ def trained_like(plan: Plan, simulated: Simulation, slower: float = 1.25) -> Tra
         )
         for rank in range(len(plan.ranks))
     )
+    once = tuple(
+        tuple(
+            Span(e.start_seconds, e.stop_seconds) for e in simulated.events if (e.rank, e.name) == (rank, "optimizer")
+        )
+        for rank in range(len(plan.ranks))
+    )
     losses = tuple(3.05 - 0.02 * step for step in range(TRIAL_STEPS, NUM_STEPS))
     return TrainingResult(
-        TRIAL_STEPS, losses, slower * simulated.step_seconds, times, 0, None, "/run/checkpoints/30", (), passes
+        TRIAL_STEPS, losses, slower * simulated.step_seconds, times, 0, None, "/run/checkpoints/30", (), passes, once
     )
 
 
@@ -367,9 +402,148 @@ def test_a_backward_pass_is_compared_as_it_ran(schedule: str) -> None:
         assert stage.forward_seconds == pytest.approx(1.25 * stage.predicted.forward_seconds)
         assert stage.backward_seconds == pytest.approx(1.25 * stage.predicted_backward_seconds)
         assert stage.backward_seconds > stage.forward_seconds
-    assert "off by 20% in the median" in texts(stages_figure(run.predicted_stages, run.training))
-    assert "+0%" not in texts(stages_figure(run.predicted_stages, run.training))
-    assert " 0 s" not in Page(page(run)).text.split("Predicted against measured")[1].split("process's peak")[0]
+    assert run.median_error == pytest.approx(0.2)
+    html = page(run)
+    assert "those of the passes by 20.0% in the median" in Page(html).text
+    assert " 0 s" not in Page(html).text.split("Predicted against measured")[1].split("process's peak")[0]
+    points = [trace for trace in figures_of(html)["accuracy"]["data"] if trace["mode"] == "markers"]
+    names = {point["name"] for point in points}
+    split = {str(Work.INPUT_GRADIENT), str(Work.WEIGHT_GRADIENT)} & names
+    assert bool(split) == SCHEDULES[schedule].splits_backward
+    for point in points:
+        if point["name"] != str(Work.ONCE):
+            assert point["y"] == pytest.approx([1.25 * x for x in point["x"]])
+
+
+@EVERY_SCHEDULE
+def test_waiting_is_what_the_rows_show(schedule: str) -> None:
+    """Simulated and measured, in the figure itself: a row for each rank, without gaps; its grey is what is written."""
+    run = make_data(schedule=schedule, named=True)
+    html = page(run)
+    timeline = figures_of(html)["timeline"]
+    scale = {"s": 1.0, "ms": 1e3, "µs": 1e6}[timeline["layout"]["xaxis2"]["title"]["text"].split(", ")[1]]
+    idle, ranks = {}, len(run.plan.ranks)
+    for name, axis in (("simulated", "y"), ("measured", "y2")):
+        traces = [trace for trace in timeline["data"] if trace["yaxis"] == axis]
+        bars = [
+            (rank, a, a + x, t["name"]) for t in traces for rank, a, x in zip(t["y"], t["base"], t["x"], strict=True)
+        ]
+        for rank in range(ranks):
+            row = sorted(bar[1:] for bar in bars if bar[0] == rank)
+            assert [bar[1] for bar in row[:-1]] == pytest.approx([bar[0] for bar in row[1:]])
+            assert row[0][0] == 0.0
+            assert row[-1][1] == pytest.approx(run.timelines[name].step_seconds * scale)
+        assert {rank for rank, *_ in bars} == set(range(ranks))
+        idle[name] = sum(b - a for _, a, b, work in bars if work in IDLE) / (
+            ranks * run.timelines[name].step_seconds * scale
+        )
+        assert run.timelines[name].share(*IDLE) == pytest.approx(idle[name])
+    assert idle["simulated"] == pytest.approx(run.simulation.bubble_fraction)
+    assert f"Waiting {idle['measured']:.1%}" in Page(html).text
+    parts = {Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT}
+    for one in run.timelines.values():
+        assert parts.isdisjoint(one.works) != SCHEDULES[schedule].splits_backward
+        assert Work.ONCE in one.works and Work.WAIT in one.works
+
+
+def test_a_step_too_long_to_draw_is_drawn_from_its_beginning(monkeypatch):
+    run = make_data()
+    monkeypatch.setattr("dejavu.report.charts.steps.MOST_BARS", 40)
+    html = page(run)
+    assert "Drawn are the first" in Page(html).text
+    assert sum(len(trace["x"]) for trace in timeline_chart(run.timelines, run.rank_devices).data) == 40
+
+
+def test_the_plan_of_the_run_is_marked(run, html):
+    marked = Page(html).marked
+    assert marked[0].startswith(f"✔ this run {run.plan.schedule} {run.plan.num_microbatches} ")
+    assert any(row.startswith(f"✔ {run.choice.origin.search} ") for row in marked)
+    assert any(row.startswith(f"✔ {run.winner.draw} ") for row in marked)
+    assert any(row.startswith("✔ this one ") for row in marked)
+
+
+def test_a_baseline_that_was_trained_in_the_plan_s_place_is_marked(run):
+    measured = Comparison.of([0.2] * 10, [0.1] * 10, run.baseline_name)
+    assert measured.is_slower
+    replaced = replace(run, bound=run.baseline, comparison=measured)
+    parsed = Page(page(replaced))
+    assert parsed.marked[0].startswith(f"✔ this run: the {run.baseline_name} ")
+    assert parsed.marked[0].endswith("1.00 × 100 ms")
+    assert "the planner's, measured to be slower" in parsed.text and "200 ms" in parsed.text
+    best = run.choice.best_baseline
+    assert any(row.startswith(f"✔ {best.search} {best.num_microbatches} ") for row in parsed.marked)
+
+
+def test_every_loss_says_what_it_is(run, html):
+    text, winner = Page(html).text, run.winner
+    assert f"The winner's is {winner.score:.4f} after {len(winner.losses)} steps" in text
+    assert f"(its last batch alone: {winner.losses[-1]:.4f})" in text
+    assert f"Training loss {run.training.losses[-1]:.4f} of the last batch, step {len(run.losses)}" in text
+
+
+class Moved(NamedTuple):
+    """A change of plan, as a training tells it."""
+
+    step: int
+    reason: str
+    from_plan: Plan
+    to_plan: Plan
+    seconds: float
+    steps_lost: int
+
+
+def test_changes_of_plan_are_listed_and_only_then(run, html):
+    assert "Changes of plan" not in Page(html).text
+    plan = run.plan
+    fewer = replace(plan, stages=(*plan.stages[:-2], replace(plan.stages[-2], stop=plan.stages[-1].stop)))
+    lost = Moved(12, "desk:<2> was lost", plan, fewer, 4.5, 2)
+    text = Page(page(replace(run, migrations=(lost, Moved(20, "a rank ended", fewer, fewer, 1.0, 0))))).text
+    assert "Changes of plan" in text
+    cuts = ", ".join(map(str, fewer.cuts))
+    assert f"1f1b, {plan.num_microbatches} microbatches, cut before layers {cuts} 4.5 s 2" in text
+    assert "the same plan, on other ranks 1 s 0" in text
+    assert "12 desk:<2> was lost 1f1b" in text
+
+
+HOSTILE = '<script>alert("x")</script>"&<img src=x onerror=alert(1)>%{y}</svg>'
+
+
+def test_names_are_shown_and_never_read_as_html(run):
+    """Of the model, the cluster, a device, a host, a layer, a draw's failure: in the page, its drawing, its figures."""
+    core, group = run.cluster.device_types["core"], run.cluster.groups[0]
+    assert core.name == "core"
+    rename = lambda placed: replace(placed, device=replace(placed.device, host=HOSTILE))  # noqa: E731
+    failed = replace(run.trials[-1], failure=HOSTILE)
+    table = replace(run.table, layers=(HOSTILE, *run.table.layers[1:]))
+    prices = Given(run.choice.request, table, run.bound.priced)
+    hostile = replace(
+        run,
+        workload=run.workload.model_copy(update={"model": HOSTILE}),
+        cluster=replace(run.cluster, name=HOSTILE, groups=(replace(group, hosts=(HOSTILE,)),), assumptions=(HOSTILE,)),
+        binding=replace(run.binding, placements=tuple(map(rename, run.binding.placements)), reasons=(HOSTILE,)),
+        choice=replace(run.choice, prices=prices),
+        tried=replace(run.tried, results=(*run.trials[:-1], failed)),
+        torchrun_line=HOSTILE,
+    )
+    html = page(hostile)
+    plain = html.replace(get_plotlyjs(), "")
+    assert "<img" not in plain
+    assert plain.count("<script") == plain.count("</script") == 3
+    parsed = Page(html)
+    assert not parsed.open and HOSTILE in parsed.text
+    figures = figures_of(html)
+    assert not [text for text in every_text(figures) if re.search(r"<(?!/?b>|br>|/?extra>)", text)]
+    for name in ("layers", "timeline", "memory"):
+        assert any("&lt;img src=x" in text for text in every_text(figures[name])), name
+
+
+def every_text(value: Any) -> list[str]:
+    """All texts inside a figure."""
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in every_text(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in every_text(one)]
+    return [value] if isinstance(value, str) else []
 
 
 def test_the_losses_go_on_from_the_winner(run):
@@ -384,16 +558,13 @@ def test_the_losses_go_on_from_the_winner(run):
 
 def test_figures_say_what_they_show(run):
     figures = {
-        "plan": plan_figure(run.table, run.plan, run.price, run.baseline, run.baseline_name),
         "timeline": timeline_figure(run.simulation),
-        "stages": stages_figure(run.predicted_stages, run.training),
         "losses": losses_figure(run.trials, run.winner, run.training),
     }
     said = {name: texts(figure) for name, figure in figures.items()}
-    for seconds in (*run.price.stage_seconds, *run.baseline.price.stage_seconds):
-        assert format_seconds(seconds) in said["plan"]
     assert f"{run.simulation.bubble_fraction:.1%}" in said["timeline"]
-    assert said["stages"].count("-20%") == 2 * len(run.plan.stages)
+    rows = figures["timeline"].axes[0].get_yticklabels()
+    assert [row.get_text() for row in rows] == [f"rank {rank}" for rank in range(len(run.plan.ranks))]
     assert "best of 7" in said["losses"]
     assert all(figure.dpi == 120 for figure in figures.values())
     assert pyplot.get_fignums() == []  # no global state
@@ -423,6 +594,6 @@ def test_the_table_at_the_end(run):
         assert wanted in text, wanted
     folder = Path("/project") / ("long" * 30) / "artifacts"
     assert where_to_look(folder, "sqlite:////project/mlflow.db") == [
-        f"report: {folder}/report.html",
+        f"report: {folder}/report/report.html",
         "MLflow: sqlite:////project/mlflow.db (`dejavu up` shows it)",
     ]

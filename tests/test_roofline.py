@@ -20,8 +20,9 @@ from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.foundation.errors import InputError
-from dejavu.graphs.graph import Operator, _Recorder
+from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import family_of, kernel_of, without_family
+from dejavu.graphs.layer_trace import _Recorder
 from dejavu.profiles.kernel import Kernel
 
 GPUS = [device for device in catalogue().values() if device.kind != "cpu"]

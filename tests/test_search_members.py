@@ -28,7 +28,7 @@ from dejavu.search import MCMC, SEARCHES, Auto, Exact, Exhaustive, Hybrid, PipeD
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exhaustive import all_plans, count_plans
 from dejavu.search.hybrid import merged
-from dejavu.search.mcmc.moves import FITS, HOW, STOP
+from dejavu.search.mcmc.moves import CONFIGURATION, FITS, STOP
 from dejavu.search.mcmc.walk import rows_for, value
 from dejavu.search.shared.stage_table import StageTable, most_scratch, plan_of, stage_cost
 from tests.test_search import random_problem, small
@@ -68,7 +68,7 @@ def test_the_compiled_price_is_the_one_price(dense: bool) -> None:
             stops = np.append(np.sort(rng.choice(np.arange(1, problem.num_layers), S - 1, replace=False)), 0)
             stops[-1] = problem.num_layers
             chosen = rng.integers(0, len(problem.configurations), S)
-            rows[0][:S, STOP], rows[0][:S, HOW] = stops, chosen
+            rows[0][:S, STOP], rows[0][:S, CONFIGURATION] = stops, chosen
             price, distance, _ = value(arrays(table), rows, S)
             starts = [0, *stops[:-1]]
             most = [problem.costs.max_in_flight(a, b, c) for a, b, c in zip(starts, stops, chosen, strict=True)]

@@ -18,7 +18,7 @@ from dejavu.simulation._action_table import action_table
 from dejavu.simulation.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulation.bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulation.bound._dual import times_of
-from dejavu.simulation.bound._paths import held_microbatches, longest_path, rank_lines
+from dejavu.simulation.bound._paths import longest_path, max_in_flight, rank_lines
 from dejavu.simulation.bound._prefix_sums import bound_problem
 
 EVERY = tuple(SCHEDULES)
@@ -124,7 +124,7 @@ def test_lines_are_below_every_simulated_step(seed: int) -> None:
         how_S = np.array([priced.problem.index(stage.configuration) for stage in plan.stages])
         times = times_of(problem.prices, order, stop_S, how_S)
         simulated = simulate_plan(priced, plan)
-        assert tuple(held_microbatches(order)) == simulated.in_flight
+        assert tuple(max_in_flight(order)) == simulated.in_flight
         seconds, line = longest_path(order, times)
         assert seconds == pytest.approx(line.seconds(times))
         assert seconds <= simulated.step_seconds * (1 + 1e-12)

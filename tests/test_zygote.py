@@ -88,6 +88,24 @@ for module, wanted in (("tests.forked", "tests.launching"), ("tests.absent", "te
     assert "No module named 'tests.absent'" in errors
 
 
+@pytest.mark.integration
+def test_what_is_prepared_once_is_there_in_every_rank(tmp_path: Path) -> None:
+    """What fails is told, and left to the ranks."""
+    ranks, found, errors = agent(
+        f"""
+zygote = Zygote("tests.forked")
+zygote.prepare("tests.forked", {str(tmp_path)!r})
+zygote.prepare("tests.absent", "")
+found["codes"] = [start(zygote, number, "0").wait(60) for number in range(2)]
+zygote.end()
+zygote.prepare("tests.forked", "after its end")
+"""
+    )
+    assert found["codes"] == [0, 0]
+    assert [rank["prepared"] for rank in ranks] == [str(tmp_path)] * 2
+    assert "No module named 'tests.absent'" in errors
+
+
 @pytest.mark.parametrize(
     ("words", "module"),
     [

@@ -1,7 +1,7 @@
 """What one Megatron iteration takes: kernels, tensor-parallel sums, the pipeline's price, gradients and the optimizer.
 
 A device is given kernels by a host that needs time for each, so a pass of a layer is a flow shop of two machines; the
-tensor-parallel sums, for which the last rank is waited, come on top. The pipeline is `plan.price`'s.
+tensor-parallel sums, for which the last rank is waited, come on top. The pipeline is `plans.price`'s.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _pipeline(
     once: NDArray[np.float64],
     hop_seconds: float,
 ) -> tuple[Problem, Plan]:
-    """The question that `plan.price` answers: each stage is one layer of it, and memory is not asked."""
+    """The question that `plans.price` answers: each stage is one layer of it, and memory is not asked."""
     S, width = len(stages), it.tensor_parallel * it.data_parallel
     configuration = StageConfiguration(
         device.name, devices_per_node=width, data_parallel=it.data_parallel, tensor_parallel=it.tensor_parallel

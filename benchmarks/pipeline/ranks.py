@@ -34,8 +34,8 @@ from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.own_rank import HOST, ranks_on
 from dejavu.runtime.training import train
-from dejavu.runtime.worker import TIMEOUT, gather_passes, peak_bytes, stage_times
-from dejavu.timing.clock import Timed
+from dejavu.runtime.worker import TIMEOUT, gather_moments, peak_bytes, stage_times
+from dejavu.timing.clock import Span, Timed
 from dejavu.timing.interference import undisturbed
 from dejavu.timing.training_times import StageTimes
 
@@ -55,6 +55,7 @@ class Trained:
         num_undisturbed: how many of these were, if it was asked; where too few, `step_seconds` has others, too.
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
+        once: when each rank, in that step, summed gradients and ran its optimizer.
     """
 
     losses: tuple[float, ...]
@@ -63,6 +64,7 @@ class Trained:
     num_undisturbed: int
     stages: tuple[StageTimes, ...]
     passes: tuple[tuple[Timed, ...], ...]
+    once: tuple[tuple[Span, ...], ...]
 
     @property
     def median_step_seconds(self) -> float:
@@ -154,6 +156,7 @@ def _trained(row: dict[str, Any]) -> Trained:
         num_undisturbed=row["num_undisturbed"],
         stages=tuple(StageTimes(**times) for times in row["stages"]),
         passes=tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"]),
+        once=tuple(tuple(Span(*span) for span in rank) for rank in row["once"]),
     )
 
 
@@ -205,6 +208,7 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    pipeline.clock.watch_optimizer(optimizer)
     losses: list[float] = []
     seconds: list[tuple[float, float]] = []  # of each step, and of its optimizer
     looks: list[list[float]] = []
@@ -239,7 +243,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         "num_undisturbed": len(undisturbed(slowdowns)),
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
-        "passes": gather_passes(pipeline.clock, job.binding),
+        "passes": gather_moments(pipeline.clock, pipeline.clock.last_step, job.binding),
+        "once": gather_moments(pipeline.clock, pipeline.clock.last_step_once, job.binding),
     }
 
 

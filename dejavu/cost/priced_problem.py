@@ -42,7 +42,7 @@ def price_problem(
     """
     graph = prices.at(workload.microbatch_size).graph
     configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
-    found, links = prices.costs(configurations, workload), _links(cluster, transfers, configurations)
+    found, links = prices.costs(configurations, workload), links_between(cluster, transfers, configurations)
     return PricedProblem(
         Problem(
             layers=tuple(layer.name for layer in graph.layers),
@@ -83,7 +83,7 @@ def split_into(workload: Workload, num_microbatches: int) -> Workload:
     return workload.model_copy(update={"num_microbatches": num_microbatches})
 
 
-def _links(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
+def links_between(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
     """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes."""
     sits = [
         (configuration.device_type, configuration.num_devices, configuration.num_nodes, configuration.data_parallel)

@@ -126,6 +126,23 @@ def format_flops_per_second(rate_flops_per_second: float) -> str:
     return _format(rate_flops_per_second, _decimal_units("FLOP/s"), zero="0 FLOP/s")
 
 
+def scale_of_seconds(largest_seconds: float) -> tuple[float, str]:
+    """Return the factor and the name of the unit in which an axis reads well that ends here: `0.2` -> `(1e3, "ms")`."""
+    return _scale(largest_seconds, {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0})
+
+
+def scale_of_bytes(largest_bytes: float) -> tuple[float, str]:
+    """Return the factor and the name of the unit in which an axis of sizes reads well, with binary prefixes."""
+    return _scale(largest_bytes, {"B": 1.0} | {f"{p}B": float(f) for p, f in _BINARY.items()})
+
+
+def _scale(largest: float, units: Mapping[str, float]) -> tuple[float, str]:
+    """`units` from small to large."""
+    smallest = next(iter(units))
+    name = max((name for name, unit in units.items() if unit <= largest), key=units.__getitem__, default=smallest)
+    return 1.0 / units[name], name
+
+
 def _decimal_units(word: str) -> dict[str, float]:
     return {f"{prefix}{word}": float(factor) for prefix, factor in _DECIMAL.items() if prefix != "K"}
 

@@ -1,6 +1,6 @@
 """Importers of others' profiles and problems: one file for each.
 
-`IMPORTERS` are the profiles that `import_profile` brings into the cost database; `alpa_cases` reads planner problems.
+`IMPORTERS` are the profiles that `import_profile` brings into the cost database; `alpa.cases` reads planner problems.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def read_plain(data: bytes, record: str, where: str) -> Any:
             position = at or 0
             if number >= MOST_OPCODES:
                 raise _Refused(f"more than {MOST_OPCODES:,} opcodes")
-            machine.play(opcode.name, argument)
+            machine.run(opcode.name, argument)
         if position + 1 != len(data):
             raise _Refused("more data after the end of the pickle")
         return machine.result()
@@ -92,7 +92,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def play(self, opcode: str, argument: Any) -> None:
+    def run(self, opcode: str, argument: Any) -> None:
         if opcode in _CONSTANTS:
             self.stack.append(_CONSTANTS[opcode] if argument is None else argument)
         elif opcode in _ACTIONS:

@@ -246,12 +246,20 @@ def _why(future: Any) -> str:
     return str(future.exception()) if future.status == "error" else future.status
 
 
-def run_agent(words: list[str], environment: dict[str, str], interface: str, log: str, launch_host: str) -> int:
-    """Run torch's elastic agent on a Dask worker until it or its launcher ends; return its exit code.
+def run_agent(
+    words: list[str],
+    environment: dict[str, str],
+    interface: str,
+    log: str,
+    launch_host: str,
+    module: str = "dejavu.launch.agent",
+) -> int:
+    """Run an agent on a Dask worker until it or its launcher ends; return its exit code.
 
     Args:
         environment: in addition to the worker's own.
-        launch_host: a path in the launch's folder for this host alone.
+        launch_host: a path in the launch's folder for this agent alone.
+        module: the agent's; torch's elastic one without it.
 
     Raises:
         LaunchError: Dask runs this a second time, because the worker that ran it died.
@@ -264,7 +272,7 @@ def run_agent(words: list[str], environment: dict[str, str], interface: str, log
     kept = {name: value for name, value in rank_environment(interface).items() if name != _NOT_FROM_DASK}
     with Path(log).open("ab") as file:
         agent = subprocess.Popen(
-            [sys.executable, "-m", "dejavu.launch.agent", *words],
+            [sys.executable, "-m", module, *words],
             stdout=file,
             stderr=file,
             env={**kept, "NCCL_SOCKET_IFNAME": interface, **environment, **named_parent()},

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -65,8 +66,7 @@ class Zygote:
         if self._channel is None or arguments is None:
             return None
         try:
-            if not self._is_ready:  # no time limit on its imports
-                self._is_ready = bool(self._replies.readline())
+            self.wait()
             self._channel.settimeout(REPLY_SECONDS)
             request = {"arguments": arguments, "environment": dict(environment)}
             self._channel.sendall(json.dumps(request).encode() + b"\n")
@@ -77,6 +77,22 @@ class Zygote:
             self.end()
             return None
         return Forked(pid, words)
+
+    def wait(self) -> None:
+        """Wait for its imports, which have no time limit."""
+        if not self._is_ready:
+            self._is_ready = bool(self._replies.readline())
+
+    def prepare(self, module: str, argument: str) -> None:
+        """Let the zygote call `module.prepare(argument)`, and wait: what that keeps, later ranks need not compute."""
+        if self._channel is not None:
+            try:
+                self.wait()
+                self._channel.settimeout(None)
+                self._channel.sendall(json.dumps({"module": module, "argument": argument}).encode() + b"\n")
+                self._replies.readline()
+            except OSError:
+                self.end()
 
     def end(self) -> None:
         """End the zygote; the ranks that it forked keep running."""
@@ -125,15 +141,26 @@ class _Nest:
         gc.freeze()
         self.channel.sendall(b"ready\n")
         for line in self.requests:
-            if _num_threads() > 1:  # a lock held by another thread would stay locked in a fork
+            request = json.loads(line)
+            if "module" in request:
+                self._prepare(**request)
+            elif _num_threads() > 1:  # a lock held by another thread would stay locked in a fork
                 self.channel.sendall(b"0\n")
             elif not (child := os.fork()):
                 signal.signal(signal.SIGINT, interrupts)
-                self._rank(**json.loads(line))
+                self._rank(**request)
                 return
             else:
                 os.waitpid(child, 0)
         os._exit(0)
+
+    def _prepare(self, module: str, argument: str) -> None:
+        try:
+            importlib.import_module(module).prepare(argument)
+            gc.freeze()
+        except Exception:  # each rank will try itself, and tell
+            traceback.print_exc()
+        self.channel.sendall(b"prepared\n")
 
     def _rank(self, arguments: list[str], environment: dict[str, str]) -> None:
         between = os.getpid()

@@ -32,6 +32,9 @@ class Prices:
     Args:
         remembers: correct prices by what earlier trainings measured.
         graph_at: a microbatch size -> the captured model; None: captured here.
+
+    Attributes:
+        transfers: (sender's type, receiver's type) -> the cost of a message.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Prices:
             StageCollectives(request.cluster, self._rows, workload.dtype),
         )
         self._sources = sources(self._rows, workload.optimizer)
-        self._transfers = transfer_costs(request.cluster, self._rows)
+        self.transfers = transfer_costs(request.cluster, self._rows)
         self.corrections = list[str]()  # of layers, by earlier trainings; sentences
 
     @property
@@ -89,7 +92,7 @@ class Prices:
                 self._parallel,
                 request.cluster,
                 request.split(num_microbatches),
-                self._transfers,
+                self.transfers,
                 request.spread,
                 {name: pass_cost(self._rows, name) for name in types},
                 {name: backward_parts(self._rows, graph, name) for name in types},

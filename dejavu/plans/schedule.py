@@ -112,7 +112,7 @@ SCHEDULES: Family[Schedule] = Family(
 
 
 def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
-    """Torch's own compute actions (`_Action`) by pipeline rank, without its bubbles; no process group is needed.
+    """Torch's own compute actions by pipeline rank, without its bubbles; no process group is needed.
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
     microbatch, backward of another) is listed as its two parts, which torch's runtime runs one after the other.

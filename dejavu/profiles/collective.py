@@ -64,7 +64,7 @@ class Collective:
 
     @property
     def subject(self) -> str:
-        """The key of its rows in the cost database, as `profiles.stable_hash` makes it."""
+        """The key of its rows in the cost database, as `foundation.hashing.stable_hash` makes it."""
         groups = [list(group) for group in self.replica_groups]
         content = [self.name, groups, self.mesh_nodes, self.devices_per_node]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]

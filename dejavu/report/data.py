@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple, Protocol
 
 from dejavu.binding import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
 from dejavu.launch.comparison import Comparison
-from dejavu.planning import Candidate, Choice
+from dejavu.planning import Candidate, Choice, Considered
 from dejavu.planning.sentences import NAMES, what_the_formula_says, within
 from dejavu.plans import Plan, Price
+from dejavu.report.alternatives import Alternative, alternatives, source_row
+from dejavu.report.timeline import IDLE, Timeline, Work, measured_timeline, simulated_timeline
+from dejavu.report.topology import LinkUse, links_used
 from dejavu.runtime.job import TrainingResult
 from dejavu.simulation import Simulation, StageSeconds, stages_of, trace_rows
-from dejavu.timing.events import bubble_fraction, measured_events, waited_messages
+from dejavu.timing.events import measured_events, waited_messages
 from dejavu.timing.training_times import StageTimes
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
@@ -28,6 +32,7 @@ class StageReport:
     """One stage, predicted next to measured; measured numbers are None where no step was measured.
 
     Attributes:
+        rank: the pipeline rank that runs it.
         layers: its first and last, by name and number.
         devices: of all its ranks.
         predicted: one microbatch, and the per-step work (gradient synchronization and optimizer).
@@ -40,6 +45,7 @@ class StageReport:
     """
 
     stage: int
+    rank: int
     layers: str
     devices: str
     predicted: StageSeconds
@@ -51,6 +57,46 @@ class StageReport:
     peak_bytes: int | None
     capacity_bytes: int
     headroom_bytes: float
+
+
+class Migration(Protocol):
+    """A change of plan, or of the ranks under the same plan, while a training ran."""
+
+    @property
+    def step(self) -> int:
+        """How many steps had been trained in the state that it went on from."""
+
+    @property
+    def reason(self) -> str:
+        """What changed, and why this plan."""
+
+    @property
+    def from_plan(self) -> Plan: ...
+
+    @property
+    def to_plan(self) -> Plan: ...
+
+    @property
+    def seconds(self) -> float:
+        """From when the change was seen to the next new step."""
+
+    @property
+    def steps_lost(self) -> int:
+        """Steps that had to be trained again."""
+
+
+class Compared(NamedTuple):
+    """One predicted time beside the measured one; `work` is None for the whole step."""
+
+    work: Work | None
+    name: str
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def error(self) -> float:
+        """As a fraction of what was measured; negative: it took longer than predicted."""
+        return self.predicted_seconds / self.measured_seconds - 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +112,7 @@ class ReportData:
         comparison: the chosen plan and the best baseline, measured in turn; None: not measured.
         training: None where nothing was trained.
         reference_difference: largest difference between the pipeline's first losses and single-process training's.
+        migrations: changes of plan during the training, in order.
     """
 
     workload: Workload
@@ -79,6 +126,7 @@ class ReportData:
     training: TrainingResult | None = None
     torchrun_line: str = ""
     reference_difference: float | None = None
+    migrations: Sequence[Migration] = ()
 
     @property
     def plan(self) -> Plan:
@@ -170,8 +218,81 @@ class ReportData:
 
     @property
     def measured_bubble_fraction(self) -> float | None:
-        """Of the training's last step; None without one."""
-        return bubble_fraction(self.binding, self.training.last_step_passes) if self.training else None
+        """Share of the pipeline ranks' time in the training's last step in which they ran nothing; None without one."""
+        found = self.timelines.get("measured")
+        return found.share(*IDLE) if found is not None else None
+
+    @cached_property
+    def timelines(self) -> Mapping[str, Timeline]:
+        """One step, simulated and, if one was measured, the training's last one."""
+        found = {"simulated": simulated_timeline(self.simulation)}
+        measured = measured_timeline(self.binding, self.training) if self.training is not None else None
+        return found if measured is None else found | {"measured": measured}
+
+    @property
+    def rank_devices(self) -> tuple[str, ...]:
+        """Each pipeline rank's first device, and how many it has besides."""
+        found: dict[int, list[str]] = {}
+        for placed in sorted(self.binding.placements, key=lambda placed: placed.pipeline_rank):
+            found.setdefault(placed.pipeline_rank, []).append(f"{placed.device.host}:{placed.device.index}")
+        return tuple(own[0] + (f" and {len(own) - 1} more" if own[1:] else "") for own in found.values())
+
+    @property
+    def rank_capacity_bytes(self) -> tuple[int, ...]:
+        """Of one device of each pipeline rank."""
+        plan, types = self.plan, self.cluster.device_types
+        return tuple(types[plan.rank_configuration(rank).device_type].memory_bytes for rank in range(len(plan.ranks)))
+
+    @property
+    def rank_measured_bytes(self) -> tuple[int | None, ...]:
+        """The most that a device of each pipeline rank held; None on CPUs, where a process holds other things too."""
+        rows = self.training.stages if self.training is not None and self.cluster.kind != "cpu" else ()
+        peaks = ([row.peak_bytes for row in rows if row.stage in stages] for stages in self.plan.ranks)
+        return tuple(max(own, default=None) for own in peaks)
+
+    @cached_property
+    def links(self) -> tuple[LinkUse, ...]:
+        """What a step sends between pipeline ranks, the busiest link first."""
+        return links_used(self.binding, self.cluster, self.bound.priced.problem, self.simulation)
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """The plan of this run beside every baseline and other search."""
+        return alternatives(self.choice, self.bound, self.comparison)
+
+    @property
+    def source_row(self) -> Considered:
+        """The search's answer that the plan of this run came from."""
+        return source_row(self.choice, self.comparison)
+
+    @cached_property
+    def compared(self) -> tuple[Compared, ...]:
+        """Every time that was both predicted and measured: the step, and of each stage its passes and its optimizer."""
+        if self.training is None or self.training.step_seconds is None:
+            return ()
+        step = Compared(None, "the whole step", self.predicted_step_seconds, self.training.step_seconds)
+        rows = (row for s, predicted in enumerate(self.predicted_stages) for row in self._compared_stage(s, predicted))
+        return (step, *(row for row in rows if row.predicted_seconds > 0 and row.measured_seconds > 0))
+
+    def _compared_stage(self, s: int, predicted: StageSeconds) -> Iterator[Compared]:
+        assert self.training is not None
+        times = [row for row in self.training.stages if row.stage == s]
+        forward, backward, of_input, of_weights, once = predicted.passes_seconds
+        for work, seconds, name in (
+            (Work.FORWARD, forward, "forward_seconds"),
+            (Work.BACKWARD, backward, "backward_seconds"),
+            (Work.INPUT_GRADIENT, of_input, "backward_input_seconds"),
+            (Work.WEIGHT_GRADIENT, of_weights, "backward_weight_seconds"),
+            (Work.ONCE, once, "optimizer_seconds"),
+        ):
+            measured_seconds = max((getattr(row, name) for row in times), default=0.0)
+            yield Compared(work, f"{work} of stage {s}", seconds, measured_seconds)
+
+    @property
+    def median_error(self) -> float | None:
+        """Median of how far the passes' predictions are off, either way; None where none was measured."""
+        errors = [abs(row.error) for row in self.compared if row.work not in (None, Work.ONCE)]
+        return median(errors) if errors else None
 
     @property
     def trace(self) -> dict[str, Any]:
@@ -236,9 +357,10 @@ class ReportData:
         devices = [row.device for row in self.binding.placements if s in ranks[row.pipeline_rank]]
         times = [row for row in self.training.stages if row.stage == s] if self.training else []
         capacity_bytes = self.cluster.device_types[stage.configuration.device_type].memory_bytes
-        of_rank = next(stages for stages in ranks if s in stages)
+        rank, of_rank = next((rank, stages) for rank, stages in enumerate(ranks) if s in stages)
         return StageReport(
             stage=s,
+            rank=rank,
             layers=_span(names[stage.start], names[stage.stop - 1], stage.start, stage.stop),
             devices=", ".join(f"{device.host}:{device.index}" for device in devices) + f" ({stage.configuration})",
             predicted=self.predicted_stages[s],

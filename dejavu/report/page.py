@@ -1,65 +1,113 @@
-"""The page of a run: one HTML file that contains its figures and needs no network."""
+"""The page of a run: one HTML file with its figures and the script that draws them; it needs no network."""
 
 from __future__ import annotations
 
-import base64
-import io
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import plotly.graph_objects as go
 from jinja2 import Environment, StrictUndefined, Template
-from matplotlib.figure import Figure
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
-from dejavu.foundation.units import format_bytes, format_seconds
+from dejavu.foundation.units import format_bytes, format_bytes_per_second, format_seconds, plural
+from dejavu.plans import Plan
+from dejavu.report.charts import (
+    accuracy_chart,
+    convergence_chart,
+    counts_chart,
+    layers_chart,
+    losses_chart,
+    memory_chart,
+    slice_charts,
+    timeline_chart,
+)
+from dejavu.report.charts._base import COLORS
+from dejavu.report.charts.steps import drawn_until_seconds
 from dejavu.report.data import ReportData
-from dejavu.report.figures import losses_figure, plan_figure, stages_figure, timeline_figure
-from dejavu.report.space import space_figure
+from dejavu.report.timeline import Work
+from dejavu.report.topology import topology_svg
+from dejavu.report.verdict import verdict
 
 MOST_TRIALS = 50
 ABSENT = "–"
 
 
 def page(run: ReportData) -> str:
-    """Render what was chosen, its gain over the baseline, predicted against measured, and how to repeat it."""
-    figures = {
-        "plan": plan_figure(run.table, run.plan, run.price, run.baseline, run.baseline_name),
-        "timeline": timeline_figure(run.simulation),
-    }
-    if run.training is not None:
-        figures["stages"] = stages_figure(run.predicted_stages, run.training)
-    if run.trials and run.winner is not None:
-        figures["losses"] = losses_figure(run.trials, run.winner, run.training)
-        figures["space"] = space_figure(run.trials, run.winner)
+    """Render what was chosen, its gain over the baselines, predicted against measured, and how to repeat it."""
     trials = sorted(run.trials or (), key=lambda trial: trial.score)
+    slices = slice_charts(trials, run.winner) if run.winner is not None else {}
+    figures = dict(_figures(run)) | {f"slice-{name}": chart for name, chart in slices.items()}
+    drawn_until = drawn_until_seconds(run.timelines)
     return _template().render(
         run=run,
-        figures={name: _data_uri(figure) for name, figure in figures.items()},
+        verdict=verdict(run),
+        figures={name: json.loads(figure.to_json()) for name, figure in figures.items()},
+        slices=list(slices),
+        works=[work for work in Work if any(work in one.works for one in run.timelines.values())],
+        colors=COLORS,
+        drawn_until=drawn_until if math.isfinite(drawn_until) else None,
+        several_hosts=len({placed.device.host for placed in run.binding.placements}) > 1,
+        topology=Markup(topology_svg(run.binding, run.cluster, run.links)),
+        fullest=list(_fullest(run)),
         trials=trials[:MOST_TRIALS],
         num_more_trials=max(0, len(trials) - MOST_TRIALS),
+        css=Markup(_read("page.css")),
+        script=Markup(_read("page.js")),
+        plotly=Markup(get_plotlyjs()),
     )
+
+
+def _figures(run: ReportData) -> Iterator[tuple[str, go.Figure]]:
+    devices = run.rank_devices
+    yield "timeline", timeline_chart(run.timelines, devices)
+    yield "layers", layers_chart(run.table, run.plan, run.baseline.plan if run.baseline else None, run.baseline_name)
+    if run.compared:
+        yield "accuracy", accuracy_chart(run.compared)
+    yield "convergence", convergence_chart(run.choice)
+    yield "counts", counts_chart(run.choice)
+    yield "memory", memory_chart(run.simulation, devices, run.rank_capacity_bytes, run.rank_measured_bytes)
+    if run.trials and run.winner is not None:
+        yield "losses", losses_chart(sorted(run.trials, key=lambda trial: trial.score), run.winner, run.training)
+
+
+def _fullest(run: ReportData) -> Iterator[str]:
+    """Say how full the fullest device becomes."""
+    peaks, capacities = run.simulation.peak_bytes, run.rank_capacity_bytes
+    rank = max(range(len(peaks)), key=lambda rank: peaks[rank] / capacities[rank])
+    share = f"{peaks[rank] / capacities[rank]:.1%} of its {format_bytes(capacities[rank])}"
+    yield f"The fullest device is rank {rank}'s, with at most {format_bytes(peaks[rank])}, {share}."
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
+    filters: dict[str, Callable[[Any], str]] = {
         "seconds": lambda value: _or_absent(value, format_seconds),
         "bytes": lambda value: _or_absent(value, format_bytes),
+        "rate": lambda value: _or_absent(value, format_bytes_per_second),
         "percent": lambda value: _or_absent(value, "{:.1%}".format),
         "signed_percent": lambda value: _or_absent(value, "{:+.1%}".format),
         "times": lambda value: _or_absent(value, "{:.2f} ×".format),
+        "plan": _plan_in_words,
         "loss": lambda value: _or_absent(value, "{:.4f}".format),
     }
-    return environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    environment.filters.update(filters)
+    return environment.from_string(_read("page.html"))
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _plan_in_words(plan: Plan) -> str:
+    cuts = f"cut before layers {', '.join(map(str, plan.cuts))}" if plan.cuts else "not cut"
+    return f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {cuts}"
 
 
 def _or_absent(value: float | None, form: Callable[[float], str]) -> str:
     return ABSENT if value is None or not math.isfinite(value) else form(value)
-
-
-def _data_uri(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

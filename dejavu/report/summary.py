@@ -78,7 +78,7 @@ def summary_table(run: ReportData) -> Table:
 
 def where_to_look(artifacts: Path | None, tracking_uri: str) -> list[str]:
     """Return lines to print below the summary; paths are never wrapped, so that they can be copied."""
-    page = [f"report: {artifacts / 'report.html'}"] if artifacts is not None else []
+    page = [f"report: {artifacts / 'report' / 'report.html'}"] if artifacts is not None else []
     return [*page, f"MLflow: {tracking_uri} (`dejavu up` shows it)"]
 
 

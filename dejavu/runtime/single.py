@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from dejavu.graphs.graph import DTYPES
 from dejavu.init import SCHEMES, Draw, calibrate
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.state import read_trial, restore_state, save_trial
+from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial
 from dejavu.runtime.training import Layers, WholeModel, build_layers, train
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -86,6 +87,19 @@ def _calibrate(module: Layers, workload: Workload, device: torch.device) -> None
     """Rescale weights on the training's first batch, whatever steps come now: they depend on the draw alone."""
     inputs, _ = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
     calibrate(module, inputs.to(device, DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs.to(device))
+
+
+def trained_module(job: TrainingJob, checkpoint: Path) -> tuple[nn.Module, torch.Tensor]:
+    """Return the whole model with a checkpoint's weights, for use: in float32, on the CPU, without dropout.
+
+    The layers follow each other under their own names, without what only a training needs (random streams,
+    recomputation, autocast). Beside it an input of two examples.
+    """
+    layers = build_layers(job.workload, job.draw, torch.device("cpu"))
+    layers.load_state_dict(read_weights(checkpoint))
+    module = nn.Sequential(OrderedDict(layers.named_children())).float().eval()
+    inputs, _ = dataset_of(job.workload).batch(0, 2, seed=job.workload.seed)
+    return module, inputs
 
 
 class _Probed(Exception):

@@ -68,11 +68,11 @@ class ReplicatedStage(PipelineStage):
         self._layers = module
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
-        before, behind = rank_of.get(stage - 1), rank_of.get(stage + 1)
+        before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
         self._from_before = () if before is None else layout.exchanges(place, before, sends=False)
         self._to_before = () if before is None else layout.exchanges(place, before, sends=True)
-        self._from_behind = () if behind is None else layout.exchanges(place, behind, sends=False)
-        self._to_behind = () if behind is None else layout.exchanges(place, behind, sends=True)
+        self._from_after = () if after is None else layout.exchanges(place, after, sends=False)
+        self._to_after = () if after is None else layout.exchanges(place, after, sends=True)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         self._layers.microbatch = fwd_chunk_id
@@ -83,10 +83,10 @@ class ReplicatedStage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         (output,), _ = self.fwd_cache[fwd_chunk_id]
-        return _sends(output, self._to_behind)
+        return _sends(output, self._to_after)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return [] if self.is_last else _receives(self.grad_recv_info[bwd_chunk_id], self._from_behind)
+        return [] if self.is_last else _receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if self.is_first:

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,15 +21,16 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
+from dejavu.runtime.job.checkpoint_reader import CheckpointReader
 
 MARKER = "COMPLETE.json"
+WEIGHT = "model."  # how the name of a weight begins
 KEPT = 2
 State = dict[str, torch.Tensor]
 
@@ -191,11 +193,36 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
     """Read what these layers need of a distributed checkpoint."""
-    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    state: State = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in saved.items()
-        if isinstance(entry, TensorStorageMetadata) and belongs(name, layers)
-    }
-    state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=True)
+    return _read(checkpoint, lambda name: belongs(name, layers))
+
+
+def read_weights(checkpoint: Path) -> State:
+    """Read all weights of a distributed checkpoint, by their names in the whole model."""
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in _read(checkpoint, _is_weight).items()}
+
+
+def weights_bytes(checkpoint: Path) -> int:
+    """Return the size of all weights of a distributed checkpoint."""
+    weights = _saved(checkpoint, _is_weight).values()
+    return sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights)
+
+
+def _is_weight(name: str) -> bool:
+    return name.startswith(WEIGHT)
+
+
+def _read(checkpoint: Path, wanted: Callable[[str], bool]) -> State:
+    saved = _saved(checkpoint, wanted)
+    state: State = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all: that is meant
+        state_dict_loader.load(
+            state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
+        )
     return state
+
+
+def _saved(checkpoint: Path, wanted: Callable[[str], bool]) -> dict[str, TensorStorageMetadata]:
+    """Return shapes and types of the tensors with wanted names."""
+    saved = CheckpointReader(checkpoint).read_metadata().state_dict_metadata
+    return {name: entry for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata) and wanted(name)}

@@ -8,16 +8,19 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from dejavu.foundation.gc_frozen import gc_frozen
 
 with gc_frozen():
     import torch
     import torch.distributed as dist
+    from torch import nn
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
@@ -29,6 +32,8 @@ with gc_frozen():
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
     from dejavu.runtime.process.heartbeat import Heartbeat
     from dejavu.runtime.process.own_rank import own_rank
+    from dejavu.runtime.process.pace import PACE, Pace
+    from dejavu.runtime.snapshots import Memory, SnapshotKeeper, read_start
     from dejavu.runtime.state import (
         State,
         checkpoint_step,
@@ -41,10 +46,11 @@ with gc_frozen():
         save_checkpoint,
     )
     from dejavu.runtime.training import DivergedError, train
-    from dejavu.timing.clock import Clock, Timed
+    from dejavu.timing.clock import Clock, Span, Timed
     from dejavu.timing.step_times import StepWatch, count_steps
     from dejavu.timing.training_times import StageTimes
 
+Moment = TypeVar("Moment", Timed, Span)
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog kills and names a stuck rank earlier
 
 
@@ -83,15 +89,14 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     modules = pipeline.modules
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
-    layers = {name for module in modules.values() for name, _ in module.named_children()}
-    complete = complete_checkpoints(job.checkpoints)
-    first = job.first_step
-    if complete or job.start_from:
-        state = read_checkpoint(complete[-1], layers) if complete else read_trial(Path(str(job.start_from)), layers)
-        for module in modules.values():
-            restore_state(module, optimizer, state)
-    if complete:
-        first = checkpoint_step(complete[-1])
+    pipeline.clock.watch_optimizer(optimizer)
+    memory, rank = Memory.from_environment(), dist.get_rank()
+    resumed = _restore(job, modules.values(), optimizer, memory)
+    first = job.first_step if resumed is None else resumed
+    keeper = None
+    if memory is not None and memory.every_steps:
+        keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer)
+    pace = Pace(attempt_number(), rank) if PACE in os.environ else None
     clock, is_cpu = pipeline.clock, device.type == "cpu"
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
 
@@ -104,6 +109,10 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}")
         heartbeat.beat(step)
         done = step + 1
+        if keeper is not None:
+            keeper.take(done)
+        if pace is not None:
+            pace.report(step, clock)
         if done == job.last_step or (done - job.first_step) % workload.checkpoint_every == 0:
             held: State = {}
             for module in modules.values():
@@ -115,28 +124,31 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         watch.begin()
 
     watch.begin()
-    train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
+    with keeper or nullcontext():
+        train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
     steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
     dist.all_gather_object(everyone, steps)
     chosen = count_steps(everyone, is_cpu=is_cpu)
     clock.keep(chosen.places)
     own: list[StageTimes] = []
     if chosen.places:
-        once = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
-        own = [stage_times(clock, s, place, once, peak_bytes(device)) for s in modules]
+        per_step = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
+        own = [stage_times(clock, s, place, per_step, peak_bytes(device)) for s in modules]
     dist.all_gather_object(everyone, own)
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
-    trace = gather_passes(clock, job.binding)
-    if dist.get_rank() == 0:
+    passes = gather_moments(clock, clock.last_step, job.binding)
+    once = gather_moments(clock, clock.last_step_once, job.binding)
+    if rank == 0:
         result = TrainingResult(
             first_step=job.first_step,
             losses=read_losses(job.progress_path),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),
-            resumed_from_step=first if complete else None,
+            resumed_from_step=resumed,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
-            last_step_passes=trace,
+            last_step_passes=passes,
+            last_step_once=once,
             step_times=chosen.times,
         )
         write_json(job.result_path, result.to_dict())
@@ -149,6 +161,26 @@ def _diverged(job: TrainingJob, what: str) -> DivergedError:
     return DivergedError(f"{what}, wanted a finite number; {kept}; lower the learning rate, or set clip_norm")
 
 
+def _restore(
+    job: TrainingJob, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer, memory: Memory | None
+) -> int | None:
+    """Load the newest state that there is; return the step to go on from, or None: the training begins."""
+    modules = list(modules)
+    layers = {name for module in modules for name, _ in module.named_children()}
+    complete, start = complete_checkpoints(job.checkpoints), memory.start if memory is not None else None
+    if memory is not None and start is not None:
+        state, resumed = read_start(memory, start, layers, dist.get_rank()), start.step
+    elif complete:
+        state, resumed = read_checkpoint(complete[-1], layers), checkpoint_step(complete[-1])
+    elif job.start_from:
+        state, resumed = read_trial(Path(job.start_from), layers), None
+    else:
+        return None
+    for module in modules:
+        restore_state(module, optimizer, state)
+    return resumed
+
+
 def is_alone_on_core(binding: Binding) -> bool:
     """Return whether no other rank is pinned to this one's core. All ranks call this together."""
     own = (binding.placements[dist.get_rank()].device.host, *sorted(os.sched_getaffinity(0)))
@@ -157,17 +189,17 @@ def is_alone_on_core(binding: Binding) -> bool:
     return everyone.count(own) == 1
 
 
-def gather_passes(clock: Clock, binding: Binding) -> tuple[tuple[Timed, ...], ...]:
-    """Gather all ranks' passes of the last step, timed from their host's first start of it: hosts' clocks differ."""
-    everyone: list[tuple[float, list[Timed]]] = [(0.0, []) for _ in binding.placements]
-    dist.all_gather_object(everyone, (clock.began_seconds, clock.last_step))
+def gather_moments(clock: Clock, own: Sequence[Moment], binding: Binding) -> tuple[tuple[Moment, ...], ...]:
+    """Gather all ranks' moments of the last step, timed from their host's first start of it: hosts' clocks differ."""
+    everyone: list[tuple[float, Sequence[Moment]]] = [(0.0, []) for _ in binding.placements]
+    dist.all_gather_object(everyone, (clock.began_seconds, list(own)))
     hosts = [placed.device.host for placed in binding.placements]
     first = {
         host: min(began for (began, _), where in zip(everyone, hosts, strict=True) if where == host) for host in hosts
     }
     return tuple(
-        tuple(row.later(began - first[host]) for row in passes)
-        for (began, passes), host in zip(everyone, hosts, strict=True)
+        tuple(row.later(began - first[host]) for row in rows)
+        for (began, rows), host in zip(everyone, hosts, strict=True)
     )
 
 

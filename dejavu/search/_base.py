@@ -33,9 +33,9 @@ HANDED: ContextVar[HandOver | None] = ContextVar("HANDED", default=None)
 class Search(ABC):
     """Finds a plan for a problem. Settings are fields with defaults; work is `run`.
 
-    Every member is priced by `plan.price`, so results compare; randomness comes only from `seed`. Members see the
+    Every member is priced by `plans.price`, so results compare; randomness comes only from `seed`. Members see the
     problem with times in units of about the least step, so that what they do does not depend on the unit that the
-    problem is given in (`_unit`).
+    problem is given in (`shared.unit`).
     """
 
     name: ClassVar[str]
@@ -113,7 +113,7 @@ class Incumbent:
         """The plan's price; the plan is kept if it is the best so far.
 
         Raises:
-            PlanError, DoesNotFitError: as `plan.check` does.
+            PlanError, DoesNotFitError: as `plans.check` does.
         """
         seconds = step_seconds(self._problem, plan)
         if self.plan is None or seconds < self.step_seconds:

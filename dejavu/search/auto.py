@@ -17,7 +17,7 @@ from dejavu.search.mcmc import MCMC
 
 @dataclass(frozen=True)
 class Auto(Search):
-    """Picks a search and runs it; the answer names the one picked behind a colon.
+    """Picks a search and runs it; the answer names the one picked after a colon.
 
     Few steps of the exact dynamic program: `small`, alone. More layers than can be listed as stages: `long`, where
     costs are sums. Everything else: `mixed`. Choose it when in doubt; it proves what the one picked proves.
@@ -51,8 +51,8 @@ class Auto(Search):
 
 
 def exact_steps(problem: Problem) -> float:
-    """Steps of one dynamic program of the exact search, at most: stages × stages behind × vectors of devices."""
+    """Steps of one dynamic program of the exact search, at most: stages × stages downstream × vectors of devices."""
     counts = problem.device_counts
     stages = len(problem.configurations) * problem.num_layers * (problem.num_layers + 1) / 2
-    behind = min(problem.most_stages, problem.num_microbatches, max(1, sum(counts.values())))
-    return stages * behind * math.prod(count + 1 for count in counts.values())
+    downstream = min(problem.most_stages, problem.num_microbatches, max(1, sum(counts.values())))
+    return stages * downstream * math.prod(count + 1 for count in counts.values())

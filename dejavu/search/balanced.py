@@ -59,12 +59,12 @@ def balanced_cuts(seconds_LL1: Floats, most_stages: int) -> Iterator[list[int]]:
 
 
 def _stage_seconds(problem: Problem, c: int) -> Floats:
-    """[start, stop] under a configuration; inf where the stop is not behind the start."""
+    """[start, stop] under a configuration; inf where the stop is not after the start."""
     costs, L = problem.costs, problem.num_layers
     if not isinstance(costs, AdditiveCosts):
         return np.where(np.arange(L + 1) > np.arange(L)[:, None], costs.seconds_CLL1[c], np.inf)
     done_L1 = np.concatenate([[0.0], np.cumsum(costs.seconds_CL[c])])
     with np.errstate(invalid="ignore"):
         between_LL1 = done_L1[None, :] - done_L1[:L, None]
-    between_LL1[np.isnan(between_LL1)] = np.inf  # from behind a layer that is not possible here
+    between_LL1[np.isnan(between_LL1)] = np.inf  # from after a layer that is not possible here
     return np.where(np.arange(L + 1) > np.arange(L)[:, None], between_LL1, np.inf)

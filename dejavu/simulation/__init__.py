@@ -1,6 +1,6 @@
-"""Plays torch's own order of actions, event by event, with the times of each stage and each message.
+"""Simulates torch's own order of actions, event by event, with the times of each stage and each message.
 
-The searches' formula (`plan.price`) hides messages, lets one stage bound forward and backward, and adds the fill behind
+The searches' formula (`plans.price`) hides messages, lets one stage bound forward and backward, and adds the fill after
 the slowest stage; this does none of it, so the final candidates are compared by it.
 """
 

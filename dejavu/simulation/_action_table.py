@@ -42,7 +42,7 @@ class ActionTable(NamedTuple):
     """One schedule's step for so many stages and microbatches, without any times.
 
     Attributes:
-        stage_A, pass_A, microbatch_A: the actions; behind each rank's stands one PER_STEP for each of its stages.
+        stage_A, pass_A, microbatch_A: the actions; after each rank's stands one PER_STEP for each of its stages.
         first_P1: where a rank's actions begin; the last is A.
         input_A: the message that an action waits for.
         output_A: the message that it sends when it is done.
@@ -146,7 +146,7 @@ def code_of_lists() -> list[str]:
 
 
 def _written(made: ActionTable) -> bytes:
-    """The arrays one after the other, behind their lengths."""
+    """The arrays one after the other, after their lengths."""
     arrays = made[:-1]
     lengths = [made.num_microbatches, *map(len, arrays)]
     return np.concatenate([np.array(lengths), *arrays]).astype(_STORED).tobytes()
@@ -174,8 +174,8 @@ def _garbage_left() -> Iterator[None]:
 
 def _channels(rank_S: Integers) -> tuple[Integers, Integers]:
     """Each route's channel, and each channel's (sender, receiver)."""
-    before, behind = rank_S[:-1], rank_S[1:]
-    ends_K2 = np.stack([before, behind, behind, before], axis=1).reshape(-1, 2)
+    before, after = rank_S[:-1], rank_S[1:]
+    ends_K2 = np.stack([before, after, after, before], axis=1).reshape(-1, 2)
     apart = ends_K2[:, 0] != ends_K2[:, 1]
     pairs, channel = np.unique(ends_K2[apart], axis=0, return_inverse=True)
     channel_K = np.full(len(ends_K2), NOTHING)

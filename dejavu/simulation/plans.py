@@ -1,4 +1,4 @@
-"""One step of a plan of the problem that a search was asked, played at its configurations' own prices."""
+"""One step of a plan of the problem that a search was asked, simulated at its configurations' own prices."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _overhead(priced: PricedProblem, device_type: str) -> PassCost:
 
 
 def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation) -> Price:
-    """The searches' price part by part; under a schedule that they do not price, the step and bubble as played."""
+    """The searches' price part by part; under a schedule that they do not price, the step and bubble as simulated."""
     problem = priced.problem
     if plan.schedule == problem.schedule:
         return price(problem, plan)

@@ -1,4 +1,4 @@
-"""What playing one step found: times, bytes, the critical path, a trace. Arrays inside, records on demand.
+"""What simulating one step found: times, bytes, the critical path, a trace. Arrays inside, records on demand.
 
 Shape suffixes as in `_action_table` and `_loop`.
 """
@@ -21,7 +21,7 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True)
 class Event:
-    """One action or message as it was played or measured.
+    """One action or message as it was simulated or measured.
 
     Attributes:
         stage: that runs the action, or sends the message.
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """One step, played.
+    """One step, simulated.
 
     Attributes:
         listing: the order of the actions.
@@ -146,10 +146,10 @@ class Simulation:
                 i -= 1
                 continue
             m, until = int(order.input_A[i]), start
-            while self._follows(m):  # received behind the message before it
+            while self._follows(m):  # received after the message before it
                 yield self._message(m, times[m, TAKEN], until)
                 m, until = int(self._before_M[m]), times[m, TAKEN]
-            while self.stop_A[self._sender_M[m]] < times[m, STARTED]:  # sent behind the message before it
+            while self.stop_A[self._sender_M[m]] < times[m, STARTED]:  # sent after the message before it
                 yield self._message(m, times[m, STARTED], until)
                 m, until = int(self._before_M[m]), times[m, STARTED]
             yield self._message(m, times[m, STARTED], until)

@@ -28,8 +28,8 @@ class StageSeconds:
         forward_seconds, backward_seconds: one microbatch.
         per_step_seconds: gradient synchronization and optimizer, once a step.
         transfer_seconds: a message to the next stage, one way.
-        backward_input_seconds, backward_weight_seconds: the parts of a backward pass that is played in two; each half
-            of `backward_seconds` where None.
+        backward_input_seconds, backward_weight_seconds: the two parts of a split backward pass; each half of
+            `backward_seconds` where None.
         activation_bytes: held for a microbatch from the start of its forward to the end of its whole backward.
         fixed_bytes: held all the time: weights, their gradients, the optimizer's state.
     """
@@ -78,7 +78,7 @@ def simulate(
     devices: Sequence[Hashable] | None = None,
     links: Sequence[tuple[Hashable, Hashable]] | None = None,
 ) -> Simulation:
-    """Play one step of the plan as torch's runtime takes it, stage s with `stages[s]`.
+    """Simulate one step of the plan as torch's runtime takes it, stage s with `stages[s]`.
 
     A rank runs its actions in the listed order, one at a time, each when its input is there, and once they are done
     what its stages do once. Messages go beside that, those from one rank to another in the order in which they were
@@ -141,8 +141,8 @@ def _costs(
     """Resources are numbered devices first, then links, then the channels' delays."""
     device_P = np.arange(len(order.first_P1) - 1) if devices is None else _numbers(devices)
     D = int(device_P.max()) + 1
-    before, behind = device_P[order.rank_S[:-1]], device_P[order.rank_S[1:]]
-    sender_K, receiver_K = (np.stack(ends, axis=1).ravel() for ends in ((before, behind), (behind, before)))
+    before, after = device_P[order.rank_S[:-1]], device_P[order.rank_S[1:]]
+    sender_K, receiver_K = (np.stack(ends, axis=1).ravel() for ends in ((before, after), (after, before)))
     link_K = D + (order.channel_K if links is None else _numbers([link for both in links for link in both]))
     delay_K = int(link_K.max(initial=D)) + 1 + order.channel_K
     parts = [(m.sender_seconds, m.wire_seconds, m.latency_seconds, m.receiver_seconds) for m in messages]

@@ -103,7 +103,7 @@ def its_plan_is_the_problems_and_priced_by_the_one_price(search: Search) -> None
         expect(result.step_seconds == price, f"{told}: it says {result.step_seconds!r} s of a plan of {price!r} s")
         bound = result.lower_bound_seconds
         expect(0 <= bound <= price, f"{told}: its bound is {bound!r}; wanted one from 0 to its price {price!r}")
-        signed = result.search.split(":")[0]  # a search that picks one of several names it behind a colon
+        signed = result.search.split(":")[0]  # a search that picks one of several names it after a colon
         expect(signed == search.name, f"{told}: it signs as {signed!r}; wanted its name {search.name!r}")
         expect(prices == sorted(prices, reverse=True), f"{told}: its history {prices} rises")
         expect(prices[-1:] == [price], f"{told}: its history ends at {prices[-1:]}; wanted its price {price!r}")

@@ -28,8 +28,18 @@ class Timed(NamedTuple):
         return self._replace(start_seconds=self.start_seconds + seconds, stop_seconds=self.stop_seconds + seconds)
 
 
+class Span(NamedTuple):
+    """Gradients summed over replicas, or the optimizer, once in a step; in seconds since this step began."""
+
+    start_seconds: float
+    stop_seconds: float
+
+    def later(self, seconds: float) -> Span:
+        return Span(self.start_seconds + seconds, self.stop_seconds + seconds)
+
+
 class Clock:
-    """Times passes by wrapping the methods of torch's stages.
+    """Times passes by wrapping the methods of torch's stages, and what a rank does once a step likewise.
 
     On a GPU it records events on the stream, read once per step, so that timing never synchronizes. On a CPU the
     medians are CPU seconds: ranks that share a core do not count each other's work.
@@ -38,6 +48,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._open: list[tuple[int, Pass, int, Any, Any, float]] = []
+        self._once: list[tuple[Any, Any]] = []
         self._began: Any = None
         self._steps: deque[dict[tuple[int, Pass], list[float]]] = deque(maxlen=KEPT_STEPS)
         self.last_step: list[Timed] = []
@@ -55,6 +66,11 @@ class Clock:
         stage.backward_weight_one_chunk = self._timed(
             stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, index
         )
+        stage.perform_reduce_grad = self._timed_once(stage.perform_reduce_grad)
+
+    def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time every step of the optimizer from now on."""
+        optimizer.step = self._timed_once(optimizer.step)  # type: ignore[method-assign]
 
     def watch_loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the same loss, timed; its time belongs to the forward pass that it ends."""
@@ -71,6 +87,7 @@ class Clock:
 
     def begin_step(self) -> None:
         self._open.clear()
+        self._once.clear()
         self.began_seconds = time.perf_counter()
         self._began = self._now()
 
@@ -83,6 +100,13 @@ class Clock:
             seconds = timed.stop_seconds - timed.start_seconds if self._on_gpu else processor_seconds
             all_seconds.setdefault((stage, direction), []).append(seconds)
         self._steps.append(all_seconds)
+
+    @property
+    def last_step_once(self) -> list[Span]:
+        """When this rank, in the step that was begun last, summed gradients and ran its optimizer."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return [Span(self._since(self._began, start), self._since(self._began, stop)) for start, stop in self._once]
 
     def keep(self, steps: Collection[int]) -> None:
         """Keep only these of the steps so far, numbered from 0: a first step also sets things up."""
@@ -98,6 +122,15 @@ class Clock:
             result = inner(microbatch, *arguments, **options)
             row = (stage, pass_of(options), microbatch, start, self._now(), time.thread_time() - busy)
             self._open.append(row)
+            return result
+
+        return timed
+
+    def _timed_once(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            start = self._now()
+            result = inner(*arguments, **options)
+            self._once.append((start, self._now()))
             return result
 
         return timed

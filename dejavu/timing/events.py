@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from dejavu.binding.binding import Binding
 from dejavu.plans.schedule import Pass
 from dejavu.simulation import Event
 from dejavu.timing.clock import Timed
 
+Row = TypeVar("Row")
+
 _LETTERS = {Pass.FORWARD: "F", Pass.BACKWARD: "B", Pass.BACKWARD_INPUT: "I", Pass.BACKWARD_WEIGHT: "W"}
 
 
-def first_replicas(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list[Sequence[Timed]]:
+def first_replicas(binding: Binding, passes: Sequence[Sequence[Row]]) -> list[Sequence[Row]]:
     """Return one row for each pipeline rank: its first replica's first shard. Empty where nothing was measured."""
     rows = zip(binding.placements, passes or [()] * len(binding.placements), strict=True)
     return [row for placed, row in rows if placed.replica == 0 and placed.shard == 0]
@@ -43,7 +46,7 @@ def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
         if placed.replica == 0 and placed.shard == 0
     }
     found = []
-    for sent, received in _pairs(events):
+    for sent, received in input_pairs(events):
         rank, to_rank = rank_of[sent.stage], rank_of[received.stage]
         alike = plan.rank_configuration(rank).data_parallel == plan.rank_configuration(to_rank).data_parallel
         if rank == to_rank or not alike or hosts[rank] != hosts[to_rank]:
@@ -54,7 +57,7 @@ def waited_messages(binding: Binding, passes: Sequence[Sequence[Timed]]) -> list
     return found
 
 
-def _pairs(events: dict[tuple[int, str], Event]) -> Iterator[tuple[Event, Event]]:
+def input_pairs(events: Mapping[tuple[int, str], Event]) -> Iterator[tuple[Event, Event]]:
     """Pair every pass with the one that receives its result: activations go downstream, gradients upstream."""
     for (stage, name), event in events.items():
         way, microbatch = name[0], name[1:]

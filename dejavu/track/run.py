@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dejavu.track.server import FAILURE_TAG, KEY_TAG, Server, identity_tags
+from dejavu.track.identity import KEY_TAG, identity_tags, source_tags
+from dejavu.track.server import FAILURE_TAG, Server, local_path
 from dejavu.track.spool import Recorder
 
 if TYPE_CHECKING:
@@ -35,11 +35,33 @@ log = logging.getLogger("dejavu.track")
 
 
 class Metric(NamedTuple):
-    """One number of a run; `step` orders a curve."""
+    """One number of a run; `step` orders a curve.
+
+    Attributes:
+        epoch_seconds: when it was found; None: now.
+    """
 
     name: str
     value: float
     step: int | None = None
+    epoch_seconds: float | None = None
+
+
+class DataSet(NamedTuple):
+    """What a run read.
+
+    Attributes:
+        digest: a hash of the contents, at most 36 characters.
+        source: where they are: a path, or what made them.
+        context: what they were used for, `training` or `planning`.
+        profile: numbers about them.
+    """
+
+    name: str
+    digest: str
+    source: str
+    context: str
+    profile: Mapping[str, Any] = {}
 
 
 class Run:
@@ -52,6 +74,8 @@ class Run:
         parameters: Mapping[str, Any],
         tags: Mapping[str, Any],
         parent: Run | None = None,
+        *,
+        seconds_ago: float = 0.0,
     ) -> None:
         self.name = name
         self._recorder = recorder
@@ -64,7 +88,7 @@ class Run:
                 "name": name,
                 "parent": parent._key if parent else None,
                 "tags": _tags({**tags, **identity_tags(), KEY_TAG: self._key}),
-                "start_milliseconds": _now_milliseconds(),
+                "start_milliseconds": _now_milliseconds() - round(seconds_ago * 1e3),
             }
         )
         self.parameters(parameters)
@@ -82,6 +106,19 @@ class Run:
         run = Run(self._recorder, name, parameters or {}, tags or {}, parent=self)
         with run._ending():
             yield run
+
+    def add_child(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        metrics: Iterable[Metric],
+        tags: Mapping[str, Any],
+        seconds: float = 0.0,
+    ) -> None:
+        """Record a part that has ended already, and took so long, as a nested run of its own."""
+        run = Run(self._recorder, name, parameters, tags, parent=self, seconds_ago=seconds)
+        with run._ending():
+            run.metrics(metrics)
 
     def parameters(self, parameters: Mapping[str, Any]) -> None:
         """Record settings, nested ones under dotted names; if a value is too long for MLflow, also all in a file."""
@@ -102,14 +139,50 @@ class Run:
         """Record many numbers at once, far faster than one by one; one that is not finite becomes a tag."""
         now, finite, tags = _now_milliseconds(), [], {}
         for row in rows:
-            name, value, step = _name(row[0]), float(row[1]), row[2]
+            name, value, step, epoch_seconds = Metric(*row)
+            name, value = _name(name), float(value)
             if math.isfinite(value):
-                finite.append([name, value, now, step or 0])
+                found = now if epoch_seconds is None else round(epoch_seconds * 1e3)
+                finite.append([name, value, found, step or 0])
             elif name not in self._not_finite:
                 self._not_finite.add(name)
                 tags[f"dejavu.not_finite.{name}"] = f"{value} at first at step {step or 0}"
         if finite or tags:
             self._batch(metrics=finite, tags=tags)
+
+    def data_sets(self, data_sets: Iterable[DataSet]) -> None:
+        """Record what the run read."""
+        rows = [
+            {
+                "name": one.name,
+                "digest": one.digest,
+                "context": one.context,
+                "source_type": "local",
+                "source": json.dumps({"uri": one.source}),
+                "profile": json.dumps(one.profile),
+            }
+            for one in data_sets
+        ]
+        self._batch(datasets=rows)
+
+    def model(self, folder: Path, name: str, step: int, tags: Mapping[str, Any]) -> None:
+        """Record a model that `save_model` saved as the run's output, and register it under the name.
+
+        Args:
+            step: how many steps it was trained.
+        """
+        entry = {"kind": "model", "folder": str(folder.resolve()), "name": _model_name(name), "step": step}
+        self._recorder.record({**entry, "run": self._key, "tags": _tags(tags)})
+
+    @property
+    def registered_model(self) -> str:
+        """The run's registered model, as `gpt version 3`; empty where it has none, or MLflow does not answer."""
+        try:
+            found = self._recorder.server.model_of(self.run_id) if self.run_id else None
+        except Exception as error:
+            log.debug("no registered model: %s", error)
+            return ""
+        return f"{found.name} version {found.version}" if found else ""
 
     def artifact_file(self, path: Path, name: str | None = None) -> None:
         """Record a file, under its own name or another, which may contain folders (`search/plan.json`)."""
@@ -152,9 +225,10 @@ class Run:
         metrics: list[list[Any]] | None = None,
         parameters: dict[str, str] | None = None,
         tags: dict[str, str] | None = None,
+        datasets: list[dict[str, Any]] | None = None,
     ) -> None:
-        entry = {"kind": "batch", "metrics": metrics or [], "parameters": parameters or {}, "tags": tags or {}}
-        self._recorder.record({**entry, "run": self._key})
+        entry = {"metrics": metrics or [], "parameters": parameters or {}, "tags": tags or {}}
+        self._recorder.record({"kind": "batch", "run": self._key, **entry, "datasets": datasets or []})
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -189,7 +263,7 @@ class Tracker(Run):
         recorder = Recorder(Server(project))
         recorder.catch_up()
         try:
-            tracker = cls(recorder, name, parameters or {}, tags or {})
+            tracker = cls(recorder, name, parameters or {}, {**source_tags(project), **(tags or {})})
             with tracker._ending():
                 yield tracker
         finally:
@@ -207,7 +281,7 @@ class Tracker(Run):
         except Exception as error:
             log.debug("no artifact folder: %s", error)
             return None
-        return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+        return local_path(uri)
 
 
 def _now_milliseconds() -> int:
@@ -236,6 +310,11 @@ def _name(name: str) -> str:
     """Make a valid MLflow name: letters, digits, spaces and `_ - . : /`, as in a path that stays in its folder."""
     parts = (re.sub(r"[^\w.\- :]", "_", part) for part in name.split("/") if part.strip(".") or part == "")
     return "/".join(part for part in parts if part)[:MOST_NAME_CHARACTERS] or "_"
+
+
+def _model_name(name: str) -> str:
+    """Make a valid name of a registered model, which has no `/`, `:` or `.`."""
+    return re.sub(r"[^\w\-]+", "-", name).strip("-") or "model"
 
 
 def _tags(tags: Mapping[str, Any]) -> dict[str, str]:

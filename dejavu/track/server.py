@@ -1,64 +1,51 @@
-"""MLflow itself: apply entries to it, close runs that killed processes left open, list runs.
+"""MLflow itself: apply entries to it, close runs that killed processes left open, look runs up.
 
-An entry is a dict of plain values, `{"kind": "create" | "batch" | "artifact" | "end", "run": key, ...}`. A run is
-identified by our own key, kept in a tag, so that an entry can be made before MLflow answers. Applying an entry is
-idempotent: a run is looked up by its key, and MLflow keeps a value of equal time and step once.
+An entry is a dict of plain values, `{"kind": "create" | "batch" | "artifact" | "model" | "end", "run": key, ...}`. A
+run is identified by our own key, kept in a tag, so that an entry can be made before MLflow answers. Applying an entry
+is idempotent: a run is looked up by its key, MLflow keeps a value of equal time and step once and a data set of equal
+digest once, and a run has at most one registered model.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import socket
-import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import nullcontext
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
-
-import psutil
-from filelock import FileLock
+from urllib.parse import unquote, urlsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import below, which would send telemetry
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric, Param, RunTag
 from mlflow.entities import Run as MlflowRun
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+
+from dejavu.track.database import alone_with
+from dejavu.track.identity import HOST_TAG, KEY_TAG, PID_TAG, START_TAG, has_ended
 
 Entry = dict[str, Any]
 T = TypeVar("T")
 
 EXPERIMENT = "dejavu"
-KEY_TAG, HOST_TAG, PID_TAG, START_TAG = "dejavu.key", "dejavu.host", "dejavu.pid", "dejavu.process_start_seconds"
+# MLflow's pages then offer runs, charts and models; without it they take an experiment for a GenAI application's.
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
 FAILURE_TAG = "dejavu.failure"
 PARENT_TAG = "mlflow.parentRunId"
-METRICS_PER_BATCH, PARAMETERS_PER_BATCH = 1000, 100  # MLflow's own limits
-LOCK_SECONDS = 60.0  # a fresh database takes a few seconds to make
+# MLflow's own limits are 100 parameters, 100 tags, and 1,000 of all together.
+METRICS_PER_BATCH, PARAMETERS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
+MODEL_FILE = "MLmodel"
+VERSIONS_TAG = "mlflow.modelVersions"  # by which the page of a run finds its registered models
 HTTP_SETTINGS = {  # MLflow's own are 120 s and 7 retries, with which a flow would hang for many minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-START_TOLERANCE_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST"}
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """Summary of a flow's run; a number that was not recorded is None.
-
-    Attributes:
-        start_seconds: since the epoch.
-    """
-
-    run_id: str
-    name: str
-    status: str
-    start_seconds: float
-    predicted_step_seconds: float | None
-    measured_step_seconds: float | None
 
 
 def tracking_uri(project: Path) -> str:
@@ -66,30 +53,10 @@ def tracking_uri(project: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{project.resolve() / 'mlflow.db'}"
 
 
-def runs(project: Path, most: int = 20) -> list[RunSummary]:
-    """Return the project's flow runs, the latest first; none where nothing was ever recorded."""
-    server = Server(project)
-    if server.database is not None and not server.database.exists():
-        return []
-    found = server.search("attributes.status != ''", most=1000)
-    return [_summary(run) for run in found if PARENT_TAG not in run.data.tags][:most]
-
-
 def sweep_killed(project: Path) -> list[str]:
     """Set to KILLED the runs that processes of this host left open when they were killed; return their names."""
     server = Server(project)
-    if server.database is not None and not server.database.exists():
-        return []
-    return server.sweep_killed()
-
-
-def identity_tags() -> dict[str, str]:
-    """Return tags that identify this process; a pid alone is reused."""
-    return {
-        HOST_TAG: socket.gethostname(),
-        PID_TAG: str(os.getpid()),
-        START_TAG: f"{_process_start_seconds(os.getpid()):.2f}",
-    }
+    return [] if server.is_empty else server.sweep_killed()
 
 
 def is_refusal(error: Exception) -> bool:
@@ -127,9 +94,33 @@ class Server:
                 self._ids[key] = run.info.run_id
         return self._ids.get(key)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever recorded; looking makes no database."""
+        return self.database is not None and not self.database.exists()
+
     def search(self, wanted: str, *, most: int) -> list[MlflowRun]:
+        """Return the runs that MLflow's filter finds, the latest first."""
         client, experiment = self._connect()
         return list(client.search_runs([experiment], wanted, max_results=most))
+
+    def model_of(self, run_id: str) -> ModelVersion | None:
+        """Return the version of a registered model that a run made."""
+        client, _ = self._connect()
+        return next(iter(client.search_model_versions(f"run_id = '{run_id}'")), None)
+
+    def artifact(self, run_id: str, paths: Iterable[str], to: Path) -> Path | None:
+        """Return the first of these artifacts that the run has: where it is on this machine, or a copy in `to`."""
+        client, _ = self._connect()
+        for path in paths:
+            folder = str(Path(path).parent) if "/" in path else None
+            if any(item.path == path for item in client.list_artifacts(run_id, folder)):
+                local = local_path(client.get_run(run_id).info.artifact_uri)
+                if local is not None:
+                    return local / path
+                to.mkdir(parents=True, exist_ok=True)
+                return Path(client.download_artifacts(run_id, path, str(to)))
+        return None
 
     def apply(self, entry: Entry, *, again: bool = False) -> None:
         """Apply one entry.
@@ -153,16 +144,52 @@ class Server:
             return
         run_id = self._known(key)
         if kind == "batch":
-            for rows in _batched(entry["metrics"], METRICS_PER_BATCH):
-                client.log_batch(run_id, metrics=[Metric(*row) for row in rows], synchronous=True)
-            for items in _batched(entry["parameters"].items(), PARAMETERS_PER_BATCH):
-                client.log_batch(run_id, params=[Param(*item) for item in items], synchronous=True)
-            for items in _batched(entry["tags"].items(), PARAMETERS_PER_BATCH):
-                client.log_batch(run_id, tags=[RunTag(*item) for item in items], synchronous=True)
+            self._log_batch(client, run_id, entry)
         elif kind == "artifact":
             client.log_artifact(run_id, entry["file"], entry["folder"])
+        elif kind == "model":
+            self._register(run_id, entry)
         else:
             client.set_terminated(run_id, entry["status"], entry["end_milliseconds"])
+
+    def _log_batch(self, client: MlflowClient, run_id: str, entry: Entry) -> None:
+        """Log all that an entry has, in as few calls as MLflow's limits allow: a call is a transaction."""
+        parts = zip_longest(
+            _batched((Metric(*row) for row in entry["metrics"]), METRICS_PER_BATCH),
+            _batched((Param(*item) for item in entry["parameters"].items()), PARAMETERS_PER_BATCH),
+            _batched((RunTag(*item) for item in entry["tags"].items()), TAGS_PER_BATCH),
+            fillvalue=(),
+        )
+        for metrics, parameters, tags in parts:
+            client.log_batch(run_id, metrics=metrics, params=parameters, tags=tags, synchronous=True)
+        if entry.get("datasets"):
+            client.log_inputs(run_id, [_dataset(row) for row in entry["datasets"]])
+
+    def _register(self, run_id: str, entry: Entry) -> None:
+        """Log a saved model as the run's output, and register it as a new version."""
+        from mlflow.models import Model  # with pandas: a second that only a training pays
+
+        client, experiment = self._connect()
+        if self.model_of(run_id) is not None:
+            return
+        folder, name = Path(entry["folder"]), entry["name"]
+        logged = client.create_logged_model(experiment, name=name, source_run_id=run_id, model_type="pytorch")
+        saved = Model.load(str(folder))
+        saved.run_id, saved.model_id = run_id, logged.model_id
+        saved.save(str(folder / MODEL_FILE))
+        client.log_model_artifacts(logged.model_id, str(folder))
+        client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
+        client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, entry["step"])])
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        # Where the files are: MLflow would look `models:/…` up in the store of its global settings, which is not ours.
+        where = logged.artifact_location
+        made = client.create_model_version(name, where, run_id, tags=entry["tags"], model_id=logged.model_id)
+        versions = json.dumps([{"name": name, "version": made.version}])
+        client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: versions})
 
     def sweep_killed(self) -> list[str]:
         client, _ = self._connect()
@@ -170,8 +197,7 @@ class Server:
         swept = []
         for run in self.search(mine, most=1000):
             pid, started = int(run.data.tags[PID_TAG]), float(run.data.tags[START_TAG])
-            now = _process_start_seconds(pid)
-            if now is None or abs(now - started) > START_TOLERANCE_SECONDS:
+            if has_ended(pid, started):
                 client.set_tag(run.info.run_id, FAILURE_TAG, f"process {pid} ended without closing this run")
                 client.set_terminated(run.info.run_id, "KILLED")
                 swept.append(run.info.run_name)
@@ -185,7 +211,7 @@ class Server:
 
     def _connect(self) -> tuple[MlflowClient, str]:
         if self._connected is None:
-            with self._alone():
+            with alone_with(self.database) if self.database is not None else nullcontext():
                 client = MlflowClient(self.uri)
                 self._connected = client, self._experiment(client)
         return self._connected
@@ -196,54 +222,30 @@ class Server:
             # A server has its own artifact store; a database file has none.
             artifacts = (self.project / "mlartifacts").as_uri() if self.database is not None else None
             try:
-                return client.create_experiment(EXPERIMENT, artifacts)
+                made: str = client.create_experiment(EXPERIMENT, artifacts, tags={KIND_TAG: KIND})
+                return made
             except MlflowException:  # some other process was first
                 found = client.get_experiment_by_name(EXPERIMENT)
                 if found is None:
                     raise
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
+        if KIND_TAG not in found.tags:
+            client.set_experiment_tag(found.experiment_id, KIND_TAG, KIND)
         return found.experiment_id
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock while a SQLite file may have to be created: two processes that migrate a new one corrupt it."""
-        if self.database is None:
-            yield
-            return
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table that it creates
-        self.database.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.database}.lock", timeout=LOCK_SECONDS):
-            # MLflow retries for minutes if the file is no database or cannot be written; SQLite fails at once.
-            with closing(sqlite3.connect(self.database)) as connection:
-                connection.execute("PRAGMA user_version")
-            yield
+
+def local_path(uri: str) -> Path | None:
+    """Return the folder of a `file:` URI; None: it is on a server."""
+    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+
+
+def _dataset(row: dict[str, Any]) -> DatasetInput:
+    entity = Dataset(row["name"], row["digest"], row["source_type"], row["source"], profile=row["profile"])
+    return DatasetInput(entity, [InputTag("mlflow.data.context", row["context"])])
 
 
 def _batched(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(rows)
     while batch := list(islice(iterator, size)):
         yield batch
-
-
-def _process_start_seconds(pid: int) -> float | None:
-    """Return seconds from boot to the process's start, independent of the clock; None: there is no such process."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        started: float = process.create_time() - psutil.boot_time()
-        return started
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _summary(run: MlflowRun) -> RunSummary:
-    return RunSummary(
-        run_id=run.info.run_id,
-        name=run.info.run_name,
-        status=run.info.status,
-        start_seconds=run.info.start_time / 1000,
-        predicted_step_seconds=run.data.metrics.get("predicted_step_seconds"),
-        measured_step_seconds=run.data.metrics.get("measured_step_seconds"),
-    )

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from dejavu.track.server import Entry, Server, is_refusal
 
 RETRY_SECONDS = 60.0  # while MLflow fails, one entry per this time retries it; all others go to the file at once
+HELD_IN = {"artifact": "file", "model": "folder"}  # which part of an entry is the path of what it records
 
 log = logging.getLogger("dejavu.track")
 
@@ -91,12 +92,16 @@ class Recorder:
 
     def _keep(self, entry: Entry) -> None:
         try:
-            if entry["kind"] == "artifact":
-                source = Path(entry["file"])
+            if entry["kind"] in HELD_IN:
+                held = HELD_IN[entry["kind"]]
+                source = Path(entry[held])
                 copy = self._mine / uuid.uuid4().hex[:8] / source.name
                 copy.parent.mkdir()
-                shutil.copyfile(source, copy)
-                entry = {**entry, "file": str(copy.relative_to(self._mine))}
+                if source.is_dir():
+                    shutil.copytree(source, copy)
+                else:
+                    shutil.copyfile(source, copy)
+                entry = {**entry, held: str(copy.relative_to(self._mine))}
             with (self._mine / "entries.jsonl").open("a") as file:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
@@ -133,8 +138,9 @@ class Recorder:
                 log.warning("MLflow at %s has no run of the records in %s; they are left", self.server.uri, folder)
                 return
         for entry in entries:
-            if entry["kind"] == "artifact":
-                entry = {**entry, "file": str(folder / entry["file"])}
+            if entry["kind"] in HELD_IN:
+                held = HELD_IN[entry["kind"]]
+                entry = {**entry, held: str(folder / entry[held])}
             try:
                 self.server.apply(entry, again=True)
             except Exception as error:

@@ -14,6 +14,7 @@ import torch
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import get_mp_context
 
+from dejavu.foundation.dask_workers import check_encrypted, workers_of
 from dejavu.trials.spec import MOST_ATTEMPTS, TrialError
 
 CONNECT_SECONDS = 20.0
@@ -28,14 +29,25 @@ PRELOADED = ("dejavu.trials.worker", "torch._dynamo")
 def client_of(address: str) -> Iterator[distributed.Client]:
     """Connect to a running scheduler, whose workers are on the cluster's hosts.
 
+    Certificates are those of Dask's own configuration (`distributed.comm.tls`).
+
     Raises:
+        InputError: it or one of its workers is on another host, and not encrypted.
         TrialError: no scheduler answers there.
     """
+    check_encrypted(address)
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise TrialError(f"no Dask scheduler answers at {address}: {error}") from error
+    except TypeError as error:  # distributed's, where TLS has no certificates
+        raise TrialError(
+            f"Dask at {address} wants certificates: {error}; wanted distributed.comm.tls in Dask's configuration, as "
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
+        ) from error
     with client:
+        for worker in workers_of(client):
+            check_encrypted(worker)
         yield client
 
 

@@ -26,7 +26,7 @@ _CODE = (
     optimizer,
 )  # also decides the losses: other code, other results
 # Names, not contents: the contents are in the data's fingerprint.
-_FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare"}
+_FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare", "replan"}
 
 
 class TrialError(DejavuError):

@@ -144,10 +144,14 @@ class Workload(_Record):
         batch_size: examples in one step, over all devices.
         schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
         num_microbatches: into how many equal parts a step is split (gradient accumulation).
+        dtype: of the weights, gradients and activations.
+        optimizer: which one, and its settings.
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
+        seed: of the order of the data, the split and the trials; two equal runs train the same.
+        trials: which initial weights are tried before the training, and for how long.
         replan: what happens when a rank, host or link goes, slows down or comes while the training runs.
     """
 

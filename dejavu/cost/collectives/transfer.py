@@ -30,7 +30,7 @@ def transfer_cost(cluster: Cluster, database: ProfileDatabase, sender: str, rece
     link between nodes. `bind` then tells what the actual devices' links cost. A link that was measured on this
     machine overrides what the file assumed, but not what a person declared.
     """
-    link = _typical_link(cluster, sender, receiver)
+    link = typical_link(cluster, sender, receiver)
     if link.assumed:
         rows = database.latest(kind="transfer", subject=EXCHANGE, device_type=sender, peer_device_type=receiver)
         if len(rows) >= 2:
@@ -44,7 +44,7 @@ def transfer_costs(cluster: Cluster, database: ProfileDatabase) -> dict[tuple[st
     return {(a, b): transfer_cost(cluster, database, a, b) for a in names for b in names}
 
 
-def _typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
+def typical_link(cluster: Cluster, sender: str, receiver: str) -> Link:
     together = [
         group.link
         for group in cluster.groups

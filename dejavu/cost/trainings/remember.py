@@ -155,7 +155,7 @@ def _message_rows(
             Measurement(
                 kind="transfer",
                 subject=MESSAGE,
-                name=f"{workload.model}, {'gradient' if way else 'activation'} behind {layer.name}",
+                name=f"{workload.model}, {'gradient' if way else 'activation'} after {layer.name}",
                 device_type=ends[way].device_type,
                 peer_device_type=ends[1 - way].device_type,
                 size_bytes=layer.output_bytes // replicas,

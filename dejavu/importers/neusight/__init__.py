@@ -1,7 +1,7 @@
 """NeuSight's single kernels: kernels.parquet, one row for each measured kernel.
 
 Latencies are in milliseconds: the mean of the 5 fastest of 25 runs of a forward kernel, float32 with TF32 off. The
-operators are those of `neusight_kernels`. models.parquet holds whole models and layers that no single kernel stands
+operators are those of `neusight.kernels`. models.parquet holds whole models and layers that no single kernel stands
 for; they are for comparing predictions (`python -m benchmarks.cost`), not for the database.
 """
 

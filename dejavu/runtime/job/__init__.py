@@ -13,7 +13,8 @@ from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
-from dejavu.timing.clock import Timed
+from dejavu.runtime.job.migration import Migration
+from dejavu.timing.clock import Span, Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
@@ -112,7 +113,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare"}
+    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare", "replan"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
@@ -144,8 +145,10 @@ class TrainingResult:
         final_checkpoint: the folder of the last complete checkpoint.
         failures: a sentence for each rank that caused a restart: attempt, rank, stages, host, and how it ended.
         last_step_passes: when each pass ran in the last step, a row for each rank of the world, each row's seconds from
-            that rank's own start of the step.
+            the first start of the step on that rank's host.
+        last_step_once: when each rank, in that step, summed gradients over replicas and ran its optimizer.
         step_times: how long the last attempt's steps took, and whether other work ran at the same time.
+        migrations: the changes of the plan, or of the ranks under it, while the training ran.
     """
 
     first_step: int
@@ -157,12 +160,26 @@ class TrainingResult:
     final_checkpoint: str
     failures: tuple[str, ...] = ()
     last_step_passes: tuple[tuple[Timed, ...], ...] = ()
+    last_step_once: tuple[tuple[Span, ...], ...] = ()
     step_times: StepTimes | None = None
+    migrations: tuple[Migration, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
         """The measured step and stage times."""
         return TrainingTimes(self.step_seconds, self.step_times, len(self.losses), self.stages, self.last_step_passes)
+
+    @property
+    def kept_its_plan(self) -> bool:
+        """Whether all steps ran under the job's plan, so that times can be told of it."""
+        return not any(migration.changes_plan for migration in self.migrations)
+
+    @property
+    def of_its_plan(self) -> TrainingResult:
+        """The same without times, where some steps ran under another plan: they would be told of the wrong one."""
+        if self.kept_its_plan:
+            return self
+        return replace(self, step_seconds=None, step_times=None, stages=(), last_step_passes=(), last_step_once=())
 
     @property
     def origin(self) -> str:
@@ -185,6 +202,8 @@ class TrainingResult:
             "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
             "stages": stages,
             "last_step_passes": passes,
+            "last_step_once": tuple(tuple(Span(*span) for span in rank) for rank in data.get("last_step_once", ())),
+            "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
         }
         return cls(**{**data, **known})
 

@@ -27,8 +27,8 @@ class Coarse(Search):
     """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
 
     The bound is one of the original problem, with all of its cuts: prices on devices, and memory by the fewest stages
-    behind (`_windowed`). Choose it for more layers than `exact` can list the stages of, on as many devices as there
-    are; costs have to be sums over layers.
+    downstream (`coarse.windowed`). Choose it for more layers than `exact` can list the stages of, on as many devices as
+    there are; costs have to be sums over layers.
 
     Attributes:
         quick: gives the first plan, in seconds.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
-from dejavu.search.coarse import refine as _refine
+from dejavu.search.coarse import refine
 from dejavu.search.shared.stage_table import StageTable
 
 Ints = NDArray[np.int64]
@@ -88,7 +88,7 @@ def reclustered(plan: Plan, cuts: Ints) -> Plan:
 def refined(problem: Problem, plan: Plan, reach: int, table: StageTable) -> Iterator[Plan]:
     """Plans with the same configurations and better cuts, each at most `reach` layers from where it was.
 
-    The limit on the bottleneck is bisected; with it, cuts of the least Σ are a dynamic program (`_refine`).
+    The limit on the bottleneck is bisected; with it, cuts of the least Σ are a dynamic program (`coarse.refine`).
     """
     index = [problem.index(stage.configuration) for stage in plan.stages]
     S, B = len(index), plan.num_microbatches
@@ -102,7 +102,7 @@ def refined(problem: Problem, plan: Plan, reach: int, table: StageTable) -> Iter
     low, high = 0.0, worst
     for _ in range(_HALVINGS):
         limit = 0.5 * (low + high)
-        sum_seconds, found = _refine.best_cuts(
+        sum_seconds, found = refine.best_cuts(
             limit, float(B - 1), reach, cuts, need, np.array(index), table.costs, table.links
         )
         if sum_seconds == np.inf:

@@ -27,10 +27,10 @@ def best_cuts(
     link_CC2, cut_bytes_L1 = links
     S = len(need_S)
     width = 2 * reach + 1
-    behind = np.full((S + 1, width), np.inf)  # [s, w] from the cut before stage s on, the transfer across it included
+    rest = np.full((S + 1, width), np.inf)  # [s, w] from the cut before stage s on, the transfer across it included
     choice = np.zeros((S + 1, width), np.int64)
     last = cuts_S1[S]
-    behind[S, reach] = 0.0
+    rest[S, reach] = 0.0
     for s in range(S - 1, -1, -1):
         for w in range(width):
             start = cuts_S1[s] - reach + w
@@ -39,14 +39,14 @@ def best_cuts(
             best = np.inf
             for v in range(width):
                 stop = cuts_S1[s + 1] - reach + v
-                if stop <= start or behind[s + 1, v] == np.inf:
+                if stop <= start or rest[s + 1, v] == np.inf:
                     continue
                 seconds, once, fits = stage_cost(costs, start, stop, how_S[s])
                 if repeats * seconds + once > limit:
                     break
                 if fits < need_S[s]:
                     continue
-                total = seconds + behind[s + 1, v]
+                total = seconds + rest[s + 1, v]
                 if total < best:
                     best = total
                     choice[s, w] = v
@@ -54,11 +54,11 @@ def best_cuts(
                 before, here = how_S[s - 1], how_S[s]
                 transfer = 2.0 * (link_CC2[before, here, 0] + link_CC2[before, here, 1] * cut_bytes_L1[start])
                 best = best + transfer if repeats * transfer <= limit else np.inf
-            behind[s, w] = best
+            rest[s, w] = best
     cuts = np.empty(S + 1, np.int64)
     w = reach
     for s in range(S):
         cuts[s] = cuts_S1[s] - reach + w
         w = choice[s, w]
     cuts[S] = last
-    return behind[0, reach], cuts
+    return rest[0, reach], cuts

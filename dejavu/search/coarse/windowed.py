@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Problem
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse import windows as _windows
+from dejavu.search.coarse import windows
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.exact.cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search.shared.options import link_classes
@@ -25,7 +25,7 @@ _NARROW = 1e-4  # of the best price: intervals of the bottleneck are not split f
 
 
 class WindowedBound:
-    """What no plan can be below. Memory by position is relaxed: a stage holds what the fewest stages behind it ask for.
+    """What no plan can be below. Memory by position is relaxed: in flight is what the fewest stages downstream ask for.
 
     Messages at a stage's cuts are taken at their least over all cuts, and `max_stages` is not looked at.
     """
@@ -51,7 +51,7 @@ class WindowedBound:
             return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
 
         self._seconds_CL1 = prefix(costs.seconds_CL)
-        self._costs = _windows.Costs(
+        self._costs = windows.Costs(
             busy_CL1=self._repeats * self._seconds_CL1 + prefix(costs.per_step_seconds_CL),
             per_step_C=costs.per_step_latency_seconds_C[kept],
             fixed_CL1=prefix(costs.fixed_bytes_CL),
@@ -65,13 +65,13 @@ class WindowedBound:
         C, L1 = self._seconds_CL1.shape
         A = len(heads)
         self._furthest_CL = np.empty((C, L1 - 1), dtype=np.int64)
-        self._links = _windows.Links(
+        self._links = windows.Links(
             repeats=self._repeats,
             latency_AA=problem.link_latency_seconds_CC[np.ix_(heads, heads)],
             per_byte_AA=problem.link_seconds_per_byte_CC[np.ix_(heads, heads)],
             bytes_L1=problem.cut_bytes_L1,
         )
-        self._choices = _windows.Choices(
+        self._choices = windows.Choices(
             choice_AL1=np.zeros((A, L1), np.int32),
             start_CL1=np.zeros((C, L1), np.int32),
             class_before_AL1=np.zeros((A, L1), np.int32),
@@ -105,7 +105,7 @@ class WindowedBound:
     def _sum_seconds(self, limit: float) -> float:
         """A bound on Σ of the plans with no bottleneck above the limit; inf: there is none."""
         most_in_flight = float(self._problem.in_flight(0, self._problem.most_stages))
-        if not _windows.furthest_stops(limit, most_in_flight, self._costs, self._furthest_CL):
+        if not windows.furthest_stops(limit, most_in_flight, self._costs, self._furthest_CL):
             return np.inf
         most_price = float(self._seconds_CL1[:, -1].max()) + 1e-12
         found, prices_T = self._planes.bound(
@@ -122,8 +122,8 @@ class WindowedBound:
         return found
 
     def _cheapest(self, limit: float, prices_T: Floats) -> PricedPlan | None:
-        stages = _windows.Stages(self._use_CT @ prices_T, self._class_C, self._seconds_CL1, self._furthest_CL)
-        total, a = _windows.cheapest(limit, stages, self._links, self._choices)
+        stages = windows.Stages(self._use_CT @ prices_T, self._class_C, self._seconds_CL1, self._furthest_CL)
+        total, a = windows.cheapest(limit, stages, self._links, self._choices)
         if total == np.inf:
             return None
         use_T, stop, bottleneck = np.zeros_like(self._count_T), self._problem.num_layers, 0.0

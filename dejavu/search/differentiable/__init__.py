@@ -12,7 +12,7 @@ from dejavu.plans import Answer, Obstacle, Plan, Problem, price
 from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.differentiable.decode import Decoder
-from dejavu.search.shared import suffix_table as _suffix
+from dejavu.search.shared import suffix_table
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.options import Ints, Options, check_number_of_options
 
@@ -146,7 +146,7 @@ class _Rounding:
     def __init__(self, problem: Problem, decoder: Decoder, best: Incumbent) -> None:
         o = decoder.options
         self.decoder, self._problem, self._best = decoder, problem, best
-        least_L1, bottleneck_L1 = _suffix.chain_bounds(o.first_L1, o.stop_N, o.seconds_N, o.busy_N)
+        least_L1, bottleneck_L1 = suffix_table.chain_bounds(o.first_L1, o.stop_N, o.seconds_N, o.busy_N)
         self.value_T = decoder.values(least_L1)
         self._least_sum, self._least_bottleneck = float(least_L1[-1]), float(bottleneck_L1[-1])
         self._elite: list[tuple[float, tuple[int, ...], Floats]] = []  # price, options, prices of devices

@@ -1,6 +1,6 @@
 """From prices on devices and a limit on the bottleneck to plans, whole or window by window.
 
-Letters as in `_rounding`; T = device types, S = stages of a plan. A plan is the array of its options, in order.
+Letters as in `rounding`; T = device types, S = stages of a plan. A plan is the array of its options, in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.differentiable import rounding as _rounding
+from dejavu.search.differentiable import rounding
 from dejavu.search.shared.options import Ints, Options
 
 _ROUNDING = 1e-9  # sums in different orders agree to this, relative
@@ -115,14 +115,14 @@ class Decoder:
         stop_N, group_N, seconds_N = o.stop_N[kept], o.group_N[kept], o.seconds_N[kept]
         price_G = np.ascontiguousarray(price_T[self.type_G] * self.taken_G)
         cost_N = seconds_N + price_G[group_N]
-        stages = _rounding.Stages(first_L1, stop_N, group_N, seconds_N, o.fits_N[kept], cost_N)
-        groups = _rounding.Groups(o.offset_G, o.block_G, o.class_G, price_G)
-        rules = _rounding.Rules(limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA)
+        stages = rounding.Stages(first_L1, stop_N, group_N, seconds_N, o.fits_N[kept], cost_N)
+        groups = rounding.Groups(o.offset_G, o.block_G, o.class_G, price_G)
+        rules = o.rules(limit)
 
         def prefix(cost_N: Floats, transfer_weight: float, front_JA: Floats) -> Floats:
             table = np.full((L1, J, A), np.inf)
             table[lo] = front_JA
-            _rounding.prefix_costs(stages._replace(cost_N=cost_N), o.class_G, rules, lo, hi, transfer_weight, table)
+            rounding.prefix_costs(stages._replace(cost_N=cost_N), o.class_G, rules, lo, hi, transfer_weight, table)
             return table
 
         bound_L1JA = guide_L1JA = prefix(cost_N, 1.0, window.front_JA)
@@ -131,17 +131,17 @@ class Decoder:
             upto = np.pad(np.cumsum(prior_LG, axis=0), ((1, 0), (0, 0)))
             cost_N = cost_N + upto[stop_N, group_N] - upto[self._start_N[kept], group_N]
             guide_L1JA = prefix(cost_N, 1.0, window.front_JA)
-        prefixes = _rounding.Prefixes(guide_L1JA, bound_L1JA, spend_L1JA)
-        surroundings = _rounding.Surroundings(window.level, window.class_after, int(window.outside_T @ self._stride_T))
+        prefixes = rounding.Prefixes(guide_L1JA, bound_L1JA, spend_L1JA)
+        surroundings = rounding.Surroundings(window.level, window.class_after, int(window.outside_T @ self._stride_T))
         budget = float(price_T @ (self.counts_T - window.outside_T))
-        goal = _rounding.Goal(
+        goal = rounding.Goal(
             cutoff=cutoff,
             ceiling=cutoff + budget + _ROUNDING * (cutoff + abs(budget)),
             budget=budget + _ROUNDING * abs(budget),
             whole_devices=int(self.counts_T @ self._stride_T) if o.use_all_devices else -1,
         )
         problem = (stages._replace(cost_N=cost_N), groups, rules, prefixes)
-        chosen, complete = _rounding.beam(lo, hi, width, problem, surroundings, goal)
+        chosen, complete = rounding.beam(lo, hi, width, problem, surroundings, goal)
         return Decoded(kept[chosen], complete)
 
     def plan(self, chosen: Ints) -> Plan:

@@ -1,6 +1,6 @@
 """The relaxed problem: architecture parameters, a smoothed dynamic program over cuts, and its gradient.
 
-Letters as in `_rounding`; besides, R = restarts, K = blocks of layers between the K1 = K + 1 cut positions that the
+Letters as in `rounding`; besides, R = restarts, K = blocks of layers between the K1 = K + 1 cut positions that the
 relaxation knows (all, or some with equal work between), M = pairs of a stage between two of those cuts and a group, T =
 device types,
 F = expectations, see the columns below.
@@ -133,7 +133,7 @@ class Relaxation:
     A plan's probability is that of a Gibbs distribution over all ways to cut and to spread: exp(−energy / temperature),
     its energy the sum over stages of seconds, transfers, device prices, what it exceeds the bottleneck and the memory
     by, and −log softmax(A) of each of its blocks. The smoothed dynamic program (log-sum-exp for min) runs from the last
-    layer to the first, so it knows how many stages are expected behind, which decides the memory, and carries the
+    layer to the first, so it knows how many stages are expected downstream, which decides the memory, and carries the
     expectations of step time, devices and shortage along. Loss: expected Σ + a norm over stages for the maximum +
     the terms of an augmented Lagrangian.
     """
@@ -148,14 +148,14 @@ class Relaxation:
         table[:, :, :2] /= step_seconds
         after = np.concatenate([table[:, 1:], table[:, -1:]], axis=1)
         self._J, self._A, self._G = len(options.need_J), options.num_classes, len(options.class_G)
-        # Row m · J + j: the values at level j, and what one more stage behind adds.
+        # Row m · J + j: the values at level j, and what one more stage downstream adds.
         self._table = self._numbers(np.concatenate([table, after - table], axis=2).reshape(-1, 6))
         self._start, self._stop, self._group = (self._whole(rows[:, i]) for i in range(3))
         self._first_K1 = np.searchsorted(rows[:, 0], np.arange(len(self._cuts_K1)))
         self._last_stop_M = rows[:, 1]
         class_M = options.class_G[rows[:, 2]]
         self._class_M, self._class_MA = self._whole(class_M), self._numbers(np.eye(self._A)[class_M])
-        self._behind = self._whole(rows[:, 1] * self._A + class_M)
+        self._after = self._whole(rows[:, 1] * self._A + class_M)
         devices_GT = np.zeros((self._G, len(counts_T)))
         devices_GT[np.arange(self._G), type_G] = taken_G
         self._devices_GT = self._numbers(devices_GT)
@@ -248,9 +248,9 @@ class Relaxation:
                 rest[at] = torch.full((R, A), _IMPOSSIBLE, device=self._device)
                 continue
             far = int(self._last_stop_M[lo:hi].max())
-            behind = self._behind[lo:hi] - (at + 1) * A
-            rest_RM = torch.stack(rest[at + 1 : far + 1], 1).reshape(R, -1)[:, behind]
-            after_RMF = torch.stack(expected[at + 1 : far + 1], 1).reshape(R, -1, F)[:, behind]
+            after = self._after[lo:hi] - (at + 1) * A
+            rest_RM = torch.stack(rest[at + 1 : far + 1], 1).reshape(R, -1)[:, after]
+            after_RMF = torch.stack(expected[at + 1 : far + 1], 1).reshape(R, -1, F)[:, after]
             seconds, busy, short = self._at_level(lo, hi, after_RMF[:, :, _STAGES])
             energy = seconds + static_RM[:, lo:hi] + rest_RM + point.shortage_price_R[:, None] * short
             energy = energy + _OVER_LIMIT_PRICE * torch.relu(busy - limit)
@@ -281,9 +281,9 @@ class Relaxation:
     def _prior(self, logits_RKG: Tensor) -> Tensor:
         return -_SECONDS_PER_NAT * torch.log_softmax(logits_RKG, dim=2)
 
-    def _at_level(self, lo: int, hi: int, stages_behind_RM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _at_level(self, lo: int, hi: int, stages_downstream_RM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Seconds, busy and shortage of rows lo to hi − 1, between two levels where the expected stages are."""
-        level = stages_behind_RM.clamp(max=self._J - 1)
+        level = stages_downstream_RM.clamp(max=self._J - 1)
         below = level.detach().floor()
         row = self._table[torch.arange(lo, hi, device=self._device) * self._J + below.long()]
         seconds, busy, short = (row[:, :, :3] + (level - below)[:, :, None] * row[:, :, 3:]).unbind(2)

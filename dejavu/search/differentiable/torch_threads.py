@@ -14,7 +14,7 @@ _users, _before = 0, 1  # how many blocks are open, and the setting from before 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread inside the block; behind the last of several open blocks as before the first.
+    """Torch computes in one thread inside the block; after the last of several open blocks as before the first.
 
     The gradient search's tensors are some thousands of numbers: more threads wait for each other longer than they
     compute, on a busy machine many times longer.

@@ -16,7 +16,7 @@ from dejavu.search.exact.device_prices import PricedOptions
 from dejavu.search.exact.intervals import ROUNDING, Intervals, middle
 from dejavu.search.feasible.fit import is_feasible
 from dejavu.search.feasible.infeasible import why_infeasible
-from dejavu.search.shared import suffix_table as _suffix
+from dejavu.search.shared import suffix_table
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.options import Options, check_number_of_options
 
@@ -47,9 +47,9 @@ class Exact(Search):
     first, until none can hold a better plan; f is a step function, so each answer also says how far to jump. That takes
     10 to 30 values of f where Alpa's loop over all of them takes thousands (Zheng et al., OSDI 2022, section 5.2).
 
-    Where few devices make a small table, f is a dynamic program over (layer, stages behind, link class, devices of each
-    type). Where it would be large, prices on devices take them out of the state: that bounds f, drops most of the
-    options (`_priced`), and labels with the devices that they use settle the rest (`_labels`).
+    Where few devices make a small table, f is a dynamic program over (layer, stages downstream, link class, devices of
+    each type). Where it would be large, prices on devices take them out of the state: that bounds f, drops most of the
+    options (`exact.priced_stages`), and labels with the devices that they use settle the rest (`exact.labels`).
 
     Memory follows the schedule's rule by position; links between neighbouring configurations are in the state where
     they differ, and the number of stages where the problem's `max_stages` is less than the layers and devices allow.
@@ -91,7 +91,7 @@ class Exact(Search):
         with best.clock_stopped():
             _compile_table()
         options = Options.of(problem)
-        least_L1, bottleneck_L1 = _suffix.chain_bounds(
+        least_L1, bottleneck_L1 = suffix_table.chain_bounds(
             options.first_L1, options.stop_N, options.seconds_N, options.busy_N
         )
         if _table_steps(options) <= self.max_table_steps:
@@ -163,10 +163,9 @@ class _Table:
 
     def __init__(self, problem: Problem, options: Options, least_L1: Floats, best: Incumbent) -> None:
         L1, J, A, D = options.table_shape
-        self._problem, self._options, self._best = problem, options, best
-        self._groups = _suffix.Groups(options.offset_G, options.block_G, options.class_G)
-        self._rules = _suffix.Rules(options.need_J, options.transfer_L1AA, options.link_busy_L1AA, least_L1)
-        self._table = _suffix.Table(
+        self._problem, self._options, self._least_L1, self._best = problem, options, least_L1, best
+        self._groups = suffix_table.Groups(options.offset_G, options.block_G, options.class_G)
+        self._table = suffix_table.Table(
             rest_L1JAD=np.full((L1, J, A, D), np.inf),
             alive_L1JA=np.zeros((L1, J, A), dtype=np.bool_),
             here_JAD=np.empty((J, A, D)),
@@ -178,18 +177,18 @@ class _Table:
 
     def solve(self, limit: float, cutoff: float) -> _Answer | None:
         """The cheapest sum with no bottleneck above the limit; None if there is none below the cutoff."""
-        stages = self._options.stages
+        stages, rules = self._options.stages, self._options.rules(limit)
         end = self._problem.num_layers
         while end > 0:
             if self._best.is_late:
                 raise _OutOfTimeError
             begin = max(0, end - self._starts_per_call)
-            _suffix.fill(begin, end, limit, cutoff, stages, self._groups, self._rules, self._table)
+            suffix_table.fill(begin, end, cutoff, stages, self._groups, rules, self._least_L1, self._table)
             end = begin
         total = float(self._table.here_JAD[:, :, -1].min())
         if not total < cutoff:
             return None
-        chosen = _suffix.trace(limit, stages, self._groups, self._rules, self._table)
+        chosen = suffix_table.trace(stages, self._groups, rules, self._table)
         return self._answer(total, chosen)
 
     def _answer(self, total: float, chosen: np.ndarray) -> _Answer:
@@ -217,7 +216,7 @@ def _compile_table() -> None:
     """Compile the loops over tables, or load them from numba's cache, on a problem of one layer."""
     problem = tiny_problem()
     options, best = Options.of(problem), Incumbent(problem, Exact.name, np.inf)
-    least_L1, _ = _suffix.chain_bounds(options.first_L1, options.stop_N, options.seconds_N, options.busy_N)
+    least_L1, _ = suffix_table.chain_bounds(options.first_L1, options.stop_N, options.seconds_N, options.busy_N)
     _Table(problem, options, least_L1, best).solve(np.inf, np.inf)
 
 

@@ -1,6 +1,7 @@
 """Options with prices on devices: the bound that they prove, the options that they leave, and the labels between.
 
-Letters: N = options, L1 = cut positions, T = device types, K = sets of prices; see `_suffix`, `_priced` and `_labels`.
+Letters: N = options, L1 = cut positions, T = device types, K = sets of prices; see
+`shared.suffix_table`, `exact.priced_stages` and `exact.labels`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, TooLargeError
-from dejavu.search.exact import labels as _labels
-from dejavu.search.exact import priced_stages as _priced
+from dejavu.search.exact import labels, priced_stages
 from dejavu.search.exact.cutting_planes import CuttingPlanes, PricedPlan
 from dejavu.search.shared.options import Options
 
@@ -108,8 +108,8 @@ class PricedOptions:
         """The best bound on Σ that prices prove, up to the cutoff, and the prices; inf: no plan has these options."""
 
         def cheapest(prices_T: Floats) -> PricedPlan | None:
-            tables = _priced.downstream(self._stages(rows, prices_T), self._rules(rows))
-            chosen = _priced.follow(rows.stop_N, rows.class_N, *tables[1:])
+            tables = priced_stages.downstream(self._stages(rows, prices_T), self.options.rules(rows.limit))
+            chosen = priced_stages.follow(rows.stop_N, rows.class_N, *tables[1:])
             if not len(chosen):
                 return None
             use_T = rows.use_NT[chosen].sum(axis=0)
@@ -129,28 +129,29 @@ class PricedOptions:
 
     def fixed(self, rows: Rows, cutoff: float, prices_T: Floats) -> Rows:
         """Without the options that no plan with Σ below the cutoff can have."""
-        stages, rules = self._stages(rows, prices_T), self._rules(rows)
-        through_N = _priced.through(
-            stages, rules.need_J, _priced.upstream(stages, rules), _priced.downstream(stages, rules)[0]
+        stages, rules = self._stages(rows, prices_T), self.options.rules(rows.limit)
+        through_N = priced_stages.through(
+            stages, rules.need_J, priced_stages.upstream(stages, rules), priced_stages.downstream(stages, rules)[0]
         )
         return self.rows(rows.rows[through_N - float(prices_T @ self.count_T) < cutoff], rows.limit)
 
     def labels(self, rows: Rows, cutoff: float, prices_T: Floats, beam: int, work: float) -> Found:
         """The plan with the least Σ below the cutoff, as far as the beam and the work go."""
-        o, prices_KT = self.options, self._around(prices_T)
-        chosen, sum_seconds, state = _labels.search(
-            _labels.Stages(rows.start_N, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N, *rows.by_stop),
-            _labels.Rules(rows.limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA, self._worse(rows.limit)),
-            _labels.Devices(
+        prices_KT = self._around(prices_T)
+        chosen, sum_seconds, state = labels.search(
+            labels.Stages(rows.start_N, rows.class_N, rows.seconds_N, rows.fits_N, rows.packed_N, *rows.by_stop),
+            self.options.rules(rows.limit),
+            self._worse(rows.limit),
+            labels.Devices(
                 count_T=self.count_T,
                 bits=self._bits,
                 use_all=self.problem.use_all_devices,
                 prices_KT=prices_KT,
                 upstream_KL1JA=np.stack([self._upstream(rows, prices) for prices in prices_KT]),
             ),
-            _labels.Effort(cutoff, beam, work),
+            labels.Effort(cutoff, beam, work),
         )
-        found = Found(rows.rows[chosen], sum_seconds, state == _labels.DONE)
+        found = Found(rows.rows[chosen], sum_seconds, state == labels.DONE)
         if len(chosen):
             self.offer(found.rows)
         return found
@@ -173,18 +174,14 @@ class PricedOptions:
         links = o.link_busy_L1AA[self._start_N[rows[1:]], classes[:-1], classes[1:]]
         return max(float(o.busy_N[rows].max()), float(links.max(initial=0.0)))
 
-    def _stages(self, rows: Rows, prices_T: Floats) -> _priced.Stages:
+    def _stages(self, rows: Rows, prices_T: Floats) -> priced_stages.Stages:
         cost_N = rows.seconds_N + rows.use_NT @ prices_T
-        return _priced.Stages(
+        return priced_stages.Stages(
             rows.start_N, rows.stop_N, rows.class_N, rows.fits_N, cost_N, rows.first_L1, *rows.by_stop
         )
 
-    def _rules(self, rows: Rows) -> _priced.Rules:
-        o = self.options
-        return _priced.Rules(rows.limit, o.need_J, o.transfer_L1AA, o.link_busy_L1AA)
-
     def _upstream(self, rows: Rows, prices_T: Floats) -> Floats:
-        return _priced.upstream(self._stages(rows, prices_T), self._rules(rows))
+        return priced_stages.upstream(self._stages(rows, prices_T), self.options.rules(rows.limit))
 
     def _around(self, prices_T: Floats) -> Floats:
         """[k, t] The best prices, and others beside them: they see sooner that a label leaves too few of some type."""

@@ -4,8 +4,8 @@ A label is a way to run the layers after a cut. At each cut only labels are kept
 devices of every type and stages at once, and whose best completion at the devices' prices stays below a cutoff
 (Dumitrescu and Boland, Networks 42, 2003, for paths with resources).
 
-Letters as in `_priced`; M = labels, T = device types, K = sets of prices on devices. Devices of a label are packed into
-one integer, a field for each type with a bit to spare above it, so that one subtraction compares all types.
+Letters as in `exact.priced_stages`; M = labels, T = device types, K = sets of prices on devices. Devices of a label are
+packed into one integer, a field for each type with a bit to spare above it, so that one subtraction compares all types.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.shared.rules import Rules
 
 DONE, TRUNCATED = 0, 1  # every label was looked at; or the beam or the work limit dropped some
 _FIRST_SIZE = 1 << 16  # labels; room doubles where there are more
@@ -43,23 +44,6 @@ class Stages(NamedTuple):
     first_by_stop_L2: Ints
 
 
-class Rules(NamedTuple):
-    """What a plan keeps to.
-
-    Attributes:
-        limit: seconds that no link may be busier than; busier stages are not among those given.
-        need_J: microbatches in flight of a stage with j stages after it.
-        transfer_L1AA, link_busy_L1AA: [cut, a, b] seconds across the cut between two classes, and (B − 1) times that.
-        worse_L1AA: [cut, a, b] how much dearer a stage before the cut can find class a than class b after it.
-    """
-
-    limit: float
-    need_J: Ints
-    transfer_L1AA: Floats
-    link_busy_L1AA: Floats
-    worse_L1AA: Floats
-
-
 class Devices(NamedTuple):
     """What there is, and what it is worth.
 
@@ -68,7 +52,7 @@ class Devices(NamedTuple):
         bits: of one type's field.
         use_all: no device may stay idle.
         prices_KT: seconds for one device, under K sets of prices.
-        upstream_KL1JA: the cheapest ways to run the layers before each cut under them; see `_priced.upstream`.
+        upstream_KL1JA: the cheapest ways upstream of each cut under them; see `exact.priced_stages.upstream`.
     """
 
     count_T: Ints
@@ -138,8 +122,14 @@ class _Extensions(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def search(stages: Stages, rules: Rules, devices: Devices, effort: Effort) -> tuple[Ints, float, int]:
-    """The stages of the cheapest plan with Σ below the cutoff, its Σ, and whether it is proved to be the cheapest."""
+def search(
+    stages: Stages, rules: Rules, worse_L1AA: Floats, devices: Devices, effort: Effort
+) -> tuple[Ints, float, int]:
+    """The stages of the cheapest plan with Σ below the cutoff, its Σ, and whether it is proved to be the cheapest.
+
+    Args:
+        worse_L1AA: [cut, a, b] how much dearer a stage before the cut can find class a than class b after it.
+    """
     L, last_level = len(rules.transfer_L1AA) - 1, len(rules.need_J) - 1
     every, size, M = _all(devices), _FIRST_SIZE, 1
     labels, found = _first_labels(size), _room_for_extensions(stages)
@@ -151,7 +141,7 @@ def search(stages: Stages, rules: Rules, devices: Devices, effort: Effort) -> tu
         waiting = _by_bound(labels, head_L1[cut])
         if len(waiting) == 0:
             continue
-        kept, is_complete, work = _undominated(labels, waiting, cut, rules, every, effort, best, work)
+        kept, is_complete, work = _undominated(labels, waiting, cut, worse_L1AA, every, effort, best, work)
         if not is_complete:
             state = TRUNCATED
         for m in kept:
@@ -194,7 +184,7 @@ def _extend(
     """
     label_seconds, label_packed, level, b = label
     start_N, class_N, seconds_N, fits_N, packed_N, by_stop_N, first_by_stop_L2 = stages
-    limit, need_J, transfer_L1AA, link_busy_L1AA, _ = rules
+    limit, need_J, transfer_L1AA, link_busy_L1AA = rules
     _, bits, _, prices_KT, upstream_KL1JA = devices
     guard, field, have, use_all, spent_K = every
     found_option_N, found_seconds_N, found_bound_N, found_packed_N = found
@@ -220,8 +210,8 @@ def _extend(
         if (((have | guard) - packed) & guard) != guard:
             continue
         # The least Σ of a plan that ends so, by the best of the sets of prices: Σ and the price of its devices, less
-        # the price of all that there are. No plan within the counts has less (Lagrangian relaxation, see `_priced`),
-        # so that nothing better is lost where this comes to the best plan's Σ.
+        # the price of all that there are. No plan within the counts has less (Lagrangian relaxation, see
+        # `exact.priced_stages`), so that nothing better is lost where this comes to the best plan's Σ.
         bound = total
         for k in range(K):
             priced = total + upstream_KL1JA[k, start, level, a] - spent_K[k]
@@ -273,7 +263,7 @@ def _undominated(
     labels: _Labels,
     waiting: NDArray[np.int32],
     cut: int,
-    rules: Rules,
+    worse_L1AA: Floats,
     every: _All,
     effort: Effort,
     best: float,
@@ -283,10 +273,11 @@ def _undominated(
 
     Args:
         waiting: the cut's labels, the least bound first.
+        worse_L1AA: as `search` has it.
         best: Σ of the best plan.
     """
     seconds_M, bound_M, packed_M, level_M, class_M, _, _, _ = labels
-    worse_L1AA, guard, use_all = rules.worse_L1AA, every.guard, every.use_all
+    guard, use_all = every.guard, every.use_all
     is_last = cut == len(worse_L1AA) - 1
     kept, num_kept = np.empty(len(waiting), np.int32), 0
     for m in waiting:

@@ -5,7 +5,7 @@ plan that keeps to the counts (Lagrangian relaxation; Handler and Zang, Networks
 The counts are then no part of a state, so that a table has layers × stages after × link classes entries.
 
 Letters: N = options, sorted by start; L1 = cut positions, J = levels of stages after a cut, A = link classes. See
-`_suffix`.
+`shared.suffix_table`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.shared.rules import Rules
 
 _NONE = -1
 
@@ -41,21 +42,6 @@ class Stages(NamedTuple):
     first_L1: Ints
     by_stop_N: Ints
     first_by_stop_L2: Ints
-
-
-class Rules(NamedTuple):
-    """What a plan keeps to.
-
-    Attributes:
-        limit: seconds that no link may be busier than.
-        need_J: microbatches in flight of a stage with j stages after it.
-        transfer_L1AA, link_busy_L1AA: [cut, a, b] seconds across the cut between two classes, and (B − 1) times that.
-    """
-
-    limit: float
-    need_J: Ints
-    transfer_L1AA: Floats
-    link_busy_L1AA: Floats
 
 
 @njit(cache=True, nogil=True)

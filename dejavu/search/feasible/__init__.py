@@ -15,7 +15,7 @@ from dejavu.search.feasible.infeasible import why_infeasible
 class Feasible(Search):
     """Any plan that fits, or a proof that there is none, on the problem's own layers: memory alone, seconds aside.
 
-    A table over the stages behind a cut and the devices that they use holds the cuts from which all layers to the last
+    A table over the stages after a cut and the devices that they use holds the cuts from which all layers to the last
     can be run; where what a stage needs grows with its layers, stages as long as they can be are enough. The first cut
     is reached, or every way was tried. Choose it to know whether a problem has a plan where memory is so tight that
     other searches meet none; the plan is the first that it meets.

@@ -1,4 +1,4 @@
-"""Looking for any plan that fits: the questions to `_fitting`, asked of a problem.
+"""Looking for any plan that fits: the questions to `feasible.fitting`, asked of a problem.
 
 Letters: C = configurations, T = device types, J = levels of stages after a cut.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from dejavu.plans import Plan, Problem
 from dejavu.plans.stage_costs import UNBOUNDED, AdditiveCosts
 from dejavu.search._base import TooLargeError
-from dejavu.search.feasible import fitting as _fitting
+from dejavu.search.feasible import fitting
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.options import Ints, most_stages, needs_of, usable
 from dejavu.search.shared.stage_table import StageTable, plan_of
@@ -60,20 +60,20 @@ def fit(problem: Problem, seconds: float) -> Fit:
     least_message_C, until_L1 = np.zeros(len(configuration_C)), np.zeros(problem.num_layers + 1, dtype=np.int64)
     if isinstance(problem.costs, AdditiveCosts):
         least_message_C = problem.costs.message_bytes_CL1[configuration_C].min(axis=1)
-        until_L1 = _fitting.spared_until(table.costs[0], configuration_C, least_message_C, int(need_J[0]))
-    uses = _fitting.Uses(
+        until_L1 = fitting.spared_until(table.costs[0], configuration_C, least_message_C, int(need_J[0]))
+    uses = fitting.Uses(
         configuration_C=configuration_C,
         offset_C=taken_C * stride_T[type_C],
         block_C=(stride_T * (counts_T + 1))[type_C],
         least_message_C=least_message_C,
     )
     full = int(counts_T @ stride_T) if problem.use_all_devices else -1
-    space = _fitting.Space(need_J, stride_T, num_vectors, full, keep_all)
+    space = fitting.Space(need_J, stride_T, num_vectors, full, keep_all)
     max_work = _WORK_PER_SECOND * max(seconds, _LEAST_SECONDS)
-    state, stages_S2 = _fitting.search(table.costs, uses, space, until_L1, max_work)
-    if state == _fitting.FOUND:
+    state, stages_S2 = fitting.search(table.costs, uses, space, until_L1, max_work)
+    if state == fitting.FOUND:
         return Fit(plan_of(problem, stages_S2[:, 0], stages_S2[:, 1]), True)
-    return Fit(None, state == _fitting.NONE)
+    return Fit(None, state == fitting.NONE)
 
 
 def is_feasible(problem: Problem, seconds: float) -> bool | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dejavu.plans import Answer, Obstacle, Plan, Problem
 from dejavu.search._base import Incumbent, Search
-from dejavu.search.mcmc.moves import HOW, STOP, random_state
+from dejavu.search.mcmc.moves import CONFIGURATION, STOP, random_state
 from dejavu.search.mcmc.walk import Chain, Cooling, Rows, random_plans, rows_for, value, walk
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.stage_table import Arrays, StageTable, plan_of
@@ -116,7 +116,7 @@ def _first_plan(table: StageTable, rows: Rows, arrays: Arrays, problem: Problem,
     stages = [(problem.num_layers, int(table.kinds[2][-1]))]
     if plan is not None:
         stages = [(stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
-    rows[0][: len(stages), [STOP, HOW]] = stages
+    rows[0][: len(stages), [STOP, CONFIGURATION]] = stages
     return np.array([len(stages), *value(arrays, rows, len(stages))])
 
 
@@ -125,7 +125,7 @@ def _offer(best: Incumbent, problem: Problem, rows: Rows, value_4: np.ndarray) -
     num_stages, price, distance, _ = value_4
     if distance == 0 and (best.plan is None or price < best.step_seconds) and price < np.inf:
         stages = rows[0][: int(num_stages)]
-        best.offer(plan_of(problem, stages[:, STOP], stages[:, HOW]))
+        best.offer(plan_of(problem, stages[:, STOP], stages[:, CONFIGURATION]))
 
 
 @cache

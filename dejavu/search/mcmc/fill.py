@@ -1,6 +1,6 @@
 """Where to cut, compiled: stages as long as memory and a limit on the bottleneck allow, and random plans made so.
 
-Suffixes, rows and columns as in `_stage_table` and `_moves`. A limit is on (B − 1) · seconds + once.
+Suffixes, rows and columns as in `shared.stage_table` and `mcmc.moves`. A limit is on (B − 1) · seconds + once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.mcmc.moves import HOW, REFUSED, STOP, State, below, draw, random
+from dejavu.search.mcmc.moves import CONFIGURATION, REFUSED, STOP, State, below, draw, random
 from dejavu.search.shared.stage_table import DEVICES, TYPE, Arrays, Costs, Ints, Kinds, stage_cost
 
 _DRAWS = 30  # configurations that are tried before a construction gives up on a stage
@@ -45,7 +45,7 @@ def refill(
     """Cut a plan anew: each stage as long as may be, stage `rest` takes what is left; whether that works."""
     cut = num_layers
     for s in range(S - 1, rest, -1):
-        start = farthest(costs, repeats, cut, s, stage_S3[s, HOW], need_SS[S, s], limit)
+        start = farthest(costs, repeats, cut, s, stage_S3[s, CONFIGURATION], need_SS[S, s], limit)
         if start >= cut:  # also where no layer is left for it
             return False
         stage_S3[s, STOP] = cut
@@ -53,7 +53,7 @@ def refill(
     stage_S3[rest, STOP] = cut
     high, cut = cut, 0
     for s in range(rest):
-        stop = farthest(costs, repeats, cut, high - (rest - s), stage_S3[s, HOW], need_SS[S, s], limit)
+        stop = farthest(costs, repeats, cut, high - (rest - s), stage_S3[s, CONFIGURATION], need_SS[S, s], limit)
         if stop <= cut:
             return False
         stage_S3[s, STOP] = stop
@@ -69,14 +69,14 @@ def settle(
     _, _, member_C, first_G1, group_C = kinds
     for s in range(first, last + 1):
         start = stage_S3[s - 1, STOP] if s > 0 else 0
-        g = group_C[stage_S3[s, HOW]]
+        g = group_C[stage_S3[s, CONFIGURATION]]
         least, least_short = np.inf, np.inf
         for i in range(first_G1[g], first_G1[g + 1]):
             seconds, once, fits = stage_cost(costs, start, stage_S3[s, STOP], member_C[i])
             busy, short = (repeats + 1) * seconds + once, max(need_SS[S, s] - fits, 0)
             if short < least_short or (short == least_short and busy < least):
                 least, least_short = busy, short
-                stage_S3[s, HOW] = member_C[i]
+                stage_S3[s, CONFIGURATION] = member_C[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -89,7 +89,7 @@ def random_plan(
     From the last, because there the memory that a stage needs is known: that of the stages after it.
 
     Args:
-        table: StageTable's. plan: as in `_walk`; its stages and devices are written to.
+        table: StageTable's. plan: as in `mcmc.walk`; its stages and devices are written to.
         limit: on the bottleneck, in seconds.
     """
     costs, links, kinds, (need_SS, repeats, _) = table
@@ -116,10 +116,11 @@ def random_plan(
             return REFUSED
         if random(state) >= full:
             start += below(state, stop - start)
-        stage_S3[most - S, STOP], stage_S3[most - S, HOW] = stop, c  # from the end of the rows
+        stage_S3[most - S, STOP], stage_S3[most - S, CONFIGURATION] = stop, c  # from the end of the rows
         used_D[kind_C2[c, TYPE]] += kind_C2[c, DEVICES]
         stop = start
         S += 1
     for s in range(S):
-        stage_S3[s, STOP], stage_S3[s, HOW] = stage_S3[most - S + 1 + s, STOP], stage_S3[most - S + 1 + s, HOW]
+        row = most - S + 1 + s
+        stage_S3[s, STOP], stage_S3[s, CONFIGURATION] = stage_S3[row, STOP], stage_S3[row, CONFIGURATION]
     return S

@@ -3,7 +3,7 @@
 A plan is the rows of stage_S3 and cost_S3, one for each of its S stages, and used_D, the devices taken of each type.
 A move changes rows and returns the new number of stages, or REFUSED; it writes into touched_4 the first and the last
 stage that it touched, one more or −1, and whether the plan has a new shape, that is, more than a cut was moved.
-Suffixes as in `_stage_table`. Random numbers are xorshift's (Marsaglia, 2003), from a state of our own: numba's
+Suffixes as in `shared.stage_table`. Random numbers are xorshift's (Marsaglia, 2003), from a state of our own: numba's
 generator is shared by threads.
 """
 
@@ -18,8 +18,9 @@ from dejavu.search.shared.stage_table import DEVICES, TYPE, Ints, Kinds
 
 State = NDArray[np.uint64]  # of the random numbers
 
-STOP, HOW, FITS = range(3)  # columns of stage_S3: the cut where it stops, its configuration, microbatches that fit
-SECONDS, PER_STEP, LINK = range(3)  # columns of cost_S3: as `plan.price` has them; the link is the one behind the stage
+# Columns of stage_S3: the cut where the stage stops, its configuration, microbatches that fit.
+STOP, CONFIGURATION, FITS = range(3)
+SECONDS, PER_STEP, LINK = range(3)  # columns of cost_S3: as in `plans.price`; the link after the stage
 REFUSED = 0  # in place of the number of stages
 _NEAR = 0.5  # share of cuts that move by one layer; the others move by any distance, as often by 1 to 2 as by 16 to 32
 # Shares of the moves; what is left carries a stage elsewhere. Cuts and configurations are what most plans still need.
@@ -88,10 +89,10 @@ def _touch(touched_4: Ints, first: int, last: int, also: int) -> None:
 def _reconfigure(stage_S3: Ints, used_D: Ints, kinds: Kinds, s: int, c: int) -> bool:
     """Give stage s another configuration; whether there are enough devices of its type."""
     kind_C2, count_D, _, _, _ = kinds
-    old, kind = stage_S3[s, HOW], kind_C2[c, TYPE]
+    old, kind = stage_S3[s, CONFIGURATION], kind_C2[c, TYPE]
     used_D[kind_C2[old, TYPE]] -= kind_C2[old, DEVICES]
     used_D[kind] += kind_C2[c, DEVICES]
-    stage_S3[s, HOW] = c
+    stage_S3[s, CONFIGURATION] = c
     enough: bool = used_D[kind] <= count_D[kind]
     return enough
 
@@ -136,7 +137,7 @@ def _swap(stage_S3: Ints, S: int, state: State, touched_4: Ints) -> int:
         return REFUSED
     i = below(state, S - 1)
     j = i + 1 if random(state) < 0.5 else i + 1 + below(state, S - 1 - i)
-    stage_S3[i, HOW], stage_S3[j, HOW] = stage_S3[j, HOW], stage_S3[i, HOW]
+    stage_S3[i, CONFIGURATION], stage_S3[j, CONFIGURATION] = stage_S3[j, CONFIGURATION], stage_S3[i, CONFIGURATION]
     _touch(touched_4, i, i, j)
     if random(state) < 0.5:
         longer = stage_S3[j, STOP] - stage_S3[j - 1, STOP] - (stage_S3[i, STOP] - _start(stage_S3, i))
@@ -161,7 +162,7 @@ def _split(stage_S3: Ints, cost_S3: Floats, used_D: Ints, kinds: Kinds, S: int, 
     kind = kinds[0][c, TYPE]
     used_D[kind] += kinds[0][c, DEVICES]
     new, kept = (s, s + 1) if r < 0.5 else (s + 1, s)
-    stage_S3[new, HOW] = c
+    stage_S3[new, CONFIGURATION] = c
     enough = True
     if 0.25 <= r < 0.75:
         enough = _reconfigure(stage_S3, used_D, kinds, kept, draw(kinds, state))
@@ -177,7 +178,7 @@ def _merge(stage_S3: Ints, cost_S3: Floats, used_D: Ints, kinds: Kinds, S: int, 
     if S < 2:
         return REFUSED
     s, r = below(state, S - 1), random(state)
-    c = stage_S3[s, HOW]
+    c = stage_S3[s, CONFIGURATION]
     used_D[kinds[0][c, TYPE]] -= kinds[0][c, DEVICES]
     for row in range(s, S - 1):
         for k in range(3):
@@ -198,12 +199,12 @@ def _carry(stage_S3: Ints, S: int, state: State, touched_4: Ints) -> int:
     i, j = below(state, S), below(state, S - 1)
     j += j >= i
     first = min(i, j)
-    c, length, before = stage_S3[i, HOW], stage_S3[i, STOP] - _start(stage_S3, i), _start(stage_S3, first)
+    c, length, before = stage_S3[i, CONFIGURATION], stage_S3[i, STOP] - _start(stage_S3, i), _start(stage_S3, first)
     end = stage_S3[max(i, j), STOP]
     for s in range(i, j):
-        stage_S3[s, HOW], stage_S3[s, STOP] = stage_S3[s + 1, HOW], stage_S3[s + 1, STOP] - length
+        stage_S3[s, CONFIGURATION], stage_S3[s, STOP] = stage_S3[s + 1, CONFIGURATION], stage_S3[s + 1, STOP] - length
     for s in range(i, j, -1):
-        stage_S3[s, HOW], stage_S3[s, STOP] = stage_S3[s - 1, HOW], stage_S3[s - 1, STOP] + length
-    stage_S3[j, HOW], stage_S3[j, STOP] = c, (before + length if j == first else end)
+        stage_S3[s, CONFIGURATION], stage_S3[s, STOP] = stage_S3[s - 1, CONFIGURATION], stage_S3[s - 1, STOP] + length
+    stage_S3[j, CONFIGURATION], stage_S3[j, STOP] = c, (before + length if j == first else end)
     _touch(touched_4, first, max(i, j), -1)
     return S

@@ -1,7 +1,7 @@
 """Compiled loops of the Metropolis walk over plans, and of the plans it starts from.
 
-Suffixes, rows and columns as in `_stage_table` and `_moves`; a plan is the tuple (stage_S3, cost_S3, used_D) and its
-number of stages. `table` is StageTable's (costs, links, kinds, rules).
+Suffixes, rows and columns as in `shared.stage_table` and `mcmc.moves`; a plan is the tuple (stage_S3, cost_S3,
+used_D) and its number of stages. `table` is StageTable's (costs, links, kinds, rules).
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ import numpy as np
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.mcmc.fill import random_plan, refill, settle
-from dejavu.search.mcmc.moves import FITS, HOW, LINK, PER_STEP, REFUSED, SECONDS, STOP, State, below, move, random
+from dejavu.search.mcmc.moves import (
+    CONFIGURATION,
+    FITS,
+    LINK,
+    PER_STEP,
+    REFUSED,
+    SECONDS,
+    STOP,
+    State,
+    below,
+    move,
+    random,
+)
 from dejavu.search.shared.stage_table import DEVICES, TYPE, Arrays, Costs, Ints, Links, Rules, StageTable, stage_cost
 
 Rows = tuple[Ints, Floats, Ints]
@@ -66,10 +78,11 @@ def _price(costs: Costs, links: Links, stage_S3: Ints, cost_S3: Floats, S: int, 
     link_CC2, cut_bytes_L1 = links
     for s in range(first, last + 1):
         start = stage_S3[s - 1, STOP] if s > 0 else 0
-        seconds, once, fits = stage_cost(costs, start, stage_S3[s, STOP], stage_S3[s, HOW])
+        seconds, once, fits = stage_cost(costs, start, stage_S3[s, STOP], stage_S3[s, CONFIGURATION])
         cost_S3[s, SECONDS], cost_S3[s, PER_STEP], stage_S3[s, FITS] = seconds, once, fits
     for s in range(max(first - 1, 0), min(last + 1, S - 1)):
-        c, after, num_bytes = stage_S3[s, HOW], stage_S3[s + 1, HOW], cut_bytes_L1[stage_S3[s, STOP]]
+        c, after = stage_S3[s, CONFIGURATION], stage_S3[s + 1, CONFIGURATION]
+        num_bytes = cut_bytes_L1[stage_S3[s, STOP]]
         cost_S3[s, LINK] = 2.0 * (link_CC2[c, after, 0] + link_CC2[c, after, 1] * num_bytes)
 
 
@@ -77,7 +90,7 @@ def _price(costs: Costs, links: Links, stage_S3: Ints, cost_S3: Floats, S: int, 
 def _value(
     rules: Rules, count_D: Ints, stage_S3: Ints, cost_S3: Floats, used_D: Ints, S: int
 ) -> tuple[float, float, float]:
-    """(step seconds, distance from feasible, busiest stage or link) of priced rows, summed as in `plan.price`.
+    """(step seconds, distance from feasible, busiest stage or link) of priced rows, summed as in `plans.price`.
 
     The distance is the share of microbatches that do not fit, summed over stages, and the share of devices that are
     idle where none may be; zero is feasible. Device counts are never exceeded.
@@ -111,7 +124,7 @@ def value(table: Arrays, plan: Rows, S: int) -> tuple[float, float, float]:
     stage_S3, cost_S3, used_D = plan
     used_D[:] = 0
     for s in range(S):
-        c = stage_S3[s, HOW]
+        c = stage_S3[s, CONFIGURATION]
         used_D[kinds[0][c, TYPE]] += kinds[0][c, DEVICES]
     _price(costs, links, stage_S3, cost_S3, S, 0, S - 1)
     return _value(rules, kinds[1], stage_S3, cost_S3, used_D, S)

@@ -1,7 +1,7 @@
 """A problem as the flat arrays that the exact search's compiled loops read.
 
-Letters as in `_suffix`: N options, L1 cuts, J levels of stages after a cut, A link classes, D device vectors, G groups;
-C configurations.
+Letters as in `shared.suffix_table`: N options, L1 cuts, J levels of stages after a cut, A link classes, D device
+vectors, G groups; C configurations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from dejavu.plans import Problem
 from dejavu.plans.stage_costs import DenseCosts, Floats
 from dejavu.search._base import TooLargeError
-from dejavu.search.shared import suffix_table as _suffix
+from dejavu.search.shared import suffix_table
+from dejavu.search.shared.rules import Rules
 
 Ints = NDArray[np.int64]
 
@@ -24,7 +25,7 @@ class Options:
     """The stages worth considering, and what surrounds them.
 
     Attributes:
-        first_L1, stop_N, group_N, configuration_N, seconds_N, busy_N, fits_N: see `_suffix.list_options`.
+        first_L1, stop_N, group_N, configuration_N, seconds_N, busy_N, fits_N: see `shared.suffix_table.list_options`.
         need_J: microbatches in flight of a stage with j stages after it; the last level stands for all that follow.
             Where `max_stages` may bind there is a level for each number of stages, and no option meets the last.
         offset_G, block_G: how a group moves in the mixed radix vector of devices.
@@ -51,8 +52,12 @@ class Options:
     use_all_devices: bool
 
     @property
-    def stages(self) -> _suffix.Stages:
-        return _suffix.Stages(self.first_L1, self.stop_N, self.group_N, self.seconds_N, self.busy_N, self.fits_N)
+    def stages(self) -> suffix_table.Stages:
+        return suffix_table.Stages(self.first_L1, self.stop_N, self.group_N, self.seconds_N, self.busy_N, self.fits_N)
+
+    def rules(self, limit: float) -> Rules:
+        """What plans keep to that are nowhere busier than the limit, in seconds."""
+        return Rules(limit, self.need_J, self.transfer_L1AA, self.link_busy_L1AA)
 
     @property
     def num_classes(self) -> int:
@@ -79,7 +84,7 @@ class Options:
         need = needs_of(problem, limit)
         fits = np.minimum(costs.max_in_flight_CLL1, need.max())
         need_J = _levels(need, fits) if limit == most else np.append(need, need.max() + 1)
-        first, stop, group, configuration, seconds, busy, kept_fits = _suffix.list_options(
+        first, stop, group, configuration, seconds, busy, kept_fits = suffix_table.list_options(
             costs.seconds_CLL1,
             _busy(costs, problem.num_microbatches),
             fits,
@@ -197,7 +202,8 @@ def needs_of(problem: Problem, most: int) -> Ints:
     need = [problem.in_flight(0, after + 1) for after in range(most)]
     if any(problem.in_flight(stage, most) != need[most - 1 - stage] for stage in range(most)):
         raise TooLargeError(
-            f"exact search knows schedules whose memory depends on the stages behind only; {problem.schedule!r} is none"
+            f"exact search knows schedules whose memory depends on the stages downstream alone; "
+            f"{problem.schedule!r} is none"
         )
     return np.array(need or [1], dtype=np.int64)
 

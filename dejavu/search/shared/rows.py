@@ -64,7 +64,7 @@ def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: 
 
 
 class _QuickPrice:
-    """`plan.price` without its checks, from sums over layers; as near to it as rounding."""
+    """`plans.price` without its checks, from sums over layers; as near to it as rounding."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._index = (

@@ -48,8 +48,8 @@ class StageTable:
         costs: sums_CL1N (up to each cut the sums of `SUMMED` and how many layers cannot run; then bytes of messages
             at the cut, and what does not depend on it), scratch_CL3 (temporary bytes of a layer, the largest from it
             to the end of its block, the largest from the block's beginning to it), span_CKM (the largest of 2**k
-            blocks from a block on), dense_CLL13 (seconds, once seconds and microbatches that fit, of every stage). Of
-            the two forms of costs the other's are empty.
+            blocks from a block on), dense_CLL13 (seconds, per-step seconds and microbatches that fit, of every stage).
+            Of the two forms of costs the other's are empty.
         links: link_CC2 (latency, seconds for each byte) and cut_bytes_L1.
         kinds: kind_C2 (the type, how many devices a stage takes), count_D (how many there are), member_C, first_G1 (the
             configurations that the cluster has devices for, in groups of the same type and number of devices), group_C.
@@ -181,7 +181,7 @@ def _between(sums_CL1N: Floats, start: int, stop: int, c: int, column: np.int64)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def stage_cost(costs: Costs, start: int, stop: int, c: int) -> tuple[float, float, int]:
-    """(seconds, once seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
+    """(seconds, per-step seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
     sums_CL1N, scratch_CL3, span_CKM, dense_CLL13 = costs
     if len(dense_CLL13):
         return dense_CLL13[c, start, stop, 0], dense_CLL13[c, start, stop, 1], int(dense_CLL13[c, start, stop, 2])

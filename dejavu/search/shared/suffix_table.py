@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.shared.rules import Rules
 
 Ints = NDArray[np.int64]
 
@@ -50,21 +51,6 @@ class Groups(NamedTuple):
     offset_G: Ints
     block_G: Ints
     class_G: Ints
-
-
-class Rules(NamedTuple):
-    """What stages need and what crosses the cuts.
-
-    Attributes:
-        need_J: microbatches in flight of a stage with j stages after it.
-        transfer_L1AA, link_busy_L1AA: [cut, a, b] seconds across the cut between two classes, and (B − 1) times that.
-        least_L1: no way to run the layers up to a cut takes fewer seconds; see `chain_bounds`.
-    """
-
-    need_J: Ints
-    transfer_L1AA: Floats
-    link_busy_L1AA: Floats
-    least_L1: Floats
 
 
 class Table(NamedTuple):
@@ -188,18 +174,27 @@ def chain_bounds(first_L1: Ints, stop_N: Ints, seconds_N: Floats, busy_N: Floats
 
 @njit(cache=True, nogil=True)
 def fill(
-    begin: int, end: int, limit: float, cutoff: float, stages: Stages, groups: Groups, rules: Rules, table: Table
+    begin: int,
+    end: int,
+    cutoff: float,
+    stages: Stages,
+    groups: Groups,
+    rules: Rules,
+    least_L1: Floats,
+    table: Table,
 ) -> None:
     """One more stretch of the table, starts end − 1 down to begin.
 
-    Nothing busier than `limit` is used, and states that cannot lead to a sum below `cutoff` are dropped. After start 0,
-    `here_JAD` holds the answer.
+    States that cannot lead to a sum below `cutoff` are dropped. After start 0, `here_JAD` holds the answer.
+
+    Args:
+        least_L1: no way to run the layers up to a cut takes fewer seconds; see `chain_bounds`.
     """
     for start in range(end - 1, begin - 1, -1):
-        _fill_here(start, limit, stages, groups, rules.need_J, table)
+        _fill_here(start, rules.limit, stages, groups, rules.need_J, table)
         if start == 0:
             return
-        _cross(start, limit, cutoff, rules, table)
+        _cross(start, cutoff, rules, least_L1, table)
 
 
 @njit(cache=True, nogil=True)
@@ -234,9 +229,9 @@ def _fill_here(start: int, limit: float, stages: Stages, groups: Groups, need_J:
 
 
 @njit(cache=True, nogil=True)
-def _cross(cut: int, limit: float, cutoff: float, rules: Rules, table: Table) -> None:
+def _cross(cut: int, cutoff: float, rules: Rules, least_L1: Floats, table: Table) -> None:
     """What starts at a cut, by the class of the stage before, with the transfer from it."""
-    _, transfer_L1AA, link_busy_L1AA, least_L1 = rules
+    limit, _, transfer_L1AA, link_busy_L1AA = rules
     rest_L1JAD, alive_L1JA, here_JAD = table
     J, A, D = here_JAD.shape
     for row in range(J * A):
@@ -258,7 +253,7 @@ def _cross(cut: int, limit: float, cutoff: float, rules: Rules, table: Table) ->
 
 
 @njit(cache=True, nogil=True)
-def trace(limit: float, stages: Stages, groups: Groups, rules: Rules, table: Table) -> Ints:
+def trace(stages: Stages, groups: Groups, rules: Rules, table: Table) -> Ints:
     """The options of the cheapest plan in a filled table, in order; empty if there is none.
 
     Follows the table by comparing floats for equality: the sums are made in the same order as in `fill`.
@@ -277,7 +272,7 @@ def trace(limit: float, stages: Stages, groups: Groups, rules: Rules, table: Tab
         return chosen[:0]
     start, d, before = 0, D - 1, 0
     while start < L:
-        i, j = _stage_of(wanted, (start, j, d, before), limit, stages, groups, rules, table)
+        i, j = _stage_of(wanted, (start, j, d, before), stages, groups, rules, table)
         g, stop = stages.group_N[i], stages.stop_N[i]
         before, d = groups.class_G[g], d - groups.offset_G[g]
         wanted = table.rest_L1JAD[stop, j, before, d]
@@ -291,7 +286,6 @@ def trace(limit: float, stages: Stages, groups: Groups, rules: Rules, table: Tab
 def _stage_of(
     wanted: float,
     at: tuple[int, int, int, int],
-    limit: float,
     stages: Stages,
     groups: Groups,
     rules: Rules,
@@ -305,7 +299,7 @@ def _stage_of(
     start, j, d, before = at
     first_L1, stop_N, group_N, seconds_N, busy_N, fits_N = stages
     offset_G, block_G, class_G = groups
-    need_J, transfer_L1AA, link_busy_L1AA, _ = rules
+    limit, need_J, transfer_L1AA, link_busy_L1AA = rules
     J = len(need_J)
     for i in range(first_L1[start], first_L1[start + 1]):
         stop, g = stop_N[i], group_N[i]

@@ -1,6 +1,6 @@
 """Proves how fast any plan's simulated step can be, over all plans and all schedules.
 
-The searches' bounds are about the formula (`plan.price`); what will run is what `simulate` plays.
+The searches' bounds are about the formula (`plans.price`); what will run is what `simulate` simulates.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ class Weights(NamedTuple):
 
     Attributes:
         layer_S5: its layers' seconds of each pass.
-        pass_S, once_S: what each pass takes besides, and what the stage does once besides.
-        cut_S3: a message's parts, across the cut behind the stage.
+        pass_S, per_step_S: what each pass takes besides, and what the stage does once a step besides.
+        cut_S3: a message's parts, across the cut after the stage.
         price_C: added for a stage of the configuration.
     """
 
     layer_S5: Floats
     pass_S: Floats
-    once_S: Floats
+    per_step_S: Floats
     cut_S3: Floats
     price_C: Floats
 
@@ -40,7 +40,7 @@ class Weights(NamedTuple):
 def weights(stage_S5: Floats, cut_S3: Floats, price_C: Floats) -> Weights:
     """Of a line, and prices for devices."""
     layer_S5 = stage_S5.copy()
-    # The first stage leaves its whole backward pass to the second part: see `simulate.plans.stages_of`.
+    # The first stage leaves its whole backward pass to the second part: see `simulation.plans.stages_of`.
     layer_S5[0, BACKWARD] += layer_S5[0, BACKWARD_WEIGHT]
     layer_S5[0, BACKWARD_INPUT] = layer_S5[0, BACKWARD_WEIGHT] = 0.0
     return Weights(layer_S5, stage_S5[:, :PER_STEP].sum(axis=1), stage_S5[:, PER_STEP].copy(), cut_S3, price_C)
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     """The cheapest ways to run what is left.
 
     Attributes:
-        left_SL1G: [s, cut, g] stages s and after run the layers behind the cut; the stage before is of class g.
+        left_SL1G: [s, cut, g] stages s and after run the layers after the cut; the stage before is of class g.
         stop_SL1G, how_SL1G: [s, cut, g] where the stage that begins there ends, if it is of class g; its configuration.
         next_SL1G: [s, cut, g] the class of the stage that begins there, where the one before is of class g.
         first_G: the cheapest whole plans, by the first stage's class.
@@ -102,7 +102,7 @@ def spans_of(alive_SCLL1: Mask) -> Spans:
 
 
 def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:
-    """The cheapest ways behind each cut, among the stages that are still considered."""
+    """The cheapest ways after each cut, among the stages that are still considered."""
     return Table(*_table(prices, weigh, alive_SCLL1, spans or spans_of(alive_SCLL1)))
 
 
@@ -110,48 +110,77 @@ def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans |
 def _table(
     prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans
 ) -> tuple[Floats, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Floats]:
-    any_SC, span_SCL2 = spans
-    S, C, L, _ = alive_SCLL1.shape
-    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
-    G = message_L1GG3.shape[1]
+    S, _, L, _ = alive_SCLL1.shape
+    G = prices.message_L1GG3.shape[1]
     left_SL1G = np.full((S + 1, L + 1, G), np.inf)
     stop_SL1G = np.full((S, L + 1, G), -1, np.int32)
     how_SL1G = np.full((S, L + 1, G), -1, np.int32)
     next_SL1G = np.full((S, L + 1, G), -1, np.int32)
-    here_L1G = np.full((L + 1, G), np.inf)
+    here_L1G = np.empty((L + 1, G))
     left_SL1G[S, L, :] = 0.0
-    sum_L1 = np.zeros(L + 1)
     for s in range(S - 1, -1, -1):
-        here_L1G[:] = np.inf
-        for c in range(C):
-            if not any_SC[s, c]:
-                continue
-            g = class_C[c]
-            fixed = weighted(prices, weigh, s, c, sum_L1)
-            for start in range(s, L - (S - s) + 1 if s else 1):  # each stage before and after has a layer
-                least, where = here_L1G[start, g], -1
-                base = fixed - sum_L1[start]
-                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
-                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
-                    if alive_SCLL1[s, c, start, stop]:
-                        total = base + sum_L1[stop] + left_SL1G[s + 1, stop, g]
-                        if total < least:
-                            least, where = total, stop
-                if where >= 0:
-                    here_L1G[start, g] = least
-                    stop_SL1G[s, start, g] = where
-                    how_SL1G[s, start, g] = c
-        if s == 0:
-            break
-        for start in range(s, L - (S - s) + 1):
-            for h in range(G):
-                if here_L1G[start, h] < np.inf:
-                    for g in range(G):
-                        total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
-                        if total < left_SL1G[s, start, g]:
-                            left_SL1G[s, start, g] = total
-                            next_SL1G[s, start, g] = h
+        found = here_L1G, stop_SL1G[s], how_SL1G[s]
+        _begin(prices, weigh, s, alive_SCLL1, spans, left_SL1G[s + 1], found)
+        if s > 0:
+            _cross(prices.message_L1GG3, weigh.cut_S3, s, here_L1G, left_SL1G[s], next_SL1G[s])
     return left_SL1G, stop_SL1G, how_SL1G, next_SL1G, here_L1G[0].copy()
+
+
+@njit(cache=True, nogil=True)
+def _begin(
+    prices: BoundPrices,
+    weigh: Weights,
+    s: int,
+    alive_SCLL1: Mask,
+    spans: Spans,
+    left_L1G: Floats,
+    found: tuple[Floats, NDArray[np.int32], NDArray[np.int32]],
+) -> None:
+    """The cheapest ways from stage s on, without the messages to it, by where it begins and its class.
+
+    Args:
+        left_L1G: the cheapest ways after stage s.
+        found: those from it on, where it stops, its configuration; all three are filled.
+    """
+    (here_L1G, stop_L1G, how_L1G), (any_SC, span_SCL2), class_C = found, spans, prices.class_C
+    S, C, L, _ = alive_SCLL1.shape
+    here_L1G[:] = np.inf
+    sum_L1 = np.empty(L + 1)
+    # Each stage before and after has a layer.
+    begin, end = (s, L - (S - s) + 1) if s > 0 else (0, 1)
+    for c in range(C):
+        if not any_SC[s, c]:
+            continue
+        g = class_C[c]
+        fixed = weighted(prices, weigh, s, c, sum_L1)
+        for start in range(begin, end):
+            least, where = here_L1G[start, g], -1
+            base = fixed - sum_L1[start]
+            first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+            for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
+                if not alive_SCLL1[s, c, start, stop]:
+                    continue
+                total = base + sum_L1[stop] + left_L1G[stop, g]
+                if total < least:
+                    least, where = total, stop
+            if where >= 0:
+                here_L1G[start, g], stop_L1G[start, g], how_L1G[start, g] = least, where, c
+
+
+@njit(cache=True, nogil=True)
+def _cross(
+    message_L1GG3: Floats, cut_S3: Floats, s: int, here_L1G: Floats, left_L1G: Floats, next_L1G: NDArray[np.int32]
+) -> None:
+    """The cheapest ways after the cut before stage s, its messages included, by the class of the stage before it."""
+    S, (L1, G) = len(cut_S3), here_L1G.shape
+    for start in range(s, L1 - (S - s)):
+        for h in range(G):
+            if here_L1G[start, h] == np.inf:
+                continue
+            for g in range(G):
+                total = here_L1G[start, h] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                if total < left_L1G[start, g]:
+                    left_L1G[start, g], next_L1G[start, g] = total, h
 
 
 @njit(cache=True, nogil=True)
@@ -163,13 +192,13 @@ def weighted(prices: BoundPrices, weigh: Weights, s: int, c: int, sum_L1: Floats
         if weight != 0.0:
             for cut in range(len(sum_L1)):
                 sum_L1[cut] += weight * prices.sum_5CL1[k, c, cut]
-    fixed: float = weigh.pass_S[s] * prices.pass_C[c] + weigh.once_S[s] * prices.per_step_C[c] + weigh.price_C[c]
+    fixed: float = weigh.pass_S[s] * prices.pass_C[c] + weigh.per_step_S[s] * prices.per_step_C[c] + weigh.price_C[c]
     return fixed
 
 
 @njit(cache=True, nogil=True)
 def message(message_L1GG3: Floats, cut_S3: Floats, s: int, cut: int, g: int, h: int) -> float:
-    """What the messages behind stage s take in the sum."""
+    """What the messages after stage s take in the sum."""
     total = 0.0
     for part in range(3):
         total += cut_S3[s, part] * message_L1GG3[cut, g, h, part]
@@ -179,77 +208,106 @@ def message(message_L1GG3: Floats, cut_S3: Floats, s: int, cut: int, g: int, h: 
 @njit(cache=True, nogil=True)
 def enter_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, place: int) -> Floats:
     """The least for all stages before a place and the messages between them, by where it begins and its class."""
-    S, C, L, _ = alive_SCLL1.shape
-    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
-    G = message_L1GG3.shape[1]
-    before_L1G, enter_L1G = np.empty((L + 1, G)), np.full((L + 1, G), np.inf)
+    L1, G = alive_SCLL1.shape[3], prices.message_L1GG3.shape[1]
+    enter_L1G = np.full((L1, G), np.inf)
     enter_L1G[0, :] = 0.0
-    sum_L1 = np.zeros(L + 1)
     for s in range(place):
-        before_L1G[:] = np.inf
-        for c in range(C):
-            g = class_C[c]
-            fixed = weighted(prices, weigh, s, c, sum_L1)
-            for start in range(s, L - (S - s) + 1 if s else 1):
-                base = enter_L1G[start, g] + fixed - sum_L1[start]
-                for stop in range(start + 1, L - (S - s - 1) + 1):
-                    if alive_SCLL1[s, c, start, stop]:
-                        before_L1G[stop, g] = min(before_L1G[stop, g], base + sum_L1[stop])
-        enter_L1G[:] = np.inf
-        for start in range(s + 1, L + 1):
-            for g in range(G):
-                if before_L1G[start, g] < np.inf:
-                    for h in range(G):
-                        total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s, start, g, h)
-                        enter_L1G[start, h] = min(enter_L1G[start, h], total)
+        before_L1G = _end(prices, weigh, s, alive_SCLL1, enter_L1G)
+        _enter(prices.message_L1GG3, weigh.cut_S3, s + 1, before_L1G, enter_L1G)
     return enter_L1G
+
+
+@njit(cache=True, nogil=True)
+def _end(prices: BoundPrices, weigh: Weights, s: int, alive_SCLL1: Mask, enter_L1G: Floats) -> Floats:
+    """The cheapest ways up to the stop of stage s, by the stop and the stage's class; from those up to its start."""
+    S, C, L, _ = alive_SCLL1.shape
+    before_L1G = np.full(enter_L1G.shape, np.inf)
+    sum_L1, class_C = np.empty(L + 1), prices.class_C
+    begin, end = (s, L - (S - s) + 1) if s > 0 else (0, 1)
+    for c in range(C):
+        g = class_C[c]
+        fixed = weighted(prices, weigh, s, c, sum_L1)
+        for start in range(begin, end):
+            base = enter_L1G[start, g] + fixed - sum_L1[start]
+            for stop in range(start + 1, L - (S - s - 1) + 1):
+                if alive_SCLL1[s, c, start, stop]:
+                    before_L1G[stop, g] = min(before_L1G[stop, g], base + sum_L1[stop])
+    return before_L1G
+
+
+@njit(cache=True, nogil=True)
+def _enter(message_L1GG3: Floats, cut_S3: Floats, s: int, before_L1G: Floats, enter_L1G: Floats) -> None:
+    """The cheapest ways before stage s, the messages to it included, by where it begins and its class."""
+    S, (L1, G) = len(cut_S3), before_L1G.shape
+    enter_L1G[:] = np.inf
+    for start in range(s, L1 - (S - s)):
+        for g in range(G):
+            if before_L1G[start, g] == np.inf:
+                continue
+            for h in range(G):
+                total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
+                enter_L1G[start, h] = min(enter_L1G[start, h], total)
 
 
 @njit(cache=True, nogil=True)
 def drop(prices: BoundPrices, weigh: Weights, left_SL1G: Floats, alive_SCLL1: Mask, spans: Spans, limit: float) -> int:
     """Drop each stage without which no plan is below the limit: the cheapest plan with it is not. Returns what is left.
 
-    The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way behind it; and the
+    The cheapest plan with a stage is the cheapest way before it, the stage, and the cheapest way after it; and the
     weighted sum is not above what a plan takes.
     """
-    any_SC, span_SCL2 = spans
-    S, C, L, _ = alive_SCLL1.shape
-    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
-    G = message_L1GG3.shape[1]
-    before_L1G = np.full((L + 1, G), np.inf)
-    enter_L1G = np.full((L + 1, G), np.inf)
+    S, L1, G = len(alive_SCLL1), alive_SCLL1.shape[3], prices.message_L1GG3.shape[1]
+    before_L1G, enter_L1G = np.empty((L1, G)), np.full((L1, G), np.inf)
     enter_L1G[0, :] = 0.0
-    sum_L1 = np.zeros(L + 1)
     count = 0
     for s in range(S):
-        if s:
-            enter_L1G[:] = np.inf
-            for start in range(s, L - (S - s) + 1):
-                for g in range(G):
-                    if before_L1G[start, g] < np.inf:
-                        for h in range(G):
-                            total = before_L1G[start, g] + message(message_L1GG3, cut_S3, s - 1, start, g, h)
-                            enter_L1G[start, h] = min(enter_L1G[start, h], total)
-        before_L1G[:] = np.inf
-        for c in range(C):
-            if not any_SC[s, c]:
-                continue
-            g, before = class_C[c], count
-            fixed = weighted(prices, weigh, s, c, sum_L1)
-            for start in range(s, L - (S - s) + 1 if s else 1):
-                base = enter_L1G[start, g] + fixed - sum_L1[start]
-                first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
-                span_SCL2[s, c, start, 0] = span_SCL2[s, c, start, 1] = 0
-                for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
-                    if alive_SCLL1[s, c, start, stop]:
-                        total = base + sum_L1[stop]
-                        if total + left_SL1G[s + 1, stop, g] >= limit:
-                            alive_SCLL1[s, c, start, stop] = False
-                        else:
-                            count += 1
-                            if span_SCL2[s, c, start, 1] == 0:
-                                span_SCL2[s, c, start, 0] = stop
-                            span_SCL2[s, c, start, 1] = stop + 1
-                            before_L1G[stop, g] = min(before_L1G[stop, g], total)
-            any_SC[s, c] = count > before
+        if s > 0:
+            _enter(prices.message_L1GG3, weigh.cut_S3, s, before_L1G, enter_L1G)
+        ways = enter_L1G, left_SL1G[s + 1], before_L1G
+        count += _drop_stages(prices, weigh, s, alive_SCLL1, spans, ways, limit)
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _drop_stages(
+    prices: BoundPrices,
+    weigh: Weights,
+    s: int,
+    alive_SCLL1: Mask,
+    spans: Spans,
+    ways: tuple[Floats, Floats, Floats],
+    limit: float,
+) -> int:
+    """Drop those that stage s may be; how many are left.
+
+    Args:
+        ways: the cheapest ways up to the stage's start, from its stop on, and up to its stop; the last is filled.
+    """
+    (enter_L1G, left_L1G, before_L1G), (any_SC, span_SCL2), class_C = ways, spans, prices.class_C
+    S, C, L, _ = alive_SCLL1.shape
+    before_L1G[:] = np.inf
+    sum_L1, count = np.empty(L + 1), 0
+    begin, end = (s, L - (S - s) + 1) if s > 0 else (0, 1)
+    for c in range(C):
+        if not any_SC[s, c]:
+            continue
+        g, before = class_C[c], count
+        fixed = weighted(prices, weigh, s, c, sum_L1)
+        for start in range(begin, end):
+            base = enter_L1G[start, g] + fixed - sum_L1[start]
+            first, last = span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1]
+            span_SCL2[s, c, start, 0] = span_SCL2[s, c, start, 1] = 0
+            for stop in range(max(first, start + 1 if s < S - 1 else L), min(last, L - (S - s - 1) + 1)):
+                if not alive_SCLL1[s, c, start, stop]:
+                    continue
+                total = base + sum_L1[stop]
+                if total + left_L1G[stop, g] >= limit:
+                    alive_SCLL1[s, c, start, stop] = False
+                    continue
+                if span_SCL2[s, c, start, 1] == 0:
+                    span_SCL2[s, c, start, 0] = stop
+                span_SCL2[s, c, start, 1] = stop + 1
+                before_L1G[stop, g] = min(before_L1G[stop, g], total)
+                count += 1
+        any_SC[s, c] = count > before
     return count

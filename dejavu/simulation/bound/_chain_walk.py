@@ -212,37 +212,39 @@ def _walk(
             start_S[s] = stop
             continue
         steps += A
-        seconds = longest_of(prices, order, stop_S, configuration_S, times)
-        if seconds < limit:
-            leaves = keep_leaf(leaves_2KS, leaves, stop_S, configuration_S)
-            if lowers:
-                limit = seconds
-            elif leaves == leaves_2KS.shape[1]:
-                return False, limit, leaves
+        limit, leaves = look_at(prices, order, (stop_S, configuration_S), times, (limit, lowers), leaves_2KS, leaves)
+        if not lowers and leaves == leaves_2KS.shape[1]:
+            return False, limit, leaves
     return True, limit, leaves
 
 
 @njit(cache=True, nogil=True)
-def longest_of(
-    prices: BoundPrices, order: ActionTable, stop_S: Integers, configuration_S: Integers, times: tuple[Floats, Floats]
-) -> float:
-    """The longest path of a plan.
+def look_at(
+    prices: BoundPrices,
+    order: ActionTable,
+    plan: tuple[Integers, Integers],
+    times: tuple[Floats, Floats],
+    limit: tuple[float, bool],
+    leaves_2KS: Integers,
+    leaves: int,
+) -> tuple[float, int]:
+    """Write a plan down if its longest path is below the limit; the limit and the number of leaves from then on.
 
     Args:
+        plan: where its stages stop, and their configurations.
         times: scratch, S × 5 and S × 3; zeros in the beginning.
+        limit: in seconds, and whether a plan below it lowers it to its own longest path.
+        leaves_2KS: plans beyond as many as there is room for are written over the earliest.
     """
-    time_S5, time_S3 = times
+    (stop_S, configuration_S), (time_S5, time_S3), (limit_seconds, lowers) = plan, times, limit
     _fill_times(prices, order, stop_S, configuration_S, time_S5, time_S3)
-    return longest(order, time_S5, time_S3, np.zeros((0, 5)), np.zeros((0, 3)))
-
-
-@njit(cache=True, nogil=True)
-def keep_leaf(leaves_2KS: Integers, leaves: int, stop_S: Integers, configuration_S: Integers) -> int:
-    """Write down one more plan, beyond as many as there is room for over the earliest; how many there are then."""
+    seconds = longest(order, time_S5, time_S3, np.zeros((0, 5)), np.zeros((0, 3)))
+    if seconds >= limit_seconds:
+        return limit_seconds, leaves
     k = leaves % leaves_2KS.shape[1]
     for s in range(len(stop_S)):
         leaves_2KS[0, k, s], leaves_2KS[1, k, s] = stop_S[s], configuration_S[s]
-    return leaves + 1
+    return seconds if lowers else limit_seconds, leaves + 1
 
 
 @njit(cache=True, nogil=True)

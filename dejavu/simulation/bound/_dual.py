@@ -138,7 +138,7 @@ class Dual:
 
 
 def times_of(prices: BoundPrices, order: ActionTable, stop_S: Integers, how_S: Integers) -> Times:
-    """What the stages of a plan take; as `simulate.plans` says."""
+    """What the stages of a plan take; as `simulation.plans` says."""
     start_S = np.append(0, stop_S[:-1])
     stage_S5 = (prices.sum_5CL1[:, how_S, stop_S] - prices.sum_5CL1[:, how_S, start_S]).T
     stage_S5[0, 2:4] = 0.0, stage_S5[0, 1]

@@ -4,7 +4,7 @@ Torch's list of actions is one for a schedule, a number of ranks and a number of
 Actions and messages that wait for one another make a graph without cycles; sharing devices and links only delays, so
 the step is at least the longest path, and so at least *any* path: a sum, linear in the stages' times. What a rank's
 device has to do between its first work and its last is such a sum as well.
-Suffixes as in `simulate._action_table` and `_prices`; 5 = passes, 3 = a message's parts, N = lines.
+Suffixes as in `_action_table` and `_prefix_sums`; 5 = passes, 3 = a message's parts, N = lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Times(NamedTuple):
 
     Attributes:
         stage_S5: each stage's passes, and what it does once.
-        cut_S3: the parts of a message, one way, across the cut behind each stage; nothing behind the last.
+        cut_S3: the parts of a message, one way, across the cut after each stage; nothing after the last.
     """
 
     stage_S5: Floats
@@ -69,7 +69,7 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
     waited_A = np.zeros(A, np.bool_)  # for its message, rather than for its rank
     M = len(channel_K) * B
     left_M, arrived_M = np.zeros(M), np.full(M, -1.0)
-    queued_M, held_M = np.zeros(M, np.bool_), np.zeros(M, np.bool_)  # behind the message before: sending, receiving
+    queued_M, delayed_M = np.zeros(M, np.bool_), np.zeros(M, np.bool_)  # after the message before: sent, received
     sender_M, before_M = np.full(M, NOTHING), np.full(M, NOTHING)
     last_C = np.full(len(from_C), NOTHING)
     next_P = first_P1[:-1].copy()
@@ -80,27 +80,26 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
                 i = next_P[rank]
                 start = stop_A[i - 1] if i > first_P1[rank] else 0.0
                 m = input_A[i]
-                if m != NOTHING:
-                    if arrived_M[m] < 0.0:
-                        break
-                    if arrived_M[m] > start:
-                        start, waited_A[i] = arrived_M[m], True
-                s = stage_A[i]
-                stop_A[i] = start + time_S5[s, pass_A[i]]
+                if m != NOTHING and arrived_M[m] < 0.0:
+                    break
+                if m != NOTHING and arrived_M[m] > start:
+                    start, waited_A[i] = arrived_M[m], True
+                stop_A[i] = start + time_S5[stage_A[i], pass_A[i]]
                 next_P[rank] += 1
                 done += 1
                 m = output_A[i]
-                if m != NOTHING:
-                    c, cut = channel_K[m // B], m // B // 2
-                    before, sent = last_C[c], stop_A[i]
-                    sender_M[m], before_M[m], last_C[c] = i, before, m
-                    if before != NOTHING and left_M[before] > sent:
-                        sent, queued_M[m] = left_M[before], True
-                    left_M[m] = sent + time_S3[cut, 0] + time_S3[cut, 1]
-                    taken = left_M[m]
-                    if before != NOTHING and arrived_M[before] > taken:
-                        taken, held_M[m] = arrived_M[before], True
-                    arrived_M[m] = taken + time_S3[cut, 2]
+                if m == NOTHING:
+                    continue
+                c, cut = channel_K[m // B], m // B // 2
+                before, sent = last_C[c], stop_A[i]
+                sender_M[m], before_M[m], last_C[c] = i, before, m
+                if before != NOTHING and left_M[before] > sent:
+                    sent, queued_M[m] = left_M[before], True
+                left_M[m] = sent + time_S3[cut, 0] + time_S3[cut, 1]
+                taken = left_M[m]
+                if before != NOTHING and arrived_M[before] > taken:
+                    taken, delayed_M[m] = arrived_M[before], True
+                arrived_M[m] = taken + time_S3[cut, 2]
     i = np.argmax(stop_A)
     seconds: float = stop_A[i]
     if len(count_S5) == 0:
@@ -110,7 +109,7 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
         if waited_A[i]:
             m = input_A[i]
             count_S3[m // B // 2, 2] += 1.0
-            while held_M[m]:
+            while delayed_M[m]:
                 m = before_M[m]
                 count_S3[m // B // 2, 2] += 1.0
             count_S3[m // B // 2, 0] += 1.0
@@ -201,7 +200,7 @@ def _head(order: ActionTable, rank: int) -> Line:
     return line
 
 
-def held_microbatches(order: ActionTable) -> Integers:
+def max_in_flight(order: ActionTable) -> Integers:
     """The most microbatches that each stage holds at once; as `Simulation.in_flight`."""
     change_A = (order.pass_A == FORWARD).astype(np.int64)
     change_A -= (order.pass_A == BACKWARD) | (order.pass_A == BACKWARD_WEIGHT)
@@ -212,4 +211,4 @@ def held_microbatches(order: ActionTable) -> Integers:
     return np.array(most)
 
 
-__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "held_microbatches", "longest", "longest_path", "rank_lines"]
+__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "longest", "longest_path", "max_in_flight", "rank_lines"]

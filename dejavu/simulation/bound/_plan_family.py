@@ -18,7 +18,7 @@ from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulation.bound._dual import Dual
-from dejavu.simulation.bound._paths import Line, busy_lines, held_microbatches, rank_lines
+from dejavu.simulation.bound._paths import Line, busy_lines, max_in_flight, rank_lines
 from dejavu.simulation.bound._prefix_sums import BoundProblem, memory_shares
 from dejavu.simulation.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulation.bound._vee_walk import vee_walk
@@ -86,7 +86,7 @@ class Place:
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
         if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
-            self._share_SCLL1 = memory_shares(self.problem.priced, held_microbatches(order))
+            self._share_SCLL1 = memory_shares(self.problem.priced, max_in_flight(order))
         self._busy = [self._weights(line) for line in busy_lines(order)]
         self._limit = best_seconds
         share = 1.0 / named(SCHEDULES, self.schedule).stages_per_rank
@@ -233,13 +233,13 @@ class Place:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""
         problem, order = self.problem.priced.problem, self._order
         assert order is not None
-        held = held_microbatches(order)
+        in_flight = max_in_flight(order)
         start_S = [0, *map(int, stop_S[:-1])]
         spans = [(a, int(b), int(c)) for a, b, c in zip(start_S, stop_S, how_S, strict=True)]
         if isinstance(problem.costs, AdditiveCosts):
             for rank in range(len(order.first_P1) - 1):
                 own = np.flatnonzero(order.rank_S == rank)
-                needed = sum(problem.costs.peak_bytes(*spans[s], int(held[s])) for s in own)
+                needed = sum(problem.costs.peak_bytes(*spans[s], int(in_flight[s])) for s in own)
                 if needed > problem.costs.capacity_bytes_C[spans[own[0]][2]] * (1.0 + 1e-9):
                     return None
         configuration = problem.configurations
@@ -251,9 +251,9 @@ class Place:
         """Stages that alone fit with what they hold in flight."""
         C, L = len(self.problem.prices.class_C), self.problem.priced.problem.num_layers
         alive_SCLL1 = np.ones((self.num_stages, C, L, L + 1), np.bool_)
-        if self.problem.most_held_CLL1 is not None:
-            for s, held in enumerate(held_microbatches(order)):
-                alive_SCLL1[s] = self.problem.most_held_CLL1 >= held
+        if self.problem.max_in_flight_CLL1 is not None:
+            for s, in_flight in enumerate(max_in_flight(order)):
+                alive_SCLL1[s] = self.problem.max_in_flight_CLL1 >= in_flight
         return alive_SCLL1
 
     def _weights(self, line: Line) -> Weights:

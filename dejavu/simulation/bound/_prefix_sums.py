@@ -19,7 +19,7 @@ from dejavu.plans.priced_problem import USUAL_PARTS, PassCost, PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 
-_MOST_HELD = 25_000_000  # entries of the table of what fits; beyond it memory is ignored
+_MOST_FITTING = 25_000_000  # entries of the table of what fits; beyond it memory is ignored
 _ROUNDING = 1e-9  # memory counts as this much larger: what just fits by another order of summing is not dropped
 _UNKNOWN_CAP = 1e3  # times the slowest plan, where no plan is known
 
@@ -51,12 +51,12 @@ class BoundProblem:
     """The priced problem for the bound.
 
     Attributes:
-        most_held_CLL1: with how many microbatches in flight a stage fits its memory; None where that is not looked at.
+        max_in_flight_CLL1: microbatches in flight that a stage has memory for; None where that is not looked at.
     """
 
     priced: PricedProblem
     prices: BoundPrices
-    most_held_CLL1: NDArray[np.int32] | None
+    max_in_flight_CLL1: NDArray[np.int32] | None
 
     @property
     def num_microbatches(self) -> int:
@@ -66,8 +66,8 @@ class BoundProblem:
     def most_ranks(self) -> int:
         """Pipeline ranks that a plan can have: each takes the fewest devices of its type."""
         prices, ranks = self.prices, 0
-        for kind, count in enumerate(prices.count_T):
-            least = prices.devices_C[prices.type_C == kind].min(initial=count + 1)
+        for t, count in enumerate(prices.count_T):
+            least = prices.devices_C[prices.type_C == t].min(initial=count + 1)
             ranks += int(count // least)
         problem = self.priced.problem
         return min(ranks, problem.most_stages, problem.num_microbatches)
@@ -76,9 +76,9 @@ class BoundProblem:
     def possible_CL(self) -> NDArray[np.bool_]:
         """Whether any stage of the configuration that holds the layer fits with one microbatch in flight."""
         L = self.priced.problem.num_layers
-        if self.most_held_CLL1 is None:
+        if self.max_in_flight_CLL1 is None:
             return np.ones((len(self.prices.class_C), L), np.bool_)
-        last_CL = ((self.most_held_CLL1 > 0) * np.arange(L + 1)).max(axis=2)
+        last_CL = ((self.max_in_flight_CLL1 > 0) * np.arange(L + 1)).max(axis=2)
         return np.maximum.accumulate(last_CL, axis=1) > np.arange(L)
 
 
@@ -91,14 +91,14 @@ def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
     """
     problem = priced.problem
     C, L = len(problem.configurations), problem.num_layers
-    kinds = list(problem.device_counts)
-    type_C = np.array([kinds.index(configuration.device_type) for configuration in problem.configurations])
+    types = list(problem.device_counts)
+    type_C = np.array([types.index(configuration.device_type) for configuration in problem.configurations])
     backward_CL = priced.backward_seconds_CL
-    parts_TL2 = np.empty((len(kinds), L, 2))
+    parts_TL2 = np.empty((len(types), L, 2))
     parts_TL2[:] = USUAL_PARTS
-    for kind, name in enumerate(kinds):
+    for t, name in enumerate(types):
         if name in priced.backward_parts_L2:
-            parts_TL2[kind] = priced.backward_parts_L2[name]
+            parts_TL2[t] = priced.backward_parts_L2[name]
     seconds_5CL = np.zeros((5, C, L))
     seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, backward_CL
     with np.errstate(invalid="ignore"):  # a share of nothing of what cannot run: 0 × inf
@@ -121,13 +121,13 @@ def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
         class_C=class_C,
         type_C=type_C,
         devices_C=np.array([configuration.num_devices for configuration in problem.configurations]),
-        count_T=np.array([problem.device_counts[name] for name in kinds]),
+        count_T=np.array([problem.device_counts[name] for name in types]),
     )
-    return BoundProblem(priced, prices, _most_held(priced))
+    return BoundProblem(priced, prices, _max_in_flight(priced))
 
 
 def _messages(priced: PricedProblem, beside: list[PassCost]) -> tuple[Integers, Floats]:
-    """The configurations' classes, and what messages take between them: as `simulate.plans` prices them."""
+    """The configurations' classes, and what messages take between them: as `simulation.plans` prices them."""
     problem = priced.problem
     latency_CC, per_byte_CC = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
     per_byte = any(cost.message_seconds_per_byte > 0 for cost in beside)
@@ -153,9 +153,9 @@ def _messages(priced: PricedProblem, beside: list[PassCost]) -> tuple[Integers, 
     return class_C, np.ascontiguousarray(np.stack(np.broadcast_arrays(sender, wire, receiver), axis=-1))
 
 
-def _most_held(priced: PricedProblem) -> NDArray[np.int32] | None:
+def _max_in_flight(priced: PricedProblem) -> NDArray[np.int32] | None:
     costs = priced.problem.costs
-    if costs.num_configurations * costs.num_layers**2 > _MOST_HELD:
+    if costs.num_configurations * costs.num_layers**2 > _MOST_FITTING:
         return None
     if not isinstance(costs, AdditiveCosts):
         return np.minimum(costs.max_in_flight_CLL1, 2**31 - 1).astype(np.int32)
@@ -184,7 +184,7 @@ def _memory(costs: AdditiveCosts) -> Memory:
     )
 
 
-def memory_shares(priced: PricedProblem, held_S: Integers) -> NDArray[np.float32]:
+def memory_shares(priced: PricedProblem, in_flight_S: Integers) -> NDArray[np.float32]:
     """[s, c, start, stop] the part of a device's memory that stage s takes, with what it holds in flight.
 
     Empty where the problem does not say so.
@@ -192,7 +192,7 @@ def memory_shares(priced: PricedProblem, held_S: Integers) -> NDArray[np.float32
     costs = priced.problem.costs
     if not isinstance(costs, AdditiveCosts):
         return np.empty((0, 0, 0, 0), np.float32)
-    return _shares(_memory(costs), held_S.astype(np.float64))
+    return _shares(_memory(costs), in_flight_S.astype(np.float64))
 
 
 def _sums(rows_CL: Floats) -> Floats:
@@ -220,10 +220,10 @@ def _fitting(memory: Memory) -> NDArray[np.int32]:
 
 
 @njit(cache=True, nogil=True)
-def _shares(memory: Memory, held_S: Floats) -> NDArray[np.float32]:
+def _shares(memory: Memory, in_flight_S: Floats) -> NDArray[np.float32]:
     """Rounded down: what just fits is not dropped."""
     fixed_CL1, activation_CL1, step_CL1, temporary_CL, message_CL1, capacity_C = memory
-    S, (C, L) = len(held_S), temporary_CL.shape
+    S, (C, L) = len(in_flight_S), temporary_CL.shape
     share_SCLL1 = np.zeros((S, C, L, L + 1), np.float32)
     for s in range(S):
         for c in range(C):
@@ -231,7 +231,7 @@ def _shares(memory: Memory, held_S: Floats) -> NDArray[np.float32]:
                 temporary = 0.0
                 for stop in range(start + 1, L + 1):
                     temporary = max(temporary, temporary_CL[c, stop - 1])
-                    working = temporary + held_S[s] * (activation_CL1[c, stop] - activation_CL1[c, start])
+                    working = temporary + in_flight_S[s] * (activation_CL1[c, stop] - activation_CL1[c, start])
                     working = max(working, step_CL1[c, stop] - step_CL1[c, start])
                     fixed = fixed_CL1[c, stop] - fixed_CL1[c, start] + message_CL1[c, start] + message_CL1[c, stop]
                     share = (fixed + working) / capacity_C[c] if capacity_C[c] > 0.0 else 2.0

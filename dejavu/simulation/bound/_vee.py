@@ -99,62 +99,100 @@ def vee_table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: P
 def _vee_table(
     prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, allowed: Pairs
 ) -> tuple[Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], NDArray[np.int16], Floats]:
-    busy_SCL1, busy_SC, enter_PL1G, limit, share_SCLL1 = allowed
     S, C, L, _ = alive_SCLL1.shape
-    message_L1GG3, class_C, cut_S3 = prices.message_L1GG3, prices.class_C, weigh.cut_S3
-    P, G = S // 2, message_L1GG3.shape[1]
+    P, G = S // 2, prices.message_L1GG3.shape[1]
     left = np.full((P + 1, L + 1, L + 1, G), np.inf)
     first = np.full((P, L + 1, L + 1, G), -1, np.int16)
     last, configuration, following = first.copy(), first.copy(), first.copy()
     here = np.full((L + 1, L + 1, G), np.inf)
-    near_L1, far_L1 = np.zeros(L + 1), np.zeros(L + 1)
-    remembers = share_SCLL1.shape[0] > 0
     for cut in range(L + 1):
         left[P, cut, cut, :] = 0.0
     for r in range(P - 1, -1, -1):
         here[:] = np.inf
-        inner = 2 * (P - 1 - r)  # layers that the ranks after need at least
-        z = S - 1 - r
+        found = here, first[r], last[r], configuration[r]
         for c in range(C):
-            g = class_C[c]
-            fixed = weighted(prices, weigh, r, c, near_L1) + weighted(prices, weigh, z, c, far_L1)
-            busy_near, busy_far = busy_SCL1[r, c], busy_SCL1[z, c]
-            for a in range(r, L - r - inner - 1 if r else 1):
-                # More layers only take longer: what is beyond the first that is too long is too long as well.
-                spent_a = enter_PL1G[r, a, g] + busy_SC[r, c] + busy_SC[z, c] - busy_near[a]
-                if spent_a >= limit:
-                    continue
-                for b in range(max(a + inner + 2, L - r if r == 0 else 0), L - r + 1):
-                    best = here[a, b, g]
-                    for stop in range(a + 1, b - inner):
-                        spent = spent_a + busy_near[stop] + busy_far[b]
-                        if spent - busy_far[b - 1] >= limit:
-                            break
-                        if not alive_SCLL1[r, c, a, stop]:
-                            continue
-                        base = fixed + near_L1[stop] - near_L1[a] + far_L1[b]
-                        until = stop if r == P - 1 else stop + inner
-                        for start in range(stop if r == P - 1 else b - 1, until - 1, -1):
-                            if spent - busy_far[start] >= limit:
-                                break
-                            total = base - far_L1[start] + left[r + 1, stop, start, g]
-                            if total >= best or not alive_SCLL1[z, c, start, b]:
-                                continue
-                            if remembers and share_SCLL1[r, c, a, stop] + share_SCLL1[z, c, start, b] > 1.0:
-                                continue
-                            best = total
-                            here[a, b, g] = total
-                            first[r, a, b, g], last[r, a, b, g], configuration[r, a, b, g] = stop, start, c
-        if r == 0:
-            break
-        for a in range(r, L - r + 1):
-            for b in range(a + inner + 2, L - r + 1):
-                for h in range(G):
-                    if here[a, b, h] < np.inf:
-                        for g in range(G):
-                            total = here[a, b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
-                            total += message(message_L1GG3, cut_S3, z, b, h, g)
-                            if total < left[r, a, b, g]:
-                                left[r, a, b, g] = total
-                                following[r, a, b, g] = h
+            _begin(prices, weigh, (r, c), alive_SCLL1, allowed, left[r + 1], found)
+        for a in range(r, L - r + 1 if r > 0 else 0):
+            _cross(prices.message_L1GG3, weigh.cut_S3, (r, a), here[a], left[r, a], following[r, a])
     return left, first, last, configuration, following, here[0, L].copy()
+
+
+@njit(cache=True, nogil=True)
+def _begin(
+    prices: BoundPrices,
+    weigh: Weights,
+    place: tuple[int, int],
+    alive_SCLL1: Mask,
+    allowed: Pairs,
+    left_L1L1G: Floats,
+    found: tuple[Floats, NDArray[np.int16], NDArray[np.int16], NDArray[np.int16]],
+) -> None:
+    """The cheapest ways from a rank on, without the messages to it, if it has this configuration; between any cuts.
+
+    Args:
+        place: the rank and the configuration.
+        left_L1L1G: the cheapest ways of the ranks after.
+        found: those of the cheapest configuration so far, where their first stage ends and their second begins, and
+            which one that is; written over where this one is cheaper.
+    """
+    (r, c), (here, first, last, configuration) = place, found
+    busy_SCL1, busy_SC, enter_PL1G, limit, share_SCLL1 = allowed
+    S, _, L, _ = alive_SCLL1.shape
+    z, inner = S - 1 - r, max(S - 2 - 2 * r, 0)  # its second stage; the layers that the ranks after need at least
+    is_last, remembers = inner == 0, share_SCLL1.shape[0] > 0
+    g, near_L1, far_L1 = prices.class_C[c], np.empty(L + 1), np.empty(L + 1)
+    fixed = weighted(prices, weigh, r, c, near_L1) + weighted(prices, weigh, z, c, far_L1)
+    busy_near, busy_far = busy_SCL1[r, c], busy_SCL1[z, c]
+    begin, end = (r, L - r - inner - 1) if r > 0 else (0, 1)
+    for a in range(begin, end):
+        # More layers only take longer: what is beyond the first that is too long is too long as well.
+        spent_a = enter_PL1G[r, a, g] + busy_SC[r, c] + busy_SC[z, c] - busy_near[a]
+        if spent_a >= limit:
+            continue
+        for b in range(a + inner + 2 if r > 0 else L, L - r + 1):
+            best = here[a, b, g]
+            for stop in range(a + 1, b - inner):
+                spent = spent_a + busy_near[stop] + busy_far[b]
+                if spent - busy_far[b - 1] >= limit:
+                    break
+                if not alive_SCLL1[r, c, a, stop]:
+                    continue
+                base = fixed + near_L1[stop] - near_L1[a] + far_L1[b]
+                until = stop if is_last else stop + inner
+                for start in range(stop if is_last else b - 1, until - 1, -1):
+                    if spent - busy_far[start] >= limit:
+                        break
+                    total = base - far_L1[start] + left_L1L1G[stop, start, g]
+                    if total >= best or not alive_SCLL1[z, c, start, b]:
+                        continue
+                    if remembers and share_SCLL1[r, c, a, stop] + share_SCLL1[z, c, start, b] > 1.0:
+                        continue
+                    best = here[a, b, g] = total
+                    first[a, b, g], last[a, b, g], configuration[a, b, g] = stop, start, c
+
+
+@njit(cache=True, nogil=True)
+def _cross(
+    message_L1GG3: Floats,
+    cut_S3: Floats,
+    place: tuple[int, int],
+    here_L1G: Floats,
+    left_L1G: Floats,
+    following_L1G: NDArray[np.int16],
+) -> None:
+    """The cheapest ways from a rank on, the messages to it included, by the class of the rank before it.
+
+    Args:
+        place: the rank, and the cut at which its first stage begins.
+    """
+    (r, a), S, (L1, G) = place, len(cut_S3), here_L1G.shape
+    z = S - 1 - r
+    for b in range(a + S - 2 * r, L1 - r):
+        for h in range(G):
+            if here_L1G[b, h] == np.inf:
+                continue
+            for g in range(G):
+                total = here_L1G[b, h] + message(message_L1GG3, cut_S3, r - 1, a, g, h)
+                total += message(message_L1GG3, cut_S3, z, b, h, g)
+                if total < left_L1G[b, g]:
+                    left_L1G[b, g], following_L1G[b, g] = total, h

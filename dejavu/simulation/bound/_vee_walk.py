@@ -1,6 +1,6 @@
-"""Every plan of a V that no line rules out, rank by rank from the ends to the middle; as `_walk`, with pairs of stages.
+"""Every plan of a V that no line rules out, rank by rank from the ends to the middle.
 
-Letters as in `_vee` and `_walk`.
+As `_chain_walk`, with pairs of stages. Letters as in `_vee` and `_chain_walk`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 from dejavu.simulation._action_table import ActionTable, Integers
 from dejavu.simulation.bound._chain import Mask, Weights
-from dejavu.simulation.bound._chain_walk import (
-    Walked,
-    WalkLimits,
-    keep_leaf,
-    line_sums,
-    longest_of,
-    walked_to,
-)
+from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, line_sums, look_at, walked_to
 from dejavu.simulation.bound._prefix_sums import BoundPrices
 from dejavu.simulation.bound._vee import Pairs, vee_table
 
@@ -30,7 +23,7 @@ class VeeLines(NamedTuple):
     """Several lines at once.
 
     Attributes:
-        sum_NSCL1, fixed_NSC, cut_NS3, constant_N: as `_walk.Lines`.
+        sum_NSCL1, fixed_NSC, cut_NS3, constant_N: as `_chain_walk.Lines`.
         left_NPL1L1G: see `_vee.VeeTable`.
     """
 
@@ -75,7 +68,7 @@ def _vee_walk(
     limits: tuple[float, int, bool],
     leaves_2KS: Integers,
 ) -> tuple[bool, float, int]:
-    """As `_walk._walk`, depth first over ranks, which have two stages each."""
+    """As `_chain_walk._walk`, depth first over ranks, which have two stages each."""
     message_L1GG3, class_C = prices.message_L1GG3, prices.class_C
     type_C, devices_C, left_T = prices.type_C, prices.devices_C, prices.count_T.copy()
     sum_NSCL1, fixed_NSC, cut_NS3, left_NPL1L1G, constant_N = lines
@@ -123,7 +116,7 @@ def _vee_walk(
         # The rank's two stages do not fit its memory together.
         if remembers and share_SCLL1[r, c, a, near] + share_SCLL1[z, c, far, b] > 1.0:
             continue
-        # A line that says that no plan which begins and ends so is below the limit; as in `_walk`.
+        # A line that says that no plan which begins and ends so is below the limit; as in `_chain_walk`.
         before = class_C[configuration_P[r - 1]] if r else 0
         is_ruled_out = False
         for n in range(N):
@@ -146,13 +139,9 @@ def _vee_walk(
             continue
         _unfold(near_P, until_P1, configuration_P, stop_S, configuration_S)
         steps += A
-        seconds = longest_of(prices, order, stop_S, configuration_S, times)
-        if seconds < limit:
-            leaves = keep_leaf(leaves_2KS, leaves, stop_S, configuration_S)
-            if lowers:
-                limit = seconds
-            elif leaves == leaves_2KS.shape[1]:
-                return False, limit, leaves
+        limit, leaves = look_at(prices, order, (stop_S, configuration_S), times, (limit, lowers), leaves_2KS, leaves)
+        if not lowers and leaves == leaves_2KS.shape[1]:
+            return False, limit, leaves
     return True, limit, leaves
 
 

@@ -57,7 +57,7 @@ def simulated_lower_bound(
     budget_seconds: float,
     close: float = CLOSE,
 ) -> SimulatedBound:
-    """Bound the simulated step (`simulate.simulate_plan`) of all plans of the problem under the schedules from below.
+    """Bound the simulated step (`simulation.simulate_plan`) of all plans of the problem under the schedules from below.
 
     A plan here is any cut of all layers into stages on pipeline ranks, at most `problem.most_stages` ranks, within the
     device counts and the devices' memory, the stages of a rank under one configuration. It holds for the problem's own

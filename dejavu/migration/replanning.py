@@ -1,0 +1,189 @@
+"""The decision after a change: which plan takes the least time for the steps that are left, moving included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dejavu.binding import Binding
+from dejavu.cluster import Cluster
+from dejavu.foundation import units
+from dejavu.migration import options
+from dejavu.migration.changes import ClusterChange, ClusterNow
+from dejavu.migration.options import Option
+from dejavu.migration.placing import Held, Move, held_by
+from dejavu.migration.reposing import RunningProblem, reposed
+from dejavu.plans import NoPlanError
+
+RESTART_SECONDS = 2.0  # of ranks that are forked, until their first step; a training measures its own
+BUDGET_SECONDS = 2.0  # of the exact search, which takes milliseconds where few devices make a small table
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left of a training, and what decides whether a change pays.
+
+    Attributes:
+        steps: still to train.
+        margin: a plan that would be faster by a smaller share is not worth a change.
+        restart_seconds: of all ranks, whatever they run.
+    """
+
+    steps: int
+    margin: float = 0.03
+    restart_seconds: float = RESTART_SECONDS
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a training goes on after a change.
+
+    Attributes:
+        changes: what happened.
+        chosen: the plan to go on with, on its devices.
+        considered: all options, the fastest step first.
+        move_seconds: predicted, of the chosen one: its state over the links, and the restart.
+        lower_bound_seconds: proved: no plan on what is left is cheaper by the searches' cost model.
+        reasons: sentences.
+        seconds: that the decision took.
+    """
+
+    changes: tuple[ClusterChange, ...]
+    before: Binding
+    chosen: Option
+    considered: tuple[Option, ...]
+    move_seconds: float
+    lower_bound_seconds: float
+    reasons: tuple[str, ...]
+    seconds: float
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return self.chosen.moves
+
+    @property
+    def stays(self) -> bool:
+        """Whether the running plan goes on as it is."""
+        return self.chosen.is_running
+
+    def __str__(self) -> str:
+        return "; ".join((*map(str, self.changes), *self.reasons))
+
+
+def replan(
+    running: RunningProblem,
+    binding: Binding,
+    now: ClusterNow,
+    remaining: Remaining,
+    changes: Sequence[ClusterChange] = (),
+    *,
+    budget_seconds: float = BUDGET_SECONDS,
+    seed: int = 0,
+) -> Decision:
+    """Decide how a training goes on after changes of its cluster.
+
+    The exact search is asked for the best plan on what is left. It competes with the running plan, where all of its
+    devices are still there, and with the running plan without what is lost: for the steps that are left, each takes
+    its simulated steps, and what it has to move once. Where all devices of the running plan are there, it stays unless
+    the gain exceeds the margin. Equal times: what moves less.
+
+    Args:
+        binding: the running one.
+        now: the cluster after the changes.
+        changes: for the sentences.
+
+    Raises:
+        NoPlanError: no plan fits what is left.
+
+    Source: the objective is ours; planning anew for what is left, and moving only what has to, as
+    [Varuna](https://arxiv.org/abs/2111.04007) and [Oobleck](https://arxiv.org/abs/2309.08125) do for equal devices.
+    """
+    began = time.perf_counter()
+    posed = reposed(running, now)
+    present = {seat[0] for seat in posed.devices}
+    held = {host: layers for host, layers in held_by(binding).items() if host in present}
+    found, answer = options.best(posed, held, budget_seconds=budget_seconds, seed=seed)
+    stay = options.as_it_is(posed, binding, held)
+    listed = [found, *([stay] if stay else options.without_lost(posed, binding, held))]
+
+    def total_seconds(option: Option) -> float:
+        return remaining.steps * option.step_seconds + _move_seconds(option, posed.cluster, held, remaining)
+
+    chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
+    if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
+        chosen = stay
+    if (
+        stay is not None
+        and chosen.binding.placements == stay.binding.placements
+        and chosen.binding.plan == stay.binding.plan
+    ):
+        chosen = stay
+    usual = replace(chosen, binding=posed.usual(chosen.binding))
+    return Decision(
+        changes=tuple(changes),
+        before=binding,
+        chosen=usual,
+        considered=tuple(sorted(listed, key=lambda option: option.step_seconds)),
+        move_seconds=_move_seconds(chosen, posed.cluster, held, remaining),
+        lower_bound_seconds=answer.lower_bound_seconds,
+        reasons=_reasons(chosen, found, stay, remaining, _move_seconds(chosen, posed.cluster, held, remaining)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _move_seconds(option: Option, cluster: Cluster, held: Held, remaining: Remaining) -> float:
+    """Predict what a change to this option takes: every host receives what it lacks at the same time as the others."""
+    if option.is_running:
+        return 0.0
+    arriving: dict[str, float] = {}
+    for move in option.moves:
+        arriving[move.host] = arriving.get(move.host, 0.0) + move.size_bytes
+    groups = {device.host: device.group for device in cluster.devices()}
+    slowest = 0.0
+    for host, size_bytes in arriving.items():
+        links = [
+            link.bytes_per_second
+            for names, link in cluster.links_between.items()
+            if groups[host] in names and any(other != host for other in held)
+        ]
+        slowest = max(slowest, size_bytes / min(links) if links else 0.0)
+    return remaining.restart_seconds + slowest
+
+
+def _reasons(
+    chosen: Option, found: Option, stay: Option | None, remaining: Remaining, move_seconds: float
+) -> tuple[str, ...]:
+    step = f"a step is predicted to take {1e3 * chosen.step_seconds:.3g} ms"
+    if chosen.is_running:
+        gain = 1 - found.step_seconds / chosen.step_seconds
+        if gain <= 0:
+            return (f"the running plan is still the best: {step}",)
+        return (
+            f"the running plan stays: the best one would be {100 * gain:.1f} % faster, over {remaining.steps} steps "
+            f"{remaining.steps * (chosen.step_seconds - found.step_seconds):.2g} s, with a margin of "
+            f"{100 * remaining.margin:.3g} % and a change of {move_seconds or remaining.restart_seconds:.2g} s or more",
+        )
+    said = [f"{chosen.what}: {step}"]
+    if stay is not None:
+        gain = 1 - chosen.step_seconds / stay.step_seconds
+        said[0] += f", {100 * gain:.0f} % less than the running plan's {1e3 * stay.step_seconds:.3g} ms"
+    elif chosen is not found:
+        slower = chosen.step_seconds / found.step_seconds - 1
+        said[0] += f", {100 * slower:.1f} % above the best plan's, and less has to move"
+    said.append(f"{units.format_bytes(chosen.moved_bytes)} of state move" if chosen.moves else "no state has to move")
+    return tuple(said)
+
+
+def best_on(running: RunningProblem, now: ClusterNow, *, budget_seconds: float = BUDGET_SECONDS) -> Option:
+    """Return the best plan for a cluster as it is now, as if nothing ran yet.
+
+    Raises:
+        NoPlanError: no plan fits.
+    """
+    posed = reposed(running, now)
+    found, _ = options.best(posed, {}, budget_seconds=budget_seconds, seed=0)
+    return replace(found, binding=posed.usual(found.binding))
+
+
+__all__ = ["Decision", "NoPlanError", "Remaining", "best_on", "replan"]

@@ -1,0 +1,106 @@
+"""MLflow's SQLite file: made once, upgraded after a copy was kept, and refused where it is of a newer MLflow.
+
+MLflow itself migrates a new file in every process that opens it, and two at once corrupt it; of an older file it only
+says that somebody should upgrade it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from dejavu.foundation.errors import DejavuError
+
+LOCK_SECONDS = 60.0  # a fresh database takes a few seconds to make
+
+log = logging.getLogger("dejavu.track")
+
+
+class DatabaseError(DejavuError):
+    """MLflow's database is of a version that this MLflow cannot use."""
+
+
+@contextmanager
+def alone_with(database: Path) -> Iterator[None]:
+    """Lock a database while it may have to be created or upgraded, and upgrade it if it is older.
+
+    Raises:
+        DatabaseError: a newer MLflow wrote it, or it could not be upgraded.
+        sqlite3.Error: it is no database, or it cannot be written.
+    """
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table that it creates
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{database}.lock", timeout=LOCK_SECONDS):
+        # MLflow retries for minutes if the file is no database or cannot be written; SQLite fails at once.
+        with closing(sqlite3.connect(database)) as connection:
+            found = _schema(connection)
+        if found is not None:
+            _upgrade(database, found)
+        yield
+
+
+def upgrade_database(database: Path) -> None:
+    """Upgrade a database, if it is older, before somebody else opens it.
+
+    Raises:
+        DatabaseError: a newer MLflow wrote it, it could not be upgraded, or it is no database.
+    """
+    try:
+        with alone_with(database):
+            pass
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{database} cannot be opened: {error}; wanted MLflow's database, or no file") from error
+
+
+def _schema(connection: sqlite3.Connection) -> str | None:
+    """Return the revision of a database's schema; None: it has none yet."""
+    if connection.execute("SELECT name FROM sqlite_master WHERE name = 'alembic_version'").fetchone() is None:
+        return None
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return row[0] if row else None
+
+
+def _upgrade(database: Path, found: str) -> None:
+    """Upgrade a database of an older MLflow, after copying it."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the first import of mlflow
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+    from mlflow.store.db import utils
+
+    script = ScriptDirectory.from_config(utils._get_alembic_config(""))
+    (newest,) = script.get_heads()
+    if found == newest:
+        return
+    try:
+        script.get_revision(found)
+    except CommandError:
+        from mlflow.version import VERSION
+
+        raise DatabaseError(
+            f"{database} has schema {found}, which MLflow {VERSION} does not know; wanted {newest} or an older one: "
+            "install the MLflow that wrote it, or move the file away"
+        ) from None
+    copy = database.with_name(f"{database.name}.before-{newest}")
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    log.warning(
+        "%s is of an older MLflow (schema %s) and is upgraded to %s; %s is a copy", database, found, newest, copy
+    )
+    from sqlalchemy import create_engine
+
+    engine = create_engine(f"sqlite:///{database}")
+    try:
+        utils._upgrade_db(engine)
+    except Exception as error:
+        raise DatabaseError(
+            f"{database} has schema {found} and could not be upgraded to {newest} "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); {copy} is a copy of it as it was"
+        ) from error
+    finally:
+        engine.dispose()

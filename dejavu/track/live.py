@@ -1,0 +1,115 @@
+"""Numbers that arrive while something runs: a curve, and what the ranks on this machine take."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from dejavu.track.run import Metric, Run
+
+FLUSH_SECONDS = 10.0  # a call of MLflow's takes 0.05 s of a core that ranks use, too
+SAMPLE_SECONDS = 2.0
+RANK = "rank "  # what processes of ranks are called, with their number
+
+
+class Curve:
+    """A metric that grows step by step; sent at most every `FLUSH_SECONDS`. A step that is repeated counts once."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self._run, self._name = run, name
+        self._seen: set[int] = set()
+        self._kept: list[Metric] = []
+        self._sent_at = time.monotonic()
+
+    def add(self, step: int, value: float) -> None:
+        if step in self._seen:
+            return
+        self._seen.add(step)
+        self._kept.append(Metric(self._name, value, step, time.time()))
+        if time.monotonic() - self._sent_at > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        kept, self._kept, self._sent_at = self._kept, [], time.monotonic()
+        self._run.metrics(kept)
+
+
+@contextlib.contextmanager
+def sampled_ranks(run: Run) -> Iterator[None]:
+    """Record processor and memory of this process's ranks, under the names that MLflow shows as system metrics.
+
+    Per rank: `cpu_percent` of one core since the sample before, and `memory_bytes` resident; of the machine:
+    `cpu_percent` of all cores and `memory_bytes` in use. Ranks on other hosts are not seen from here.
+    """
+    stop = threading.Event()
+    sampler = threading.Thread(target=_sample, args=(run, stop), name="rank-sampler", daemon=True)
+    sampler.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        sampler.join()
+
+
+def _sample(run: Run, stop: threading.Event) -> None:
+    ranks = _Ranks()
+    rows: list[Metric] = []
+    sent_at, number = time.monotonic(), 0
+    psutil.cpu_percent()  # the first answer is about nothing
+    while not stop.wait(SAMPLE_SECONDS):
+        rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in _machine() + ranks.sample()]
+        number += 1
+        if time.monotonic() - sent_at > FLUSH_SECONDS:
+            run.metrics(rows)
+            rows, sent_at = [], time.monotonic()
+    run.metrics(rows)
+
+
+def _machine() -> list[tuple[str, float]]:
+    return [("cpu_percent", psutil.cpu_percent()), ("memory_bytes", float(psutil.virtual_memory().used))]
+
+
+class _Ranks:
+    """The ranks that this process's agent started.
+
+    They are looked for until two looks find the same, and again when one has ended: a look reads every process of the
+    machine.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[psutil.Process] = []
+        self._is_settled = False
+
+    def sample(self) -> list[tuple[str, float]]:
+        found: list[tuple[str, float]] = []
+        try:
+            for process in self._known:
+                with process.oneshot():
+                    rank = process.name().replace(" ", "_")
+                    found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
+                    found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
+        except psutil.Error:  # it has just ended
+            self._is_settled = False
+        if not self._is_settled:
+            self._look()
+        return found
+
+    def _look(self) -> None:
+        now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
+        new = [one for one in now if one not in self._known]
+        for process in new:
+            with contextlib.suppress(psutil.Error):
+                process.cpu_percent()  # from here on its processor time is counted
+        self._is_settled = bool(now) and not new
+        self._known = [one for one in self._known if one in now] + new
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return bool(process.name().startswith(RANK))
+    except psutil.Error:
+        return False

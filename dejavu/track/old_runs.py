@@ -1,0 +1,73 @@
+"""Delete MLflow's older runs from a project's own database, with their artifacts, as `mlflow gc` does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from dejavu.foundation.errors import DejavuError
+from dejavu.track.server import EXPERIMENT, PARENT_TAG
+
+MODELS_TAG = "mlflow.modelVersions"  # of a run whose artifacts a registered model is
+RUNS_AT_ONCE = 200  # on one command line
+
+
+def delete_old_runs(project: Path, keep: int, *, dry_run: bool = False) -> int:
+    """Delete all flow runs but the newest `keep`, with the runs of their parts; return how many runs.
+
+    Runs that are running stay, and so do those that a registered model came from.
+
+    Args:
+        dry_run: delete nothing, only count.
+
+    Raises:
+        DejavuError: MLflow could not delete them.
+    """
+    database = project.resolve() / "mlflow.db"
+    if not database.exists():
+        return 0
+    client = MlflowClient(f"sqlite:///{database}")
+    old = _old_runs(client, keep)
+    for run in [] if dry_run else old:
+        client.delete_run(run.info.run_id)
+    for start in range(0, 0 if dry_run else len(old), RUNS_AT_ONCE):
+        _erase(database, [run.info.run_id for run in old[start : start + RUNS_AT_ONCE]])
+    return len(old)
+
+
+def _old_runs(client: MlflowClient, keep: int) -> list[Run]:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return []
+    found: list[Run] = []
+    token: str | None = None
+    while token != "":
+        page = client.search_runs(
+            [experiment.experiment_id], order_by=["attributes.start_time DESC"], max_results=1000, page_token=token
+        )
+        found, token = [*found, *page], page.token or ""
+    parents = [run for run in found if PARENT_TAG not in run.data.tags]
+    families = {run.info.run_id: [run] for run in parents}
+    for run in found:
+        if (parent := run.data.tags.get(PARENT_TAG)) in families:
+            families[parent].append(run)
+    old = (families[parent.info.run_id] for parent in parents[keep:])
+    return [run for family in old if not any(map(_is_needed, family)) for run in family]
+
+
+def _is_needed(run: Run) -> bool:
+    return run.info.status == "RUNNING" or MODELS_TAG in run.data.tags
+
+
+def _erase(database: Path, run_ids: list[str]) -> None:
+    """Erase runs that are marked as deleted: MLflow offers that only as a command."""
+    words = ["gc", "--backend-store-uri", f"sqlite:///{database}", "--run-ids", ",".join(run_ids)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
+    done = subprocess.run([sys.executable, "-m", "mlflow", *words], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise DejavuError(f"`mlflow gc` could not erase {len(run_ids)} runs:\n{(done.stdout + done.stderr)[-2000:]}")

@@ -1,0 +1,173 @@
+"""Read recorded runs back: all of a project in short, and one in full."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Run as MlflowRun
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.registry import did_you_mean
+from dejavu.track.server import FAILURE_TAG, PARENT_TAG, Server
+
+VERDICT_TAG, FOLDER_TAG, FLOW_RUN_TAG = "dejavu.verdict", "dejavu.folder", "prefect.flow_run"
+PLAN, REPORT = ("plan/plan.json", "plan.json"), ("report/report.html", "report.html")  # the latter: of older runs
+LAST = "last"
+MOST_SEARCHED = 1000
+FLOWS = f"tags.`{PARENT_TAG}` IS NULL"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A flow's run in short; a number that was not recorded is None, a text that was not is empty.
+
+    Attributes:
+        status: RUNNING, FINISHED, FAILED or KILLED.
+        start_seconds: since the epoch.
+        verdict: what the run says of its plan, or why it failed.
+        loss: after the last step.
+        folder: of the training's checkpoints and logs.
+        flow_run: Prefect's id of it.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    start_seconds: float
+    model: str
+    cluster: str
+    verdict: str
+    predicted_step_seconds: float | None
+    measured_step_seconds: float | None
+    loss: float | None
+    folder: str
+    flow_run: str
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """All that is compared of a run.
+
+    Attributes:
+        plan: as `Plan.to_dict` writes it; None where the run got no plan.
+    """
+
+    summary: RunSummary
+    parameters: Mapping[str, str]
+    metrics: Mapping[str, float]
+    plan: Mapping[str, Any] | None
+
+
+def runs(project: Path, most: int = 20) -> list[RunSummary]:
+    """Return the project's flow runs, the latest first; none where nothing was ever recorded.
+
+    Raises:
+        DejavuError: MLflow, or its database, does not answer.
+    """
+    server = Server(project)
+    return [] if server.is_empty else [_summary(run) for run in _search(server, most)]
+
+
+def find_run(project: Path, wanted: str) -> RunSummary:
+    """Return the run that a person named: an id or its beginning, a name, a training's folder, or `last`.
+
+    Raises:
+        InputError: there is none, or the beginning is that of several; the message has the likest.
+    """
+    known = runs(project, MOST_SEARCHED)
+    if not known:
+        raise InputError(f"no run is recorded for {project.resolve()}; `dejavu run` makes one")
+    if wanted == LAST:
+        return known[0]
+    word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
+    ids = [run for run in known if re.fullmatch("[0-9a-f-]+", word) and _begins(run, word)]
+    found = ids or [run for run in known if run.name == wanted]
+    if len(found) > 1:
+        raise InputError(f"{wanted!r} is the beginning of {len(found)} runs: {_listed(found)}; wanted more of one's id")
+    if not found:
+        names = [name for run in known for name in (run.run_id, run.run_id[: max(8, len(word))], run.name)]
+        near = did_you_mean(wanted, names) or f"; wanted {LAST!r}, or the beginning of an id, as {_listed(known)}"
+        raise InputError(f"unknown run {wanted!r}{near}")
+    return found[0]
+
+
+def recorded(project: Path, summary: RunSummary) -> RecordedRun:
+    """Read a run in full."""
+    server = Server(project)
+    try:
+        (run,) = server.search(f"attributes.run_id = '{summary.run_id}'", most=1)
+        path = server.artifact(summary.run_id, PLAN, _copies(project, summary))
+    except Exception as error:
+        raise _failed(server, error) from error
+    plan = json.loads(path.read_text()) if path is not None and path.is_file() else None
+    return RecordedRun(summary, run.data.params, run.data.metrics, plan)
+
+
+def report_of(project: Path, summary: RunSummary) -> Path:
+    """Return the path of a run's report page; a copy of it, where its artifacts are on a server.
+
+    Raises:
+        InputError: the run has none.
+    """
+    server = Server(project)
+    try:
+        path = server.artifact(summary.run_id, REPORT, _copies(project, summary))
+    except Exception as error:
+        raise _failed(server, error) from error
+    if path is None or not path.is_file():
+        why = {"RUNNING": "it is still running", "FINISHED": "its flow writes none"}
+        raise InputError(
+            f"run {summary.run_id[:8]} ({summary.name}) has no report: "
+            f"{why.get(summary.status, f'it ended as {summary.status}')}; wanted a finished run of `dejavu run`"
+        )
+    return path
+
+
+def _search(server: Server, most: int) -> list[MlflowRun]:
+    try:
+        return server.search(FLOWS, most=most)
+    except Exception as error:
+        raise _failed(server, error) from error
+
+
+def _failed(server: Server, error: Exception) -> DejavuError:
+    if isinstance(error, DejavuError):
+        return error
+    return DejavuError(f"MLflow at {server.uri} does not answer ({' '.join(str(error).split())[:200]})")
+
+
+def _copies(project: Path, summary: RunSummary) -> Path:
+    return project / ".dejavu" / "reports" / summary.run_id
+
+
+def _begins(run: RunSummary, word: str) -> bool:
+    return run.run_id.startswith(word) or run.flow_run.startswith(word) or (Path(run.folder).name == word != "")
+
+
+def _listed(found: list[RunSummary]) -> str:
+    most = 5
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(f"{run.run_id[:8]} ({run.name})" for run in found[:most]) + more
+
+
+def _summary(run: MlflowRun) -> RunSummary:
+    tags, parameters, metrics = run.data.tags, run.data.params, run.data.metrics
+    return RunSummary(
+        run_id=run.info.run_id,
+        name=run.info.run_name,
+        status=run.info.status,
+        start_seconds=run.info.start_time / 1000,
+        model=parameters.get("workload.model", ""),
+        cluster=parameters.get("cluster", ""),
+        verdict=tags.get(FAILURE_TAG) or tags.get(VERDICT_TAG, ""),
+        predicted_step_seconds=metrics.get("predicted_step_seconds"),
+        measured_step_seconds=metrics.get("measured_step_seconds"),
+        loss=metrics.get("loss"),
+        folder=tags.get(FOLDER_TAG, ""),
+        flow_run=tags.get(FLOW_RUN_TAG, ""),
+    )

@@ -1,0 +1,1 @@
+"""Care of what a project keeps: `dejavu backup`, `dejavu restore`, `dejavu gc`."""

@@ -1,0 +1,232 @@
+"""One file with what a project keeps, and back.
+
+In it: the cost database, MLflow's records and artifacts, runs with their checkpoints, trials, and Prefect's database.
+Not in it: caches, logs, locks, and what is being written. SQLite files are copied by SQLite's own online backup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import io
+import json
+import os
+import sqlite3
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.units import format_bytes, plural
+from dejavu.launch.training_lock import alone_in
+from flows import services
+from flows.server_settings import MLFLOW_DATABASE, PREFECT_DATABASE
+
+FORMAT = 1
+CONTENTS = "backup.json"
+STATE = ".dejavu"
+DATABASES = ("mlflow.db", f"{STATE}/prefect/prefect.db")
+FOLDERS = ("profiles_db", "mlartifacts", STATE)
+# Prefect's results are pickles, which are never taken from a file that somebody hands over; they are a cache.
+LEFT_OUT = (
+    *(PurePosixPath(STATE, name) for name in ("prefect", "logs", "trials/dask", "benchmarks")),
+    *(PurePosixPath("profiles_db", name) for name in ("README.md", "shipped", "set_aside")),  # git's, or damaged
+)
+SIDE_FILES = ("-wal", "-shm", "-journal")  # of a SQLite file; those of another one would damage it
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is in a backup."""
+
+    num_files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.num_files, 'file')}, {format_bytes(self.size_bytes)}"
+
+
+def backup(project: Path, file: Path, *, wait: bool = False) -> Saved:
+    """Write the backup; where that fails, what was at `file` is kept. A name ending in `.tar` is not compressed.
+
+    Args:
+        wait: for a run that measures or trains here to end, instead of raising an error.
+
+    Raises:
+        BusyError: a run measures or trains here: its files change meanwhile.
+        InputError: there is no folder for the file.
+    """
+    project = project.resolve()
+    if not file.absolute().parent.is_dir():
+        raise InputError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    count = total_bytes = 0
+    try:
+        with (
+            alone_in(project, "dejavu backup", wait=wait),
+            tempfile.TemporaryDirectory(dir=project / STATE, prefix=".backup-") as scratch,
+            _written(aside, compressed=file.suffix != ".tar") as archive,
+        ):
+            _add_contents(archive, project)
+            for name, path in _kept(project, Path(scratch)):
+                with contextlib.suppress(FileNotFoundError):  # a service removed it meanwhile
+                    archive.add(path, name, recursive=False)
+                    count, total_bytes = count + 1, total_bytes + path.stat().st_size
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    return Saved(count, total_bytes)
+
+
+def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
+    """Put back what a backup has; all of it is read and checked before anything is replaced.
+
+    Args:
+        force: also replace files that are there and differ.
+
+    Raises:
+        InputError: it is no backup, or has what no backup has; or files would be replaced.
+        DejavuError: services run here, which have those files open.
+        BusyError: a run measures or trains here.
+    """
+    project = project.resolve()
+    found = services.recorded(project)
+    if found and found.dead != services.SERVICES:
+        raise DejavuError(f"services run in {project}; wanted `dejavu down` before what they have open is replaced")
+    with (
+        alone_in(project, "dejavu restore"),
+        tempfile.TemporaryDirectory(dir=project / STATE, prefix=".restore-") as scratch,
+    ):
+        names, contents = _extracted(file, Path(scratch))
+        if contents["project"] != str(project):
+            _move_artifacts(Path(scratch) / "mlflow.db", Path(contents["project"]), project)
+        new = [name for name in names if not _is_same(Path(scratch) / name, project / name)]
+        replaced = [name for name in new if (project / name).exists()]
+        if replaced and not force:
+            raise InputError(
+                f"{len(replaced)} of {len(names)} files of {file} are here and differ, {replaced[0]} the first; wanted "
+                "an empty project, or --force to replace them"
+            )
+        size_bytes = sum((Path(scratch) / name).stat().st_size for name in new)
+        for name in new:
+            target = project / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for end in SIDE_FILES if name in DATABASES else ():
+                target.with_name(target.name + end).unlink(missing_ok=True)
+            (Path(scratch) / name).replace(target)
+    return Saved(len(new), size_bytes)
+
+
+def on_other_machines() -> str:
+    """Name what this project keeps in databases that no backup of its folder has; empty: nothing."""
+    names = [name for name in (PREFECT_DATABASE, MLFLOW_DATABASE) if os.environ.get(name)]
+    return f"not in it: the databases of {' and '.join(names)}; `pg_dump` saves them" if names else ""
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def _written(path: Path, *, compressed: bool) -> Iterator[tarfile.TarFile]:
+    """Open a new archive that only its user can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        if compressed:
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:  # checkpoints hardly shrink
+                yield archive
+        else:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                yield archive
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _add_contents(archive: tarfile.TarFile, project: Path) -> None:
+    contents = {"format": FORMAT, "project": str(project), "version": version("pipe-dejavu"), "seconds": time.time()}
+    text = json.dumps(contents, indent=1).encode()
+    member = tarfile.TarInfo(CONTENTS)
+    member.size, member.mode, member.mtime = len(text), 0o600, int(time.time())
+    archive.addfile(member, io.BytesIO(text))
+
+
+def _kept(project: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
+    """Yield names in the backup, and the files that they are read from."""
+    for number, name in enumerate(DATABASES):
+        if (project / name).is_file():
+            yield name, _copied(project / name, scratch / str(number))
+    for folder in FOLDERS:
+        # A manifest comes before the files it lists, which are never changed and stay for an hour after it is.
+        paths = sorted((project / folder).rglob("*"), key=lambda path: (path.name != "manifest.json", path))
+        for path in paths:
+            name = path.relative_to(project).as_posix()
+            if path.is_file() and not path.is_symlink() and _belongs(PurePosixPath(name)):
+                yield name, path
+
+
+def _belongs(name: PurePosixPath) -> bool:
+    """Return whether a backup has a file of this name, other than the databases."""
+    of_processes = name.parent == PurePosixPath(STATE) and name.name.startswith(("services.", "training."))
+    unfinished = any(part.startswith(".") or part.endswith(".partial") for part in name.parts[1:])
+    left_out = any(name.is_relative_to(folder) for folder in LEFT_OUT)
+    return not (of_processes or unfinished or left_out or name.suffix == ".lock" or name.name == "lock")
+
+
+def _copied(database: Path, copy: Path) -> Path:
+    with (
+        contextlib.closing(sqlite3.connect(database, timeout=60)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+    return copy
+
+
+# Reading
+
+
+def _extracted(file: Path, scratch: Path) -> tuple[list[str], dict[str, Any]]:
+    """Extract the backup; return the names of its files, and what it says of itself.
+
+    Raises:
+        InputError: it is no backup, is cut, or has what `backup` does not write.
+    """
+    names = []
+    try:
+        with tarfile.open(file) as archive:
+            first = archive.next()
+            text = archive.extractfile(first) if first is not None and first.name == CONTENTS else None
+            contents = json.loads(text.read()) if text else {}
+            if contents.get("format") != FORMAT:
+                raise InputError(f"{file}: found format {contents.get('format')}; wanted a backup of format {FORMAT}")
+            for member in archive:
+                name = PurePosixPath(member.name)
+                known = member.name in DATABASES or (name.parts[0] in FOLDERS and _belongs(name))
+                if not member.isreg() or not known or ".." in name.parts:
+                    raise InputError(f"{file} has {member.name!r}, which no backup has; nothing was restored")
+                archive.extract(member, scratch, filter="data")
+                names.append(member.name)
+    except FileNotFoundError:
+        raise InputError(f"there is no {file}") from None
+    except (tarfile.TarError, EOFError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(f"{file} is no whole backup: {error}; nothing was restored") from error
+    return names, {**contents, "project": str(contents["project"])}
+
+
+def _is_same(new: Path, old: Path) -> bool:
+    return old.is_file() and filecmp.cmp(new, old, shallow=False)
+
+
+def _move_artifacts(database: Path, old: Path, new: Path) -> None:
+    """Let MLflow's records point to the artifacts of the folder that they are restored into."""
+    if not database.is_file():
+        return
+    before, after = ((folder / "mlartifacts").as_uri() for folder in (old, new))
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                (after, len(before) + 1, len(before), before),
+            )

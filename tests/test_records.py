@@ -1,0 +1,405 @@
+"""What MLflow has of a run, read as MLflow's own client reads it, and the commands that read it back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import typer.main
+from mlflow import MlflowClient
+from torch import nn
+from typer.testing import CliRunner
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.init._base import FACTORS
+from dejavu.launch.launcher import launch
+from dejavu.parallelism import Parallelism
+from dejavu.plans.answers import BUDGET_SECONDS
+from dejavu.report.note import command_of
+from dejavu.track import (
+    VERDICT_TAG,
+    Curve,
+    DatabaseError,
+    DataSet,
+    Metric,
+    Tracker,
+    find_run,
+    live,
+    recorded,
+    report_of,
+    runs,
+    sampled_ranks,
+)
+from dejavu.track.server import FAILURE_TAG
+from dejavu.trials import TrialResult, Trials
+from flows.__main__ import app
+from tasks import recording
+from tasks.recording import record_model, record_training, record_trials
+from tests.conftest import TINY
+from tests.launching import DRAW, TOLERANCE, job_of, largest_difference
+
+PLAN: dict[str, Any] = {
+    "schedule": "1f1b",
+    "num_microbatches": 4,
+    "stages": [
+        {
+            "start": start,
+            "stop": start + 2,
+            "configuration": {
+                "device_type": "core",
+                "num_nodes": 1,
+                "devices_per_node": 2,
+                "data_parallel": 2,
+                "tensor_parallel": 1,
+                "recompute": start > 0,
+                "zero_level": 0,
+            },
+        }
+        for start in (0, 2)
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: two that finished, and between them one that failed."""
+    folder = tmp_path_factory.mktemp("project")
+    with Tracker.open(folder, "gpt here, 1", question(4), {"prefect.flow_run": "0f0f0f0f-1"}) as run:
+        run.metrics([Metric("predicted_step_seconds", 0.5), Metric("measured_step_seconds", 0.6)])
+        run.metrics(Metric("loss", 5.0 - step, step) for step in range(3))
+        run.artifact_json("plan/plan.json", PLAN)
+        run.artifact_text("report/report.html", "<p>first</p>")
+        run.tags({VERDICT_TAG: "as fast as the even split", "dejavu.folder": f"{folder}/.dejavu/runs/0f0f0f0f-1"})
+    with pytest.raises(RuntimeError), Tracker.open(folder, "gpt here, 2", question(4)):
+        raise RuntimeError("the disk is full\nand more")
+    with Tracker.open(folder, "gpt here, 3", question(8), {"prefect.flow_run": "0f0f0f0f-3"}) as run:
+        run.metrics([Metric("predicted_step_seconds", 0.25)])
+        run.artifact_json("plan/plan.json", {**PLAN, "schedule": "gpipe"})
+        run.artifact_text("report/report.html", "<p>third</p>")
+    return folder
+
+
+def question(num_microbatches: int) -> dict[str, Any]:
+    return {"workload": {"model": "gpt", "num_microbatches": num_microbatches}, "cluster": "here"}
+
+
+def client_of(project: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+
+
+def children_of(project: Path, run_id: str | None) -> dict[str, Any]:
+    client = client_of(project)
+    experiment = client.get_experiment_by_name("dejavu").experiment_id
+    found = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run_id}'")
+    return {run.info.run_name: run for run in found}
+
+
+# Writing
+
+
+def test_the_experiment_is_one_of_model_development(project: Path) -> None:
+    tags = client_of(project).get_experiment_by_name("dejavu").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_an_experiment_of_before_gets_its_kind(tmp_path: Path) -> None:
+    client_of(tmp_path).create_experiment("dejavu")
+    with Tracker.open(tmp_path, "a run"):
+        tags = client_of(tmp_path).get_experiment_by_name("dejavu").tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_every_run_says_who_started_it_and_from_which_commit(project: Path) -> None:
+    run = client_of(project).get_run(runs(project)[0].run_id)
+    assert {"mlflow.user", "mlflow.source.name", "mlflow.source.type"} <= set(run.data.tags)
+    assert "mlflow.source.git.commit" not in run.data.tags  # the folder is in no repository
+    with Tracker.open(project, "of a repository", tags={}) as tracker:
+        pass
+    assert tracker.run_id is not None
+    client_of(project).delete_run(tracker.run_id)
+
+
+def test_data_sets_are_inputs_and_equal_ones_are_one(project: Path) -> None:
+    data = DataSet("text", "0123456789abcdef", "/data/text", "training", {"rows": 3})
+    with Tracker.open(project, "reads") as run:
+        run.data_sets([data, DataSet("costs", "fedcba", "cost/costs.parquet", "planning")])
+        run.data_sets([data])
+    found = client_of(project).get_run(run.run_id).inputs.dataset_inputs
+    client_of(project).delete_run(run.run_id)
+    assert {(one.dataset.name, one.dataset.digest, one.tags[0].value) for one in found} == {
+        ("text", "0123456789abcdef", "training"),
+        ("costs", "fedcba", "planning"),
+    }
+    assert len(found) == 2
+    assert json.loads(found[0].dataset.source)["uri"] in ("/data/text", "cost/costs.parquet")
+
+
+def test_trials_are_runs_with_factors_and_losses(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = [replace(DRAW, seed=seed, head=1.0 + seed) for seed in range(4)]
+    results = tuple(
+        TrialResult(
+            draw, tuple(5.0 - step / (1 + n) for step in range(3)), 4.0 + n, "", 1, 2.0, first_gradient_norm=1.0
+        )
+        for n, draw in enumerate(draws)
+    )
+    second = "trial 1: xavier × 1.00, seed 1"
+    monkeypatch.setattr(recording, "MOST_TRIAL_RUNS", 3)
+    trials = Trials(results=results, winner=results[0], rungs=(), total_steps=12, seconds=2.0, bought=None)
+    with Tracker.open(project, "tries") as run, run.child("trials") as child:
+        record_trials(child, trials)
+    found = children_of(project, child.run_id)
+    client = client_of(project)
+    history = [row.value for row in client.get_metric_history(found[second].info.run_id, "loss")]
+    client.delete_run(run.run_id)
+    assert list(found) == [f"trial {n}: xavier × 1.00, seed {n}" for n in (2, 1, 0)], "the best three"
+    for n, draw in enumerate(draws[:3]):
+        one = found[f"trial {n}: xavier × 1.00, seed {n}"]
+        assert set(one.data.params) == {"scheme", "seed", *FACTORS}
+        assert float(one.data.params["head"]) == draw.head
+        assert one.data.tags["dejavu.winner"] == str(n == 0)
+        assert one.info.status == "FINISHED"
+        assert one.info.end_time - one.info.start_time >= 2000
+    assert history == [5.0, 4.5, 4.0]
+
+
+def test_a_curve_counts_a_repeated_step_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "FLUSH_SECONDS", 0.0)  # every step is sent
+    with Tracker.open(project, "a curve") as run:
+        curve = Curve(run, "loss")
+        for step in (0, 1, 2, 1, 2, 3):
+            curve.add(step, float(step))
+        sent = client_of(project).get_metric_history(run.run_id, "loss")
+        curve.flush()
+    client_of(project).delete_run(run.run_id)
+    assert [(row.step, row.value) for row in sent] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+@pytest.mark.integration
+def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model after 8 steps has, on the ninth step's batch, the loss that one process has in its ninth step."""
+    import mlflow.pytorch
+
+    monkeypatch.setattr(live, "SAMPLE_SECONDS", 0.05)
+    job = job_of(TINY, tmp_path / "job")
+    with Tracker.open(tmp_path, "a flow") as flow, flow.child("training") as run:
+        with sampled_ranks(run):
+            result = launch(job)
+        record_training(run, Curve(run, "loss"), result)
+        said = record_model(run, job, result)
+        monkeypatch.setattr(recording, "MOST_MODEL_BYTES", 1000)
+        with flow.child("too large") as other:
+            linked = record_model(other, job, result)
+    assert "registered model gpt version 1" in said
+    assert "not registered" in linked and "at most 1000 B are copied" in linked and result.final_checkpoint in linked
+    client = client_of(tmp_path)
+    (version,) = client.search_model_versions("name = 'gpt'")
+    assert version.run_id == run.run_id
+    (output,) = client.get_run(run.run_id).outputs.model_outputs
+    assert output.step == TINY.num_steps
+    shown = json.loads(client.get_logged_model(output.model_id).tags["mlflow.modelVersions"])
+    assert shown == [{"name": "gpt", "version": version.version}]
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    try:
+        model = mlflow.pytorch.load_model("models:/gpt/1")
+    finally:
+        mlflow.set_tracking_uri(None)
+    assert not list((tmp_path / "job").glob("model-*")), "the copy on the way is gone"
+    longer = TINY.model_copy(update={"num_steps": TINY.num_steps + 1})
+    inputs, targets = recording.dataset_of(TINY).batch(TINY.num_steps, TINY.batch_size, seed=TINY.seed)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
+    assert largest_difference(longer, [*result.losses, loss]) < TOLERANCE
+    metrics = client.get_run(run.run_id).data.metrics
+    assert {"system/cpu_percent", "system/rank_0/memory_bytes", "system/rank_1/cpu_percent"} <= set(metrics)
+    assert metrics["system/rank_0/memory_bytes"] < psutil.virtual_memory().total
+    assert len(client.get_metric_history(run.run_id, "loss")) == TINY.num_steps
+
+
+# Databases of other versions of MLflow
+
+
+def schema_of(database: Path) -> str:
+    with closing(sqlite3.connect(database)) as connection:
+        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+
+
+def test_an_older_database_is_upgraded_and_a_copy_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db import utils
+    from mlflow.store.db.base_sql_model import Base  # noqa: F401
+    from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
+    from sqlalchemy import create_engine
+
+    database = tmp_path / "mlflow.db"
+    engine = create_engine(f"sqlite:///{database}")
+    config = utils._get_alembic_config("")
+    revisions = [row.revision for row in ScriptDirectory.from_config(config).walk_revisions()]
+    InitialBase.metadata.create_all(engine)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revisions[8])
+    engine.dispose()
+    assert schema_of(database) == revisions[8]
+    with Tracker.open(tmp_path, "after") as run:
+        run.metric("loss", 1.0)
+    assert [one.name for one in runs(tmp_path)] == ["after"]
+    assert schema_of(database) == revisions[0]
+    assert schema_of(tmp_path / f"mlflow.db.before-{revisions[0]}") == revisions[8]
+    assert "is upgraded" in caplog.text
+    assert not list((tmp_path / ".dejavu").glob("mlflow-spool/*"))
+
+
+def test_a_newer_database_is_refused_in_a_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        connection.execute("INSERT INTO alembic_version VALUES ('fromthefuture')")
+        connection.commit()
+    with pytest.raises(DatabaseError, match=r"mlflow\.db has schema fromthefuture, which MLflow .* does not know"):
+        runs(tmp_path)
+    with Tracker.open(tmp_path, "kept for later") as run:
+        run.metric("loss", 1.0)
+    assert schema_of(tmp_path / "mlflow.db") == "fromthefuture"
+
+
+# Reading
+
+
+def test_runs_are_listed_with_what_people_ask_first(project: Path) -> None:
+    third, second, first = runs(project)
+    assert (first.model, first.cluster, first.verdict) == ("gpt", "here", "as fast as the even split")
+    assert (first.predicted_step_seconds, first.measured_step_seconds, first.loss) == (0.5, 0.6, 3.0)
+    assert (second.status, second.verdict) == ("FAILED", "the disk is full\nand more")
+    assert (third.loss, third.status) == (None, "FINISHED")
+    assert first.start_seconds <= second.start_seconds <= third.start_seconds <= time.time()
+    assert [run.name for run in runs(project, most=1)] == ["gpt here, 3"]
+
+
+def test_a_run_is_found_by_what_people_have_of_it(project: Path) -> None:
+    third, _, first = runs(project)
+    for wanted in (
+        *(first.run_id, first.run_id[:8], "gpt here, 1", "0f0f0f0f-1"),
+        *(".dejavu/runs/0f0f0f0f-1", f"{project}/.dejavu/runs/0f0f0f0f-1/"),
+    ):
+        assert find_run(project, wanted) == first, wanted
+    assert find_run(project, "last") == third
+
+
+def test_a_run_that_is_not_there_is_answered_with_the_likest(project: Path, tmp_path: Path) -> None:
+    first = runs(project)[-1]
+    changed = first.run_id[:11] + ("0" if first.run_id[11] != "0" else "1")
+    with pytest.raises(InputError, match=f"unknown run '{changed}'; did you mean '{first.run_id[:12]}'"):
+        find_run(project, changed)
+    with pytest.raises(
+        InputError, match=r"unknown run 'zzz'; wanted 'last', or the beginning of an id, as \w{8} \(gpt h"
+    ):
+        find_run(project, "zzz")
+    with pytest.raises(InputError, match=r"'0f0f' is the beginning of 2 runs: "):
+        find_run(project, "0f0f")
+    with pytest.raises(InputError, match=r"no run is recorded for .*`dejavu run` makes one"):
+        find_run(tmp_path, "last")
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_the_report_is_found_or_it_is_said_why_there_is_none(project: Path) -> None:
+    third, second, _ = runs(project)
+    assert report_of(project, third).read_text() == "<p>third</p>"
+    with pytest.raises(InputError, match=rf"run {second.run_id[:8]} \(gpt here, 2\) has no report: it ended as FAILED"):
+        report_of(project, second)
+
+
+def test_a_server_that_does_not_answer_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    for name in ("TIMEOUT", "MAX_RETRIES", "BACKOFF_FACTOR"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
+    with pytest.raises(DejavuError, match=r"MLflow at http://127.0.0.1:1 does not answer \("):
+        runs(project)
+
+
+# Commands
+
+
+def invoke(project: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    monkeypatch.chdir(project)
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_commands_show_the_same_as_tables_and_as_json(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    third, _, first = runs(project)
+    listed = invoke(project, monkeypatch, "runs")
+    for wanted in (first.run_id[:8], "500 ms", "600 ms", "as fast as the even split", "failed", "the disk is full"):
+        assert wanted in listed
+    assert "and more" not in listed, "the first line of a failure"
+    assert [row["name"] for row in json.loads(invoke(project, monkeypatch, "runs", "--json", "--most", "2"))] == [
+        "gpt here, 3",
+        "gpt here, 2",
+    ]
+    compared = json.loads(invoke(project, monkeypatch, "compare", first.run_id[:8], "last", "--json"))
+    assert compared["figures"]["predicted_step_seconds"] == {"values": [0.5, 0.25], "differs": True, "ratio": 0.5}
+    assert compared["figures"]["loss"] == {"values": [3.0, None], "differs": True, "ratio": None}
+    assert compared["plan"]["schedule"] == {"values": ["1f1b", "gpipe"], "differs": True}
+    assert compared["plan"]["stage 1"]["values"] == ["layers 2–3 on 2 × core, dp 2, recompute"] * 2
+    assert compared["parameters"]["workload.num_microbatches"] == {"values": ["4", "8"], "differs": True}
+    table = invoke(project, monkeypatch, "compare", first.run_id[:8], "last")
+    assert "workload.num_microbatches" in table and "workload.model" not in table
+    assert "parameters; 2 are the same (--all shows them)" in table
+    assert "workload.model" in invoke(project, monkeypatch, "compare", first.run_id[:8], "last", "--all")
+    page = project / "mlartifacts" / third.run_id / "artifacts" / "report" / "report.html"
+    assert invoke(project, monkeypatch, "report") == f"{page}\n"
+    assert json.loads(invoke(project, monkeypatch, "report", "last", "--json"))["report"] == str(page)
+
+
+def test_a_folder_without_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no run is recorded" in invoke(tmp_path, monkeypatch, "runs")
+    assert json.loads(invoke(tmp_path, monkeypatch, "runs", "--json")) == []
+
+
+def test_a_failure_of_before_is_a_verdict(project: Path) -> None:
+    assert FAILURE_TAG in client_of(project).get_run(runs(project)[1].run_id).data.tags
+    assert recorded(project, runs(project)[1]).plan is None
+
+
+# The note
+
+
+def test_the_command_of_a_note_is_one_that_dejavu_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {
+        "train": False,
+        "searches": ["exact", "mcmc"],
+        "schedules": [],
+        "microbatches": [4, 8],
+        "dask": "",
+        "parallelism": Parallelism(max_data_parallel=2),
+        "budget_seconds": 3.0,
+        "resume": "",
+        "wait": False,
+    }
+    command = command_of(asked, tmp_path / "mlartifacts" / "a" / "artifacts")
+    assert command == (
+        "dejavu run --workload mlartifacts/a/artifacts/plan/workload.json "
+        "--cluster mlartifacts/a/artifacts/plan/cluster.yaml "
+        "--search exact,mcmc --microbatches 4,8 --budget-seconds 3.0 --data-parallel 2 --no-train"
+    )
+    known = {option for one in typer.main.get_command(app).commands["run"].params for option in one.opts}
+    known |= {option for one in typer.main.get_command(app).commands["run"].params for option in one.secondary_opts}
+    assert {word for word in command.split() if word.startswith("--")} <= known
+    assert command_of({"budget_seconds": BUDGET_SECONDS, "train": True}, None) == (
+        "dejavu run --workload plan/workload.json --cluster plan/cluster.yaml"
+    )

@@ -1,0 +1,181 @@
+"""Planning anew for a cluster that changed: the prices, what stays where it is, and whether a change pays."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dejavu.binding import Binding, bind
+from dejavu.migration import (
+    ClusterNow,
+    DeviceLost,
+    DeviceSlowed,
+    HostAdded,
+    HostLost,
+    LinkSlowed,
+    Remaining,
+    RunningProblem,
+    replan,
+)
+from dejavu.migration.placing import held_by
+from dejavu.migration.replanning import best_on
+from dejavu.migration.reposing import reposed
+from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
+from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.simulation import simulate_plan
+from tests.changing import running_problem
+
+L, B = 12, 8
+
+
+def running_on(
+    num_hosts: int, per_host: int = 1, replicas: tuple[int, ...] = (1,), state_bytes: float = 1e6
+) -> RunningProblem:
+    """L equal layers of 10 ms, on hosts of equal devices; replicas are on hosts of their own."""
+    hosts = tuple(f"h{k}" for k in range(num_hosts))
+    layers = tuple(f"l{k}" for k in range(L))
+    return running_problem(layers, hosts, B, per_host=per_host, replicas=replicas, state_bytes=state_bytes)
+
+
+def bound(running: RunningProblem) -> Binding:
+    return best_on(running, ClusterNow(running.cluster)).binding
+
+
+def hosts_of(binding: Binding) -> list[str]:
+    return [placed.device.host for placed in binding.placements]
+
+
+REMAINING = Remaining(steps=1000)
+
+
+def test_nothing_changed_and_nothing_changes() -> None:
+    running = running_on(4)
+    binding, now = bound(running), ClusterNow(running.cluster)
+    posed = reposed(running, now)
+    assert posed.priced.problem.configurations == running.priced.problem.configurations
+    assert np.array_equal(posed.priced.forward_seconds_CL, running.priced.forward_seconds_CL)
+    assert posed.cluster.fingerprint == running.cluster.fingerprint
+    decision = replan(running, binding, now, REMAINING)
+    assert decision.stays and decision.chosen.binding.plan == binding.plan and not decision.moves
+    assert decision.reasons == (decision.reasons[0],) and "still the best" in decision.reasons[0]
+
+
+def test_a_lost_host_leaves_the_best_plan_for_the_others_and_their_stages_in_place() -> None:
+    running = running_on(4)
+    binding = bound(running)
+    lost = hosts_of(binding)[1]
+    now = ClusterNow(running.cluster).after(HostLost(lost))
+    decision = replan(running, binding, now, REMAINING, [HostLost(lost)])
+    fresh = best_on(running, now)
+    assert decision.chosen.step_seconds == pytest.approx(fresh.step_seconds)
+    assert lost not in hosts_of(decision.chosen.binding) and not decision.stays
+    assert decision.lower_bound_seconds <= fresh.step_seconds
+    assert str(decision).startswith(f"host {lost} is lost; ") and "of state move" in str(decision)
+    held = held_by(binding)
+    wanted = held_by(decision.chosen.binding)
+    least = min(
+        sum(len(wanted[a] - held.get(b, frozenset())) for a, b in zip(wanted, order, strict=True))
+        for order in itertools.permutations(wanted)
+    )
+    assert sum(move.stop - move.start for move in decision.moves) == least
+
+
+def test_few_steps_are_left_to_the_neighbours_and_many_to_the_best_plan() -> None:
+    """With 12 layers on 4 hosts, and the last lost: 3-3-6 leaves the large layers 6 to 8 where they are, 4-4-4 not."""
+    running = running_on(4)
+    costs = running.priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    costs = replace(costs, fixed_bytes_CL=np.where((np.arange(L) >= 6) & (np.arange(L) < 9), 3e8, 1e6)[None])
+    running = replace(running, priced=replace(running.priced, problem=replace(running.priced.problem, costs=costs)))
+    binding = bound(running)
+    lost = HostLost(hosts_of(binding)[-1])
+    now = ClusterNow(running.cluster).after(lost)
+    few = replan(running, binding, now, replace(REMAINING, steps=1), [lost])
+    many = replan(running, binding, now, replace(REMAINING, steps=10_000), [lost])
+    assert few.chosen.moved_bytes < many.chosen.moved_bytes
+    assert few.chosen.step_seconds > many.chosen.step_seconds
+    assert "less has to move" in str(few)
+
+
+def test_a_lost_replica_s_mate_goes_on_where_that_is_best() -> None:
+    running = running_on(4, replicas=(1, 2), state_bytes=8e7)
+    stages = tuple(Stage(a, b, StageConfiguration("core", 2, 1, 2)) for a, b in ((0, 6), (6, 12)))
+    plan = Plan(stages, "1f1b", B)
+    binding = bind(running.priced.problem, plan, running.cluster)
+    lost = HostLost(hosts_of(binding)[3])
+    decision = replan(running, binding, ClusterNow(running.cluster).after(lost), replace(REMAINING, steps=1), [lost])
+    assert not decision.moves
+    assert [stage.configuration.data_parallel for stage in decision.chosen.binding.plan.stages] == [2, 1]
+
+
+def test_a_slow_device_is_planned_around_and_back_when_it_recovers() -> None:
+    running = running_on(3)
+    binding = bound(running)
+    host = hosts_of(binding)[1]
+    slowed = DeviceSlowed(host, 0, 2.0)
+    now = ClusterNow(running.cluster).after(slowed)
+    decision = replan(running, binding, now, REMAINING, [slowed])
+    plan = decision.chosen.binding.plan
+    of_host = {placed.device.host: plan.stages[placed.pipeline_rank] for placed in decision.chosen.binding.placements}
+    assert of_host[host].stop - of_host[host].start < 4
+    assert decision.chosen.step_seconds == pytest.approx(best_on(running, now).step_seconds)
+    slow_type = of_host[host].configuration.device_type
+    assert slow_type != "core" and host in slow_type, "what is remembered is not of this type"
+    back = now.after(DeviceSlowed(host, 0, 1.0))
+    assert back == ClusterNow(running.cluster)
+    after = replan(running, decision.chosen.binding, back, REMAINING)
+    assert after.chosen.binding.plan == binding.plan
+    few = replan(running, binding, now, replace(REMAINING, steps=2), [slowed])
+    assert few.stays and "the running plan stays" in str(few)
+    slight = ClusterNow(running.cluster).after(DeviceSlowed(host, 0, 1.01))
+    assert replan(running, binding, slight, replace(REMAINING, steps=10**9)).stays, "less than the margin"
+
+
+def test_a_slow_mate_slows_its_whole_stage_as_long_as_the_plan_stays() -> None:
+    running = running_on(2, replicas=(1, 2))
+    plan = Plan((Stage(0, L, StageConfiguration("core", 2, 1, 2)),), "1f1b", B)
+    binding = bind(running.priced.problem, plan, running.cluster)
+    before = simulate_plan(running.priced, plan).step_seconds
+    now = ClusterNow(running.cluster).after(DeviceSlowed("h1", 0, 3.0))
+    stays = replan(running, binding, now, replace(REMAINING, steps=1))
+    assert stays.stays and stays.chosen.step_seconds == pytest.approx(3 * before, rel=0.01)
+
+
+def test_a_slow_link_takes_as_much_longer_between_stages_and_replicas() -> None:
+    running = running_on(3, replicas=(1, 2))
+    posed = reposed(running, ClusterNow(running.cluster).after(LinkSlowed("h2", 10.0)))
+    problem = posed.priced.problem
+    single = [c for c, one in enumerate(problem.configurations) if one.num_devices == 1]
+    usual, slow = (problem.link_seconds_per_byte_CC[single[0], c] for c in single)
+    assert (usual, slow) == (pytest.approx(1e-9), pytest.approx(1e-8))
+    assert not any(one.num_devices > 1 and "h2" in one.device_type for one in problem.configurations)
+
+
+def test_a_host_that_comes_is_used_where_it_pays() -> None:
+    running = running_on(3)
+    now = ClusterNow(running.cluster).after(HostLost("h2"))
+    binding = best_on(running, now).binding
+    assert set(hosts_of(binding)) == {"h0", "h1"} == set(now.hosts)
+    added = HostAdded("h2")
+    decision = replan(running, binding, now.after(added), REMAINING, [added])
+    assert set(hosts_of(decision.chosen.binding)) == {"h0", "h1", "h2"}
+    assert replan(running, binding, now.after(added), replace(REMAINING, steps=3), [added]).stays
+
+
+def test_a_device_of_several_is_lost_and_the_others_keep_their_numbers() -> None:
+    running = running_on(2, per_host=2)
+    binding = bound(running)
+    lost = DeviceLost("h0", 0)
+    decision = replan(running, binding, ClusterNow(running.cluster).after(lost), REMAINING, [lost])
+    seats = {(placed.device.host, placed.device.index) for placed in decision.chosen.binding.placements}
+    assert seats == {("h0", 1), ("h1", 0), ("h1", 1)}
+    assert {stage.configuration.device_type for stage in decision.chosen.binding.plan.stages} == {"core"}
+    with pytest.raises(NoPlanError, match=r"."):
+        tight = running.priced.problem.costs
+        assert isinstance(tight, AdditiveCosts)
+        costs = replace(tight, capacity_bytes_C=np.full(1, 4.5e6))
+        small = replace(running, priced=replace(running.priced, problem=replace(running.priced.problem, costs=costs)))
+        replan(small, binding, ClusterNow(running.cluster).after(lost), REMAINING)

@@ -1,0 +1,107 @@
+"""Slower devices and links, seen in when passes ran: debounced, whatever the plan, and by clocks that differ."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from dejavu.binding import Binding
+from dejavu.migration import ClusterNow, DeviceSlowed, LinkSlowed
+from dejavu.migration.replanning import best_on
+from dejavu.migration.watching import DEBOUNCED_REPORTS, USUAL_REPORTS, Watching, link_changes, message_seconds
+from dejavu.plans.schedule import Pass
+from dejavu.runtime.process.pace import Paced
+from dejavu.simulation.step import Message, StageSeconds, simulate
+from dejavu.timing.clock import Timed
+from tests.changing import running_problem
+
+HOSTS = ("h0", "h1", "h2")
+RUNNING = running_problem([f"l{k}" for k in range(12)], HOSTS, 8)
+NOW = ClusterNow(RUNNING.cluster)
+CLOCKS = (5.0, 1e6, -300.0)  # of the hosts, in seconds
+ENOUGH = 1 + USUAL_REPORTS + DEBOUNCED_REPORTS
+WAYS = {"F": Pass.FORWARD, "B": Pass.BACKWARD}
+
+
+def steps(
+    binding: Binding, slow: Mapping[str, float] | None = None, message: float = 1e-3, count: int = ENOUGH
+) -> Iterator[dict[int, Paced]]:
+    """Reports of steps as simulated, with some noise on each device."""
+    rng, plan = random.Random(0), binding.plan
+    for step in range(count):
+        rows = []
+        for rank, stage in enumerate(plan.stages):
+            host = binding.placements[rank].device.host
+            factor = (slow or {}).get(host, 1.0) * rng.uniform(0.95, 1.05) * (stage.stop - stage.start)
+            rows.append(StageSeconds(0.004 * factor, 0.006 * factor, 0.0))
+        messages = [Message(message / 2, message / 2)] * len(plan.cuts)
+        passes: dict[int, list[Timed]] = {rank: [] for rank in range(len(rows))}
+        for event in simulate(plan, rows, messages=messages).events:
+            if event.name[0] in WAYS:
+                times = (event.start_seconds, event.stop_seconds)
+                passes[event.rank].append(Timed(event.stage, WAYS[event.name[0]], int(event.name[1:]), *times))
+        yield {rank: Paced(step, CLOCKS[rank], tuple(own)) for rank, own in passes.items()}
+
+
+def after(watching: Watching, reports: Iterator[dict[int, Paced]]) -> None:
+    for paced in reports:
+        watching.see(paced)
+        watching.see(paced)  # a report that was seen before says nothing new
+
+
+def test_a_slower_device_is_said_once_all_reports_agree_and_so_is_its_recovery() -> None:
+    binding = best_on(RUNNING, NOW).binding
+    watching = Watching(RUNNING)
+    watching.begin(binding)
+    after(watching, steps(binding))
+    assert watching.changes(NOW) == []
+    watching.begin(binding)
+    after(watching, steps(binding, {"h1": 2.0}, count=DEBOUNCED_REPORTS))
+    assert watching.changes(NOW) == [], "one report too few: the first of an attempt does not count"
+    watching.begin(binding)
+    after(watching, steps(binding, {"h1": 2.0}))
+    (change,) = watching.changes(NOW)
+    assert isinstance(change, DeviceSlowed)
+    assert (change.host, change.index, change.factor) == ("h1", 0, pytest.approx(2.0, rel=0.05))
+    slowed = NOW.after(change)
+    other = best_on(RUNNING, slowed).binding  # fewer layers there
+    assert other.plan != binding.plan
+    watching.begin(other)
+    after(watching, steps(other, {"h1": 2.0}))
+    assert watching.changes(slowed) == []
+    watching.begin(other)
+    after(watching, steps(other))
+    assert watching.changes(slowed) == [DeviceSlowed("h1", 0, 1.0)]
+
+
+def test_a_message_is_measured_by_clocks_that_differ() -> None:
+    binding = best_on(RUNNING, NOW).binding
+    for seconds in (1e-3, 5e-2):
+        (paced,) = steps(binding, message=seconds, count=1)
+        for rank in (0, 1):
+            assert message_seconds(paced[rank], paced[rank + 1]) == pytest.approx(2 * seconds, rel=1e-4)
+    assert message_seconds(Paced(0, 0.0, ()), Paced(0, 0.0, ())) is None
+
+
+def test_slow_messages_are_a_suspicion_and_hosts_try_whose_link_it_is() -> None:
+    binding = best_on(RUNNING, NOW).binding
+    watching = Watching(RUNNING)
+    watching.begin(binding)
+    after(watching, steps(binding))
+    assert not watching.suspects_links
+    watching.begin(binding)
+    after(watching, steps(binding, message=1e-2))
+    assert watching.suspects_links and watching.changes(NOW) == []
+    watching.forget_links()
+    assert not watching.suspects_links
+    usual = {a: {b: 0.02 for b in HOSTS if b != a} for a in HOSTS}
+    assert link_changes(usual, usual, NOW) == []
+    tried = {a: {b: 0.2 if "h1" in (a, b) else 0.03 for b in HOSTS if b != a} for a in HOSTS}
+    (change,) = link_changes(usual, tried, NOW)
+    assert change == LinkSlowed("h1", pytest.approx(10))  # type: ignore[arg-type]
+    assert link_changes(usual, tried, NOW.after(change)) == []
+    assert link_changes(usual, usual, NOW.after(change)) == [LinkSlowed("h1", 1.0)]
+    two = {a: {b: tried[a][b] for b in tried[a] if b != "h2"} for a in ("h0", "h1")}
+    assert link_changes(usual, two, NOW) == [LinkSlowed("h0", pytest.approx(10))], "of two hosts either"  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""Snapshots in memory: what is written is read under any cut, from this host or another, and partial ones never."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.snapshots import Memory, MemoryServer, Part, SnapshotKeeper, Start, Taken, inventory, read_start
+from dejavu.runtime.snapshots.files import (
+    KEPT,
+    Shard,
+    begin,
+    forget,
+    is_writing,
+    packed,
+    read_layers,
+    whole,
+    write,
+)
+from dejavu.runtime.snapshots.serving import fetch, leave_copy
+from dejavu.runtime.state import CheckpointError, State, gather_state
+from dejavu.workload import OptimizerSettings
+
+TOKEN = "known"
+
+
+def state_of(*layers: str) -> State:
+    generator = torch.Generator().manual_seed(len(layers))
+    return {f"model.{layer}.weight": torch.randn(3, 4, generator=generator) for layer in layers}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """Another host's memory, and where it is served."""
+    server = MemoryServer(tmp_path / "there", "127.0.0.1", TOKEN)
+    yield tmp_path / "there", server.url
+    server.close()
+
+
+def test_the_last_snapshots_are_kept_and_a_partial_one_is_none(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        write(Taken(0, step, 1).path(tmp_path), packed(state_of("a"), {}))
+    write(Taken(1, 9, 0).path(tmp_path), packed(state_of("a"), {}))
+    assert not is_writing(tmp_path)
+    begin(Taken(0, 6, 1).path(tmp_path))
+    assert is_writing(tmp_path)
+    assert inventory(tmp_path) == [*(Taken(0, step, 1) for step in range(6 - KEPT, 6)), Taken(1, 9, 0)]
+    forget(tmp_path, {1})
+    assert inventory(tmp_path) == [Taken(1, 9, 0)]
+
+
+def test_a_rank_reads_its_layers_from_here_and_from_another_host(tmp_path: Path, served: tuple[Path, str]) -> None:
+    there, url = served
+    here = tmp_path / "here"
+    left, right = state_of("a", "b"), state_of("b2", "c")
+    write(Taken(0, 7, 0).path(here), packed(left, {}))
+    write(Taken(0, 7, 1).path(there), packed(right, {}))
+    start = Start(0, 7, (Part(("a", "b"), ((0, "here"),)), Part(("b2", "c"), ((5, "gone"), (1, "there")))))
+    memory = Memory(str(here), "here", {"there": url, "gone": "http://127.0.0.1:9"}, TOKEN, start=start)
+    found = read_start(memory, start, {"b", "b2"}, rank=0)
+    assert set(found) == {"model.b.weight", "model.b2.weight"}
+    assert torch.equal(found["model.b.weight"], left["model.b.weight"])
+    assert torch.equal(found["model.b2.weight"], right["model.b2.weight"])
+    with pytest.raises(CheckpointError, match="no host has the snapshot of x after step 7 of attempt 0: gone: "):
+        read_start(memory, Start(0, 7, (Part(("x",), ((0, "gone"),)),)), {"x"}, rank=0)
+    assert Memory.from_environment() is None
+
+
+def test_shards_are_put_together(tmp_path: Path, served: tuple[Path, str]) -> None:
+    _, url = served
+    weight = torch.arange(10.0).reshape(5, 2)
+    halves = [(weight[:3], (0, 0)), (weight[3:], (3, 0))]
+    for rank, (half, offset) in enumerate(halves):
+        content = packed({"model.a.weight": half.clone()}, {"model.a.weight": Shard((5, 2), offset)})
+        leave_copy(url, TOKEN, Taken(2, 1, rank), content)
+    pieces = [fetch(url, TOKEN, Taken(2, 1, rank), {"a"}) for rank in range(2)]
+    assert torch.equal(whole(pieces)["model.a.weight"], weight)
+    with pytest.raises(OSError, match="Forbidden"):
+        fetch(url, "another", Taken(2, 1, 0), {"a"})
+    with pytest.raises(OSError, match="Not Found"):
+        fetch(url, TOKEN, Taken(2, 2, 0), {"a"})
+
+
+def test_a_snapshot_is_of_its_step_though_training_goes_on(
+    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what a forward pass changes, and the copy on the other host."""
+    there, url = served
+    module = nn.Sequential()
+    module.add_module("norm", nn.BatchNorm1d(4))
+    optimizer = make_optimizer(OptimizerSettings(), module.parameters())
+    memory = Memory(str(tmp_path / "here"), "here", {"there": url}, TOKEN, 2, {3: "there"})
+    monkeypatch.setattr(os, "environ", {**os.environ, **memory.to_environment()})
+    read = Memory.from_environment()
+    assert read == memory
+    states: dict[int, State] = {}
+    with SnapshotKeeper(memory, 0, 3, [module], optimizer) as keeper:
+        for step in range(1, 10):
+            module(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            states[step] = {name: one.clone() for name, one in gather_state(module, optimizer).items()}
+            keeper.take(step)
+    for folder in (tmp_path / "here", there):
+        assert inventory(folder) == [Taken(0, step, 3) for step in (4, 6, 8)]
+        for step in (4, 6, 8):
+            found, _ = read_layers(Taken(0, step, 3).path(folder), {"norm"})
+            assert set(found) == set(states[step])
+            assert all(torch.equal(found[name], one) for name, one in states[step].items())
