@@ -24,15 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DATED = {
     "dejavu/profiles/database.py": "ages of files: the file system's clock is this one",
     "dejavu/launch/training_lock.py": "since when somebody trains, for people",
-    "dejavu/track/live.py": "MLflow's dates of what is shown as it goes",
     "dejavu/track/run.py": "MLflow's dates",
     "dejavu/track/live.py": "MLflow's dates",
     "flows/upkeep/backup.py": "the date of a backup",
     "flows/upkeep/cleaning.py": "ages of files: the file system's clock is this one",
     "dejavu/track/spool.py": "names of folders, in order",
     "dejavu/watching/notes.py": "when a plan was made, for people",
-    "flows/upkeep/backup.py": "dates in an archive",
-    "flows/upkeep/cleaning.py": "ages of files",
 }
 
 
