@@ -21,6 +21,7 @@ import psutil
 from rich.table import Table
 
 from dejavu.foundation.errors import DejavuError
+from dejavu.foundation.process_start import started_at
 from dejavu.foundation.units import format_bytes
 from flows import services
 from flows.processes import is_free, listener
@@ -36,7 +37,6 @@ LEAST_DISK_BYTES = 5 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 COMFORTABLE_SHARED_BYTES = 64 * 2**20
 RANK_MODULES = ("dejavu.runtime.worker", "dejavu.launch.agent")
-START_SLACK_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 INSTALL = "pip install --constraint constraints.txt --editable ."
 
 
@@ -258,9 +258,7 @@ def _mlflow(project: Path) -> list[Check]:
 def _runs(pid: str | None, start_seconds: str | None) -> bool:
     """Return whether the process that opened an MLflow run is alive; `start_seconds` counts from the machine's boot."""
     try:
-        process = psutil.Process(int(pid or ""))
-        started: float = process.create_time() - psutil.boot_time()
-        return abs(started - float(start_seconds or "")) < START_SLACK_SECONDS
+        return started_at(psutil.Process(int(pid or "")), float(start_seconds or ""))
     except (ValueError, psutil.NoSuchProcess):
         return False
 

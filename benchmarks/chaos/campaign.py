@@ -39,7 +39,7 @@ WORKLOAD: dict[str, Any] = {
     "trials": {"count": 3, "steps": 4, "default_draws": 0},
 }
 DISK_BYTES = 1024 * 2**20
-HANG_SECONDS = 600.0  # a round takes one minute on a quiet machine
+HANG_SECONDS = 1800.0  # a round takes two minutes on a quiet machine; the watchdog of ranks that set up waits for 15
 ENDING_SECONDS = 30.0  # for what a flow started, after its own end
 LATEST_SECONDS = 2.0  # from a phase's beginning to its fault
 TOLERANCE = 1e-4  # of a loss in float32, after hundreds of steps under any plan

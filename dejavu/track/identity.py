@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from dejavu.foundation.process_start import start_seconds, started_at
+
 KEY_TAG, HOST_TAG, PID_TAG, START_TAG = "dejavu.key", "dejavu.host", "dejavu.pid", "dejavu.process_start_seconds"
-START_TOLERANCE_SECONDS = 2.0  # the kernel gives the boot time in whole seconds
 GIT_SECONDS = 5.0  # a repository on a slow disk must not delay a run
 
 
@@ -21,14 +22,17 @@ def identity_tags() -> dict[str, str]:
     return {
         HOST_TAG: socket.gethostname(),
         PID_TAG: str(os.getpid()),
-        START_TAG: f"{_process_start_seconds(os.getpid()):.2f}",
+        START_TAG: f"{start_seconds(psutil.Process()):.2f}",
     }
 
 
-def has_ended(pid: int, start_seconds: float) -> bool:
-    """Return whether this host's process of that pid and start is gone; `start_seconds` counts from the boot."""
-    now = _process_start_seconds(pid)
-    return now is None or abs(now - start_seconds) > START_TOLERANCE_SECONDS
+def has_ended(pid: int, seconds: float) -> bool:
+    """Return whether this host's process of that pid, started so long after the machine's boot, is gone."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE or not started_at(process, seconds)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def source_tags(project: Path) -> dict[str, str]:
@@ -62,15 +66,3 @@ def _git(project: Path, *words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _process_start_seconds(pid: int) -> float | None:
-    """Return seconds from boot to the process's start, independent of the clock; None: there is no such process."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        started: float = process.create_time() - psutil.boot_time()
-        return started
-    except psutil.NoSuchProcess:
-        return None
