@@ -23,6 +23,7 @@ import pytest
 from mlflow import MlflowClient
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.process_start import start_seconds
 from dejavu.launch.training_lock import BusyError
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import write_json
@@ -238,7 +239,7 @@ def test_nothing_is_restored_under_running_services(
 ) -> None:
     file = tmp_path / "all.tar"
     backup(project, file)
-    me = services.RecordedProcess("mlflow", os.getpid(), psutil.Process().create_time(), "")
+    me = services.RecordedProcess("mlflow", os.getpid(), start_seconds(psutil.Process()), "")
     running = services.Services(str(project), "token", 1, 2, (me,))
     write_json(project / ".dejavu" / "services.json", asdict(running))
     with pytest.raises(DejavuError, match="wanted `dejavu down`"):

@@ -236,8 +236,10 @@ def test_a_database_s_password_is_not_repeated(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_state_is_taken_from_others(tmp_path: Path) -> None:
-    (tmp_path / ".dejavu").mkdir(mode=0o755)
-    (tmp_path / "mlflow.db").touch(mode=0o644)
+    (tmp_path / ".dejavu").mkdir()
+    (tmp_path / "mlflow.db").touch()
+    (tmp_path / ".dejavu").chmod(0o755)  # whatever this process's umask is
+    (tmp_path / "mlflow.db").chmod(0o644)
     assert [path.name for path in open_to_others(tmp_path)] == [".dejavu", "mlflow.db"]
     keep_private(tmp_path)
     assert open_to_others(tmp_path) == []
