@@ -189,7 +189,8 @@ class Run:
         if not path.is_file():
             raise FileNotFoundError(f"the artifact {path} is not a file")
         target = Path(name or path.name)
-        if target.name != path.name:
+        is_open = bool(path.stat().st_mode & 0o077)  # MLflow copies the mode, too
+        if target.name != path.name or is_open:
             self._artifact(str(target), lambda copy: copy.write_bytes(path.read_bytes()))
         else:
             self._record_artifact(path, target)
