@@ -46,6 +46,7 @@ LARGE = {
     "dejavu.simulation.bound._chain_walk._walk": "its step to the next option, made a function, took 4 to 19 × as long",
     "dejavu.simulation.bound._vee_walk._vee_walk": "likewise",
     "flows.__main__.run": "its parameters are the command's options",
+    "flows.__main__.up": "its parameters are the command's options",
     "flows.__main__.plan": "its parameters are the command's options",
     "flows.full.dejavu": "its parameters are the form that Prefect shows",
     "flows.plan.plan": "its parameters are the form that Prefect shows",
