@@ -157,6 +157,7 @@ def up(
 
     What runs already goes on; what has ended is started again.
     """
+    from dejavu.foundation.dask_workers import check_encrypted
     from flows import services
     from flows.foreground import stay_up
     from flows.inputs import read_inputs
@@ -164,6 +165,7 @@ def up(
 
     looks = None
     if watch:
+        check_encrypted(dask)
         read_inputs(cluster, workload, train=False)  # report mistakes before starting
         given = {"cluster": str(cluster), "dask": dask, **({"workload": str(workload)} if workload else {})}
         looks = Watch(every_seconds, given)
