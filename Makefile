@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+TOOLS := .venv-tools
 DATA := ../shared/data
 RESULTS ?= .dejavu/benchmarks
 BENCH := $(BIN)/python -m benchmarks
@@ -12,7 +13,7 @@ QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: run test quick slow chaos lint up down bench docs clean
+.PHONY: run test quick slow chaos lint up down bench docs audit sbom clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
@@ -81,5 +82,20 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[test]"
 	@touch $@
 
+# Known vulnerabilities of the pinned versions, by pip-audit. It asks the package index for each of them, and fails
+# where the index cannot tell: a mirror without that service proves nothing.
+audit: $(TOOLS)/.ready
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+
+# What is installed, with versions and licences, as a CycloneDX document; nothing is sent anywhere.
+sbom: $(VENV)/.ready $(TOOLS)/.ready
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON --output-file sbom.json $(BIN)/python
+
+# Apart from what is looked at.
+$(TOOLS)/.ready: Makefile
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .dejavu mlflow.db mlartifacts build site *.egg-info
+	rm -rf $(VENV) $(TOOLS) sbom.json .dejavu mlflow.db mlartifacts build site *.egg-info

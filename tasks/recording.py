@@ -22,7 +22,8 @@ from dejavu.cluster import Cluster
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
 from dejavu.init._base import FACTORS
-from dejavu.planning import Choice, Considered, choice_to_dict
+from dejavu.planning import Choice, Considered, choice_to_dict, reason
+from dejavu.planning.sentences import what_was_gained
 from dejavu.profiling.profiler import MeasureResult
 from dejavu.report import (
     ReportData,
@@ -79,6 +80,7 @@ def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
     run.data_sets([DataSet("costs", _hash_of(costs), "cost/costs.parquet", "planning", profile)])
     run.artifact_table("cost/costs.parquet", costs)
     run.artifact_json("plan/choice.json", choice_to_dict(choice))
+    run.tags({VERDICT_TAG: what_was_gained(choice), "mlflow.note.content": reason(choice)})  # until there is a report
     record_plan(run, binding)
     for name in dict.fromkeys(row.search for row in choice.considered):
         rows = [row for row in choice.considered if row.search == name and row.result is not None]
@@ -169,16 +171,15 @@ def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
     for a moment only), or where torch cannot trace the model: then the checkpoint is what there is.
     """
     checkpoint = Path(result.final_checkpoint)
-    why = _why_not_registered(checkpoint) if result.final_checkpoint else "there is no checkpoint"
-    if not why:
-        with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
-            try:
-                module, example = trained_module(job, checkpoint)
-                save_model(module, example, Path(aside) / "model")
+    try:
+        why = _why_not_registered(checkpoint) if result.final_checkpoint else "there is no checkpoint"
+        if not why:
+            with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
+                save_model(*trained_module(job, checkpoint), Path(aside) / "model")
                 tags = {"dejavu.checkpoint": checkpoint, "dejavu.draw": job.draw}
                 run.model(Path(aside) / "model", job.workload.model, job.last_step, tags)
-            except ModelError as error:
-                why = str(error)
+    except (ModelError, OSError, RuntimeError) as error:  # the training itself has succeeded
+        why = " ".join(str(error).split())
     name = run.registered_model
     if name:
         said = f"The weights are the registered model {name}: `mlflow.pytorch.load_model` reads it."

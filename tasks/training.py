@@ -239,7 +239,7 @@ def train_pipeline(
         with record.child("training", {"torchrun": line}, {FOLDER_TAG: job.folder}) as run:
             losses = Curve(run, "loss")
             try:
-                with sampled_ranks(run):
+                with sampled_ranks(run, len(job.binding.placements)):
                     if job.workload.replan.action == "migrate":
                         running = RunningProblem.of_plan(plan, job.workload, cluster, database)
                         result = launch_changing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -30,6 +31,7 @@ from dejavu.track import (
     DatabaseError,
     DataSet,
     Metric,
+    ModelError,
     Tracker,
     find_run,
     live,
@@ -37,6 +39,7 @@ from dejavu.track import (
     report_of,
     runs,
     sampled_ranks,
+    save_model,
 )
 from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
@@ -196,7 +199,7 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     monkeypatch.setattr(live, "SAMPLE_SECONDS", 0.05)
     job = job_of(TINY, tmp_path / "job")
     with Tracker.open(tmp_path, "a flow") as flow, flow.child("training") as run:
-        with sampled_ranks(run):
+        with sampled_ranks(run, len(job.binding.placements)):
             result = launch(job)
         record_training(run, Curve(run, "loss"), result)
         said = record_model(run, job, result)
@@ -227,6 +230,34 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     assert {"system/cpu_percent", "system/rank_0/memory_bytes", "system/rank_1/cpu_percent"} <= set(metrics)
     assert metrics["system/rank_0/memory_bytes"] < psutil.virtual_memory().total
     assert len(client.get_metric_history(run.run_id, "loss")) == TINY.num_steps
+
+
+@pytest.mark.integration
+def test_a_model_waits_for_mlflow_and_is_registered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(nn.Linear(3, 2), torch.ones(2, 3), tmp_path / "model")
+    for name in ("TIMEOUT", "MAX_RETRIES", "BACKOFF_FACTOR"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    with Tracker.open(tmp_path, "away") as run:
+        run.model(tmp_path / "model", "package.module:make", 5, {})
+        assert run.registered_model == ""
+    shutil.rmtree(tmp_path / "model")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    for _ in range(2):
+        with Tracker.open(tmp_path, "here"):
+            pass
+    (version,) = client_of(tmp_path).search_model_versions()
+    assert (version.name, int(version.version)) == ("package-module-make", 1)
+    assert client_of(tmp_path).get_run(version.run_id).info.run_name == "away"
+
+
+def test_a_model_that_cannot_be_traced_is_told(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(ModelError, match=r"the model cannot be saved for MLflow \("):
+        save_model(Branches(), torch.ones(2, 3), tmp_path / "model")
 
 
 # Databases of other versions of MLflow
@@ -297,6 +328,9 @@ def test_a_run_is_found_by_what_people_have_of_it(project: Path) -> None:
     ):
         assert find_run(project, wanted) == first, wanted
     assert find_run(project, "last") == third
+    with Tracker.open(project, "resumed", {}, {"dejavu.folder": f"{project}/.dejavu/runs/0f0f0f0f-1"}) as resumed:
+        assert find_run(project, ".dejavu/runs/0f0f0f0f-1").run_id == resumed.run_id, "the last one in the folder"
+    client_of(project).delete_run(resumed.run_id)
 
 
 def test_a_run_that_is_not_there_is_answered_with_the_likest(project: Path, tmp_path: Path) -> None:

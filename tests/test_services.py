@@ -59,7 +59,33 @@ with use_temporary_server(Path.cwd()) as server:
 """
 
 
-PARTS = {"profiling": "profile", "plan": "plan", "initialize": "initialize", "train": "train"}  # of the way, by file
+PARTS = """
+from pathlib import Path
+from prefect import flow
+
+@flow(name="dejavu")
+def profile():
+    pass
+
+@flow(name="dejavu")
+def plan(workload: str = "short"):
+    Path(f"{workload}.txt").write_text("planned")
+
+@flow(name="dejavu")
+def initialize():
+    pass
+
+@flow(name="dejavu")
+def train():
+    pass
+"""
+REPLAN = """
+from prefect import flow
+
+@flow
+def replan(reason: str = ""):
+    pass
+"""
 
 
 @dataclass
@@ -80,8 +106,8 @@ def make_project(folder: Path) -> Project:
     (project / "flows" / "__init__.py").touch()
     (project / "flows" / "beside.py").touch()
     (project / "flows" / "full.py").write_text(FLOW)
-    for file, name in PARTS.items():
-        (project / "flows" / f"{file}.py").write_text(f"from prefect import flow\n\n\n@flow\ndef {name}():\n    pass\n")
+    (project / "flows" / "deployed.py").write_text(PARTS)
+    (project / "flows" / "replan.py").write_text(REPLAN)
     (project / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text())
     profile = folder / "home" / ".prefect" / "profiles.toml"
     profile.parent.mkdir(parents=True)
@@ -140,7 +166,7 @@ def test_a_deployment_runs_as_a_user_types_it(running: Project) -> None:
 def test_the_plan_deployment_does_not_train(running: Project) -> None:
     result = running.typed("prefect", "deployment", "run", "dejavu/plan", "--param", "workload=plan", "--watch")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert (running.folder / "plan.txt").read_text().endswith(" False")
+    assert (running.folder / "plan.txt").read_text() == "planned"
 
 
 @pytest.mark.integration
@@ -156,8 +182,9 @@ def test_up_again_changes_nothing(running: Project) -> None:
 def test_a_silent_run_will_be_called_crashed(running: Project) -> None:
     api = found(running).prefect_api_url
     automations = httpx.post(f"{api}/automations/filter", json={}, trust_env=False).json()
-    assert [one["enabled"] for one in automations] == [True]
-    assert automations[0]["trigger"]["within"] >= 3 * HEARTBEAT_SECONDS
+    assert all(one["enabled"] for one in automations)
+    (silent,) = (one["trigger"] for one in automations if one["trigger"]["posture"] == "Proactive")
+    assert silent["within"] >= 3 * HEARTBEAT_SECONDS
 
 
 @pytest.mark.integration

@@ -1,6 +1,6 @@
 """A training while its cluster changes, beside torchrun's restart from a checkpoint under the same plan.
 
-python -m benchmarks.elastic --json elastic.json     # all faults with and without replicas, about 25 minutes on 2 cores
+python -m benchmarks.elastic --json elastic.json     # all faults with and without replicas, 25 minutes on 2 quiet cores
 python -m benchmarks.elastic --fault "host killed" --without
 
 Four hosts are emulated by network namespaces and CPU quotas, which needs the rights of root. For each fault:
@@ -12,6 +12,7 @@ the fault lasts; and the worst difference of a loss from those of one process th
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,9 +30,10 @@ from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.migration import ClusterNow
 from dejavu.migration.changes import HostLost
+from dejavu.runtime.process import die_with_parent, named_parent
 from dejavu.runtime.single import train_single
 
-NUM_STEPS = 110
+NUM_STEPS = 90
 OURS, BASELINE = "ours", "torchrun restart"
 
 
@@ -85,12 +87,14 @@ def main(
     """Run the trainings that were asked for, or all."""
     replicas = tuple(has for has, asked in ((True, with_replicas), (False, without)) if asked) or (True, False)
     if is_inside():
+        die_with_parent(signal.SIGTERM)
         report_table(lambda: table(Site.from_environment(), tuple(fault or ()), replicas), json_path)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing emulated is left behind
     try:
         with emulated() as site:
             words = site.inside(LAUNCHER, [sys.executable, "-m", "benchmarks.elastic", *sys.argv[1:]])
-            code = subprocess.run(words, env={**os.environ, **site.to_environment()}).returncode
+            code = subprocess.run(words, env={**os.environ, **site.to_environment(), **named_parent()}).returncode
     except EmulationError as error:
         typer.echo(f"skipped: {error}", err=True)
         raise typer.Exit(2) from error

@@ -19,7 +19,7 @@ from dejavu.plans import Plan, Stage
 from dejavu.profiles import Measurement, ProfileDatabase
 from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.simulation import simulate_plan
-from dejavu.workload import ReplanSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
 CORE = "core"
 LATENCY_SECONDS = 200e-6  # of a small message between two namespaces, the order of magnitude
@@ -31,10 +31,9 @@ WORKLOAD = Workload(
     sequence_length=64,
     batch_size=16,
     num_microbatches=8,
-    checkpoint_every=25,
+    checkpoint_every=20,
     trials=TrialSettings(count=0),
     schedule="1f1b",
-    replan=ReplanSettings(action="migrate"),
 )
 
 

@@ -31,7 +31,7 @@ from dejavu.launch.warm.hosts import Agent
 LAUNCHER = "launcher"
 HOSTS = ("alpha", "beta", "gamma", "delta")
 SHARE = 0.4  # of a core for each host; two of them share one, and the launcher has what is left
-BITS_PER_SECOND = 400e6
+BITS_PER_SECOND = 200e6
 _SITE = "DEJAVU_ELASTIC_SITE"
 
 

@@ -14,7 +14,6 @@ from dejavu.migration.changes import ClusterChange, ClusterNow
 from dejavu.migration.options import Option
 from dejavu.migration.placing import Held, Move, held_by
 from dejavu.migration.reposing import RunningProblem, reposed
-from dejavu.plans import NoPlanError
 
 RESTART_SECONDS = 2.0  # of ranks that are forked, until their first step; a training measures its own
 BUDGET_SECONDS = 2.0  # of the exact search, which takes milliseconds where few devices make a small table
@@ -113,21 +112,15 @@ def replan(
     chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
     if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
         chosen = stay
-    if (
-        stay is not None
-        and chosen.binding.placements == stay.binding.placements
-        and chosen.binding.plan == stay.binding.plan
-    ):
-        chosen = stay
-    usual = replace(chosen, binding=posed.usual(chosen.binding))
+    move_seconds = _move_seconds(chosen, posed.cluster, held, remaining)
     return Decision(
         changes=tuple(changes),
         before=binding,
-        chosen=usual,
+        chosen=replace(chosen, binding=posed.usual(chosen.binding)),
         considered=tuple(sorted(listed, key=lambda option: option.step_seconds)),
-        move_seconds=_move_seconds(chosen, posed.cluster, held, remaining),
+        move_seconds=move_seconds,
         lower_bound_seconds=answer.lower_bound_seconds,
-        reasons=_reasons(chosen, found, stay, remaining, _move_seconds(chosen, posed.cluster, held, remaining)),
+        reasons=_reasons(chosen, found, stay, remaining),
         seconds=time.perf_counter() - began,
     )
 
@@ -151,9 +144,7 @@ def _move_seconds(option: Option, cluster: Cluster, held: Held, remaining: Remai
     return remaining.restart_seconds + slowest
 
 
-def _reasons(
-    chosen: Option, found: Option, stay: Option | None, remaining: Remaining, move_seconds: float
-) -> tuple[str, ...]:
+def _reasons(chosen: Option, found: Option, stay: Option | None, remaining: Remaining) -> tuple[str, ...]:
     step = f"a step is predicted to take {1e3 * chosen.step_seconds:.3g} ms"
     if chosen.is_running:
         gain = 1 - found.step_seconds / chosen.step_seconds
@@ -162,7 +153,7 @@ def _reasons(
         return (
             f"the running plan stays: the best one would be {100 * gain:.1f} % faster, over {remaining.steps} steps "
             f"{remaining.steps * (chosen.step_seconds - found.step_seconds):.2g} s, with a margin of "
-            f"{100 * remaining.margin:.3g} % and a change of {move_seconds or remaining.restart_seconds:.2g} s or more",
+            f"{100 * remaining.margin:.3g} % and a change of {remaining.restart_seconds:.2g} s or more",
         )
     said = [f"{chosen.what}: {step}"]
     if stay is not None:
@@ -184,6 +175,3 @@ def best_on(running: RunningProblem, now: ClusterNow, *, budget_seconds: float =
     posed = reposed(running, now)
     found, _ = options.best(posed, {}, budget_seconds=budget_seconds, seed=0)
     return replace(found, binding=posed.usual(found.binding))
-
-
-__all__ = ["Decision", "NoPlanError", "Remaining", "best_on", "replan"]

@@ -28,7 +28,7 @@ from dejavu.workload.models import layers_of
 POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.2
 SETTLING_SECONDS = 10.0  # after a change, before another because of a slower device or link: no going to and fro
-TRY_SECONDS = 10.0  # between two tries of links that were slow
+TRY_SECONDS = 10.0  # between two tries of links
 COME_SECONDS = 5.0  # between two questions for hosts that have come
 READY_SECONDS = 120.0  # for agents to import what ranks run
 MOST_IN_VAIN = 3  # attempts in a row that got no further than the one before
@@ -42,9 +42,7 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A rank or a host failed; `ranks` are those that ended, with their exit codes."""
-
-    ranks: dict[int, int]
+    """A rank or a host failed."""
 
 
 @dataclass
@@ -56,7 +54,6 @@ class _Open:
     step: int
     began: float
     steps_lost: int
-    done_before: int
 
 
 @dataclass
@@ -163,7 +160,7 @@ class ChangingTraining:
             if len(ended) == len(places) and not any(ended.values()):
                 return _Ended()
             if any(ended.values()) or used - self.hosts.alive():
-                return _Failed(ended)
+                return _Failed()
             if (decision := self._wanted()) is not None:
                 return decision
             time.sleep(POLL_SECONDS)
@@ -198,13 +195,13 @@ class ChangingTraining:
             self.now = self.now.after(*map(HostLost, lost))
 
     def _link_changes(self) -> list[ClusterChange]:
-        """Let hosts try their links, where messages have become slow or links were."""
-        again = self.now.link_slowness and time.monotonic() > self._tried_at + TRY_SECONDS
-        if not (self._watching.suspects_links or again):
+        """Let hosts try their links, where steps have become slow or links were."""
+        if time.monotonic() < self._tried_at + TRY_SECONDS:
+            return []
+        if not (self._watching.suspects_links or self.now.link_slowness):
             return []
         found = link_changes(self._usual_links, self.hosts.try_links(), self.now)
         self._tried_at = time.monotonic()
-        self._watching.forget_links()
         return found
 
     def _remaining(self) -> Remaining:
@@ -222,7 +219,7 @@ class ChangingTraining:
         lost = {placed.device.host for placed in self.job.binding.placements} - set(found)
         reasons: list[str] = []
         if isinstance(event, _Failed) or lost:
-            decision, reasons = self._after_failure(event if isinstance(event, _Failed) else _Failed({}), lost)
+            decision, reasons = self._after_failure(lost)
         else:
             decision = event
         names = [builder.name for builder in layers_of(self.job.workload)]
@@ -233,11 +230,11 @@ class ChangingTraining:
             start = None
         step = start.step if start is not None else saved
         reason = "; ".join((*reasons, str(decision)))
-        self._open = _Open(decision, reason, step, began, max(0, done - step), self._done)
+        self._open = _Open(decision, reason, step, began, max(0, done - step))
         self.job = replace(self.job, binding=decision.chosen.binding)
         return start
 
-    def _after_failure(self, event: _Failed, lost: set[str]) -> tuple[Decision, list[str]]:
+    def _after_failure(self, lost: set[str]) -> tuple[Decision, list[str]]:
         """Decide how the training goes on without what failed; raise what would only fail again."""
         told = [] if lost else [one for one in read_failures(self.job.folder) if one.attempt == self._attempt]
         changes: list[ClusterChange] = [HostLost(host) for host in sorted(lost)]

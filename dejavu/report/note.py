@@ -39,6 +39,8 @@ def headline(run: ReportData) -> str:
 
 def _against_baseline(run: ReportData) -> str:
     name = run.baseline_name
+    if run.comparison is not None and run.comparison.is_slower:
+        return f"the {name}: the other plan was {run.comparison.gain:.2f} × as fast, measured"
     if run.comparison is not None:
         return f"{run.comparison.gain:.2f} × as fast as the {name}, measured"
     if run.speedup is None:

@@ -32,7 +32,7 @@ def _step(run: ReportData) -> Statement:
     predicted = format_seconds(run.predicted_step_seconds)
     if run.training is None or run.training.step_seconds is None or run.step_error is None:
         why = "nothing was trained" if run.training is None else "no step was measured"
-        return Statement(Basis.PREDICTED, f"A step takes {predicted}; {why} in this run.")
+        return Statement(Basis.PREDICTED, f"A step is predicted to take {predicted}; {why} in this run.")
     measured, times = format_seconds(run.training.step_seconds), run.training.step_times
     how = f" ({times})" if times is not None else ""
     less = "less" if run.step_error < 0 else "more"
@@ -44,7 +44,8 @@ def _step(run: ReportData) -> Statement:
 def _gain(run: ReportData) -> Statement:
     if run.comparison is None:
         return Statement(Basis.PREDICTED, what_was_gained(run.choice))
-    return Statement(Basis.MEASURED, f"The plan is {run.comparison}.")
+    is_sure = not run.comparison.low_gain <= 1.0 <= run.comparison.high_gain
+    return Statement(Basis.MEASURED, f"The plan is {run.comparison}{'' if is_sure else ': no sure difference'}.")
 
 
 def _proved(run: ReportData) -> tuple[Statement, ...]:

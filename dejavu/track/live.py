@@ -39,14 +39,14 @@ class Curve:
 
 
 @contextlib.contextmanager
-def sampled_ranks(run: Run) -> Iterator[None]:
+def sampled_ranks(run: Run, num_ranks: int) -> Iterator[None]:
     """Record processor and memory of this process's ranks, under the names that MLflow shows as system metrics.
 
     Per rank: `cpu_percent` of one core since the sample before, and `memory_bytes` resident; of the machine:
     `cpu_percent` of all cores and `memory_bytes` in use. Ranks on other hosts are not seen from here.
     """
     stop = threading.Event()
-    sampler = threading.Thread(target=_sample, args=(run, stop), name="rank-sampler", daemon=True)
+    sampler = threading.Thread(target=_sample, args=(run, num_ranks, stop), name="rank-sampler", daemon=True)
     sampler.start()
     try:
         yield
@@ -55,8 +55,8 @@ def sampled_ranks(run: Run) -> Iterator[None]:
         sampler.join()
 
 
-def _sample(run: Run, stop: threading.Event) -> None:
-    ranks = _Ranks()
+def _sample(run: Run, num_ranks: int, stop: threading.Event) -> None:
+    ranks = _Ranks(num_ranks)
     rows: list[Metric] = []
     sent_at, number = time.monotonic(), 0
     psutil.cpu_percent()  # the first answer is about nothing
@@ -76,13 +76,12 @@ def _machine() -> list[tuple[str, float]]:
 class _Ranks:
     """The ranks that this process's agent started.
 
-    They are looked for until two looks find the same, and again when one has ended: a look reads every process of the
-    machine.
+    They are looked for until all are known, and again when one has ended: a look reads every process of the machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
         self._known: list[psutil.Process] = []
-        self._is_settled = False
 
     def sample(self) -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = []
@@ -93,8 +92,8 @@ class _Ranks:
                     found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
                     found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
         except psutil.Error:  # it has just ended
-            self._is_settled = False
-        if not self._is_settled:
+            self._known = []
+        if len(self._known) < self._num_ranks:
             self._look()
         return found
 
@@ -104,8 +103,7 @@ class _Ranks:
         for process in new:
             with contextlib.suppress(psutil.Error):
                 process.cpu_percent()  # from here on its processor time is counted
-        self._is_settled = bool(now) and not new
-        self._known = [one for one in self._known if one in now] + new
+        self._known += new
 
 
 def _is_rank(process: psutil.Process) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +84,8 @@ def find_run(project: Path, wanted: str) -> RunSummary:
     if wanted == LAST:
         return known[0]
     word = Path(wanted).name  # of a folder its last part, which is the id of the flow's run
-    ids = [run for run in known if re.fullmatch("[0-9a-f-]+", word) and _begins(run, word)]
-    found = ids or [run for run in known if run.name == wanted]
+    whole = [run for run in known if word in (run.run_id, run.flow_run, Path(run.folder).name, run.name)]
+    found = whole[:1] or [run for run in known if word and _begins(run, word)]  # a resumed folder has several: the last
     if len(found) > 1:
         raise InputError(f"{wanted!r} is the beginning of {len(found)} runs: {_listed(found)}; wanted more of one's id")
     if not found:
@@ -146,7 +145,7 @@ def _copies(project: Path, summary: RunSummary) -> Path:
 
 
 def _begins(run: RunSummary, word: str) -> bool:
-    return run.run_id.startswith(word) or run.flow_run.startswith(word) or (Path(run.folder).name == word != "")
+    return run.run_id.startswith(word) or run.flow_run.startswith(word)
 
 
 def _listed(found: list[RunSummary]) -> str:

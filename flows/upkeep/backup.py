@@ -202,6 +202,8 @@ def _extracted(file: Path, scratch: Path) -> tuple[list[str], dict[str, Any]]:
             if contents.get("format") != FORMAT:
                 raise InputError(f"{file}: found format {contents.get('format')}; wanted a backup of format {FORMAT}")
             for member in archive:
+                if member is first:
+                    continue
                 name = PurePosixPath(member.name)
                 known = member.name in DATABASES or (name.parts[0] in FOLDERS and _belongs(name))
                 if not member.isreg() or not known or ".." in name.parts:

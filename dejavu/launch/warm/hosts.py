@@ -22,8 +22,8 @@ from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.runtime.process.pace import Paced, read_pace
 from dejavu.runtime.snapshots import Taken
 
-SILENT_SECONDS = 5.0  # without a heartbeat, after which a host counts as lost
-ROLL_CALL_SECONDS = 2.5  # for a host to end its ranks and answer, when some rank has failed
+SILENT_SECONDS = 10.0  # without a heartbeat, after which a host counts as lost
+ROLL_CALL_SECONDS = 5.0  # for a host to end its ranks and answer, when some rank has failed
 PROBE_SECONDS = 3.0  # for a host to try its links
 END_SECONDS = 5.0
 POLL_SECONDS = 0.01

@@ -51,8 +51,8 @@ def figure(height_pixels: int, **layout: Any) -> go.Figure:
 
 
 def plain(text: str) -> str:
-    """Return the text as plotly has to be given it: it reads tags and entities, and shows these as they are."""
-    return html.escape(text, quote=False)
+    """Return the text as plotly has to be given it to show it as it is: it reads tags, entities and `%{variables}`."""
+    return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def ticks_of(low_seconds: float, high_seconds: float) -> dict[str, Any]:

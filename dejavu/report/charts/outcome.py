@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,6 +19,7 @@ from dejavu.trials import TrialResult
 
 BAND = 0.10  # drawn around the diagonal
 MOST_CURVES = 60  # of trials, the best ones
+MOST_POINTS = 1_500  # of a curve
 SHOWN_PERCENT = 90  # of the trials; diverging ones would flatten all others
 _SYMBOLS = {
     Work.FORWARD: "circle",
@@ -86,8 +88,7 @@ def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: T
     others = [trial for trial in trials if trial.draw != winner.draw and trial.losses][:MOST_CURVES]
     for trial in others:
         found.add_scatter(
-            x=list(range(1, len(trial.losses) + 1)),
-            y=_finite(trial.losses),
+            **_curve(1, trial.losses),
             mode="lines",
             name="other trials",
             line={"color": QUIET, "width": 1},
@@ -96,10 +97,8 @@ def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: T
             showlegend=trial is others[0],
             hovertemplate=f"{plain(str(trial.draw))}<br>loss %{{y:.4f}} at step %{{x}}<extra></extra>",
         )
-    count = len(winner.losses)
     found.add_scatter(
-        x=list(range(1, count + 1)),
-        y=_finite(winner.losses),
+        **_curve(1, winner.losses),
         mode="lines",
         name="the winning trial",
         line={"color": MARK, "width": 2.5},
@@ -109,8 +108,7 @@ def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: T
     if training is not None and training.losses:
         shown += training.losses
         found.add_scatter(
-            x=list(range(training.first_step + 1, training.first_step + 1 + len(training.losses))),
-            y=_finite(training.losses),
+            **_curve(training.first_step + 1, training.losses),
             mode="lines",
             name="the pipelined training",
             line={"color": "var(--backward)", "width": 2.5},
@@ -159,5 +157,8 @@ def _slice(name: str, trials: Sequence[TrialResult], shared: int, winner: TrialR
     return found
 
 
-def _finite(values: Iterable[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
+def _curve(first_step: int, losses: Sequence[float]) -> dict[str, list[Any]]:
+    """Return steps and losses, of long curves every so-manyth; what is not finite is a gap."""
+    every = -(-len(losses) // MOST_POINTS) or 1
+    steps = range(first_step, first_step + len(losses))[::every]
+    return {"x": list(steps), "y": [float(f"{y:.5g}") if math.isfinite(y) else None for y in losses[::every]]}

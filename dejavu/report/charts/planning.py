@@ -11,7 +11,7 @@ from dejavu.cost import CostTable
 from dejavu.foundation.units import format_seconds, plural, scale_of_seconds
 from dejavu.planning import Candidate, Choice
 from dejavu.planning.sentences import NAMES
-from dejavu.plans import Plan
+from dejavu.plans import Plan, SearchResult
 from dejavu.report.charts._base import INK, MARK, QUIET, figure, plain, ticks_of
 
 MOST_NAMED_LAYERS = 40
@@ -21,11 +21,12 @@ LEAST_SECONDS = 1e-6  # an axis of logarithms has no zero
 def convergence_chart(choice: Choice) -> go.Figure:
     """Plot the best price that each search knew after so many seconds, at the plan's number of microbatches."""
     count = choice.plan.num_microbatches
-    rows = [
-        (NAMES.get(row.search, row.search), row.result)
-        for row in choice.considered
-        if row.num_microbatches == count and row.result
-    ]
+    rows: list[tuple[str, SearchResult]] = []
+    for row in choice.considered:
+        if row.num_microbatches == count and row.result is not None:
+            name = NAMES.get(row.search, row.search)
+            again = any(name == known for known, _ in rows)  # where nothing fitted, asked once more for less memory
+            rows.append((f"{name}, as {row.priced.problem.schedule}" if again else name, row.result))
     scale, unit = scale_of_seconds(max((result.step_seconds for _, result in rows), default=1.0))
     found = figure(320)
     for name, result in rows:
@@ -46,7 +47,8 @@ def convergence_chart(choice: Choice) -> go.Figure:
     if moments:
         found.update_xaxes(**ticks_of(min(moments) / 1.5, max(moments) * 1.5))
     found.update_xaxes(title_text="processor time of the search")
-    found.update_yaxes(title_text=f"estimated cost, {unit}")
+    prices = [price for _, result in rows for _, price in result.history]
+    found.update_yaxes(title_text=f"estimated cost, {unit}", rangemode=_range_mode(prices))
     return found
 
 
@@ -88,7 +90,7 @@ def counts_chart(choice: Choice) -> go.Figure:
         marker={"symbol": "circle-open", "size": 16, "color": MARK, "line": {"width": 3}},
     )
     found.update_xaxes(type="category", title_text="microbatches in a step", categoryarray=list(map(str, counts)))
-    found.update_yaxes(title_text=f"step, {unit}", rangemode="tozero" if _is_wide(shown) else "normal")
+    found.update_yaxes(title_text=f"step, {unit}", rangemode=_range_mode(shown))
     return found
 
 
@@ -97,8 +99,10 @@ def _described(one: Candidate) -> str:
     return f"{one.plan.schedule}, {stages}<br>simulated {seconds}"
 
 
-def _is_wide(seconds: list[float]) -> bool:
-    return max(seconds) > 1.5 * min(seconds)
+def _range_mode(seconds: list[float]) -> str:
+    """Show an axis from zero where the values differ by much, and where they hardly differ at all."""
+    ratio = max(seconds, default=1.0) / min(seconds, default=1.0)
+    return "normal" if 1.005 < ratio < 1.5 else "tozero"
 
 
 def _fastest(choice: Choice, count: int) -> Candidate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -12,8 +12,10 @@ from dejavu.report.charts._base import CARD, COLORS, QUIET, TEMPLATE, figure, pl
 from dejavu.report.timeline import PASSES, Bar, Timeline, Work
 from dejavu.simulation import Simulation
 
-MOST_BARS = 6_000  # of both timelines together; beyond, only the beginning of the step is drawn
+MOST_BARS = 5_000  # of both timelines together; beyond, only the beginning of the step is drawn
 ROW_PIXELS, LEAST_ROW_PIXELS, MOST_ROWS_PIXELS = 30, 9, 420
+MOST_LINES = 16  # of ranks whose memory is drawn, the fullest
+MOST_OUTLINED = 400  # bars of one kind; outlines of more would cover them
 TITLE_PIXELS, AXIS_PIXELS = 36, 50
 SHOWS_CAPACITY = 0.3  # of the capacity; of less, the line of the capacity would flatten everything
 _ON_BARS = {Work.FORWARD: "var(--on-forward)", Work.BACKWARD: "var(--on-backward)"}
@@ -73,29 +75,34 @@ def drawn_until_seconds(timelines: Mapping[str, Timeline]) -> float:
 
 
 def _bars(work: Work, bars: Sequence[Bar], devices: Sequence[str], name: str, scale: float) -> go.Bar:
+    """Draw one trace; what the pointer shows is a template, so that thousands of bars stay small."""
+    is_pass = work in PASSES
+    what = f"{work} of microbatch %{{text}}, stage %{{customdata[2]}}" if is_pass else str(work)
     return go.Bar(
         name=str(work),
         orientation="h",
         y=[bar.rank for bar in bars],
-        base=[bar.start_seconds * scale for bar in bars],
-        x=[bar.seconds * scale for bar in bars],
-        marker={"color": COLORS[work], "line": {"width": 0.5, "color": CARD}},
-        text=[bar.name[1:] for bar in bars] if work in PASSES else None,
+        base=_short(bar.start_seconds * scale for bar in bars),
+        x=_short(bar.seconds * scale for bar in bars),
+        marker={"color": COLORS[work], "line": {"width": 0.5 if len(bars) <= MOST_OUTLINED else 0.0, "color": CARD}},
+        text=[bar.name[1:] for bar in bars] if is_pass else None,
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
         textfont={"color": _ON_BARS.get(work, "var(--on-other)")},
-        hovertext=[_said(bar, devices[bar.rank], name) for bar in bars],
-        hoverinfo="text",
+        customdata=[[_when(bar), plain(devices[bar.rank]), *([bar.stage] if is_pass else ())] for bar in bars],
+        hovertemplate=f"<b>{what}</b><br>{name}: %{{customdata[0]}}<br>rank %{{y}}: %{{customdata[1]}}<extra></extra>",
     )
 
 
-def _said(bar: Bar, device: str, name: str) -> str:
-    what = str(bar.work)
-    if bar.work in PASSES:
-        what += f" of microbatch {bar.name[1:]}, stage {bar.stage}"
-    when = f"from {format_seconds(bar.start_seconds)} to {format_seconds(bar.stop_seconds)}"
-    return f"<b>{what}</b><br>{format_seconds(bar.seconds)} {name}, {when}<br>rank {bar.rank}: {plain(device)}"
+def _when(bar: Bar) -> str:
+    start, stop = format_seconds(bar.start_seconds), format_seconds(bar.stop_seconds)
+    return f"{format_seconds(bar.seconds)}, from {start} to {stop}"
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    """Return the values with as many digits as a screen can show."""
+    return [float(f"{value:.7g}") for value in values]
 
 
 def memory_chart(
@@ -104,7 +111,7 @@ def memory_chart(
     capacity_bytes: Sequence[float],
     measured_bytes: Sequence[float | None],
 ) -> go.Figure:
-    """Draw what a device of each pipeline rank holds over the simulated step, against its capacity.
+    """Draw what a device of each pipeline rank (of the fullest) holds over the simulated step, against its capacity.
 
     Args:
         devices, capacity_bytes: of each pipeline rank.
@@ -116,21 +123,19 @@ def memory_chart(
     scale, unit = scale_of_seconds(simulation.step_seconds)
     size, size_unit = scale_of_bytes(max([*peaks, *near]))
     found = figure(300, hovermode="closest", showlegend=1 < len(lines) <= 8)
-    for rank, (seconds, held) in enumerate(lines):
+    fullest = sorted(range(len(lines)), key=lambda rank: -peaks[rank] / capacity_bytes[rank])[:MOST_LINES]
+    for rank in sorted(fullest):
+        seconds, held = lines[rank]
         share = f"at most {format_bytes(peaks[rank])}, {peaks[rank] / capacity_bytes[rank]:.2%} of a device"
         who = f"<b>rank {rank}</b>: {plain(devices[rank])}"
         found.add_scatter(
-            x=[one * scale for one in seconds],
-            y=[one * size for one in held],
+            x=_short(one * scale for one in seconds),
+            y=_short(one * size for one in held),
             mode="lines",
             line_shape="hv",
             name=f"rank {rank}",
             line_width=2,
-            hovertext=[
-                f"{who}<br>{format_bytes(now)} from {format_seconds(when)} on<br>{share}"
-                for when, now in zip(seconds, held, strict=True)
-            ],
-            hoverinfo="text",
+            hovertemplate=f"{who}<br>%{{y:.4g}} {size_unit} from %{{x:.4g}} {unit} on<br>{share}<extra></extra>",
         )
     for capacity in sorted(near):
         found.add_hline(y=capacity * size, line={"color": QUIET, "dash": "dash"}, annotation_text="capacity")

@@ -1,0 +1,356 @@
+"""Backup, restore and gc of what a project keeps; a cost database and MLflow's records of older versions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.process_start import start_seconds
+from dejavu.launch.training_lock import BusyError
+from dejavu.profiles import ProfileDatabase
+from dejavu.runtime.job import write_json
+from dejavu.track import Tracker
+from dejavu.track.old_runs import delete_old_runs
+from flows import services
+from flows.upkeep.backup import backup, restore
+from flows.upkeep.cleaning import DAY_SECONDS, KEPT_DAYS, clean, leftovers
+from tests.rows import row
+
+ROW = row(kind="layer", subject="a", direction="forward", microbatch_size=4, flops=1e9, seconds=1e-3)
+HOLD = """
+import sys
+from pathlib import Path
+from dejavu.launch.training_lock import alone_in
+with alone_in(Path(sys.argv[1]), "gpt on desk"):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def make_run(project: Path, name: str, age_days: float, start_from: str | None = None) -> Path:
+    """A run's folder as a training of two steps leaves it."""
+    run = project / ".dejavu" / "runs" / name
+    state = str(project / ".dejavu" / "trials" / start_from) if start_from else None
+    write_json(run / "job.json", {"start_from": state, "folder": str(run)})
+    write(run / "progress.jsonl", '{"step": 0, "loss": 1.0}\n')
+    write(run / "checkpoints" / "step-00000002" / "__0_0.distcp", os.urandom(2000))
+    write(run / "checkpoints" / "step-00000002" / "COMPLETE.json", '{"step": 2}')
+    then = time.time() - age_days * DAY_SECONDS
+    for path in run.glob("*.json*"):
+        os.utime(path, (then, then))
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with something of everything that is kept, and of everything that is not."""
+    folder = tmp_path / "project"
+    state = folder / ".dejavu"
+    ProfileDatabase(folder / "profiles_db").append([ROW, replace(ROW, subject="b"), replace(ROW, subject="c")])
+    write(folder / "profiles_db" / "README.md", "of the repository")
+    make_run(folder, "a", age_days=1, start_from="one-3.safetensors")
+    write(state / "trials" / "one-3.safetensors", os.urandom(500))
+    write(state / "trials" / "one-3.json", "{}")
+    write(state / "watch" / "decisions.jsonl", '{"why": "first"}\n')
+    (state / "prefect").mkdir()
+    with contextlib.closing(sqlite3.connect(state / "prefect" / "prefect.db")) as prefect:
+        prefect.execute("PRAGMA journal_mode=WAL")
+        prefect.execute("CREATE TABLE flow_run (name TEXT)")
+        prefect.execute("INSERT INTO flow_run VALUES ('gpt')")
+        prefect.commit()
+    for name in LEFT_OUT:
+        write(folder / name, "not kept")
+    return folder
+
+
+LEFT_OUT = (
+    *(".dejavu/prefect/storage/key", ".dejavu/prefect/temporary-1.db", ".dejavu/logs/mlflow.log"),
+    *(".dejavu/runs/a/checkpoints/step-00000003.partial/__0_0.distcp", ".dejavu/runs/a/.job.json.17"),
+    *(".dejavu/training.json", "profiles_db/.tmp-1", "profiles_db/set_aside/1.parquet"),
+)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder but those that no backup has, and SQLite's, which are compared by what they hold."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name: path.read_bytes()
+        for name, path in found.items()
+        if name not in (*LEFT_OUT, "profiles_db/README.md")
+        and not name.endswith((".lock", ".db", ".db-wal", ".db-shm"))
+    }
+
+
+def loss(project: Path) -> float:
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("dejavu")
+    assert experiment is not None
+    return float(client.search_runs([experiment.experiment_id])[0].data.metrics["loss"])
+
+
+def test_what_was_saved_comes_back_in_an_empty_project(project: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "all.tar.gz", tmp_path / "elsewhere"
+    other.mkdir()
+    with Tracker.open(project, "a run") as run:
+        run.metric("loss", 0.5)
+        run.artifact_text("report.html", "<p>two stages</p>")
+    saved = backup(project, file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert restore(other, file).num_files == saved.num_files
+    assert contents(other) == contents(project)
+    assert not any((other / name).exists() for name in LEFT_OUT if not name.endswith("training.json"))
+    assert loss(other) == 0.5
+    assert len(ProfileDatabase(other / "profiles_db").read()) == 3
+    with contextlib.closing(sqlite3.connect(other / ".dejavu" / "prefect" / "prefect.db")) as prefect:
+        assert prefect.execute("SELECT name FROM flow_run").fetchall() == [("gpt",)]
+    client = MlflowClient(f"sqlite:///{other / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("dejavu")
+    assert experiment is not None and experiment.artifact_location == (other / "mlartifacts").as_uri()
+    run = client.search_runs([experiment.experiment_id])[0]
+    project.rename(tmp_path / "gone")
+    assert Path(client.download_artifacts(run.info.run_id, "report.html")).read_text() == "<p>two stages</p>"
+
+
+def test_restoring_replaces_nothing_that_differs_unless_forced(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.tar"
+    backup(project, file)
+    job = project / ".dejavu" / "runs" / "a" / "job.json"
+    before = job.read_text()
+    job.write_text("{}")
+    with pytest.raises(InputError, match=r"2 of \d+ files .* differ, \.dejavu/prefect/prefect\.db the first.* --force"):
+        restore(project, file)
+    assert job.read_text() == "{}"
+    assert restore(project, file, force=True).num_files == 2  # a copy of a database never equals it, byte for byte
+    assert job.read_text() == before
+
+
+def test_a_forced_restore_leaves_no_journal_of_the_database_before(project: Path, tmp_path: Path) -> None:
+    file, database = tmp_path / "all.tar", project / ".dejavu" / "prefect" / "prefect.db"
+    backup(project, file)
+    with contextlib.closing(sqlite3.connect(database)) as prefect:
+        prefect.execute("INSERT INTO flow_run VALUES ('later')")
+        prefect.commit()
+        write(database.with_name("prefect.db-wal"), b"of another database")
+    restore(project, file, force=True)
+    with contextlib.closing(sqlite3.connect(database)) as prefect:
+        assert prefect.execute("SELECT name FROM flow_run").fetchall() == [("gpt",)]
+
+
+def packed(file: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(file, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.type = len(content), kind if name != "backup.json" else tarfile.REGTYPE
+            member.linkname = "/etc/passwd" if kind == tarfile.SYMTYPE else ""
+            archive.addfile(member, io.BytesIO(content))
+    return file
+
+
+GOOD = json.dumps({"format": 1, "project": "/somewhere"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, tarfile.REGTYPE) for name in ("../x", "/etc/x", ".dejavu/../../x", "flows/full.py", "prefect.yaml")),
+        *((name, tarfile.REGTYPE) for name in (".dejavu/prefect/storage/x", ".dejavu/services.json")),
+        (".dejavu/x", tarfile.SYMTYPE),
+        (".dejavu/x", tarfile.LNKTYPE),
+        (".dejavu/x", tarfile.FIFOTYPE),
+    ],
+)
+def test_a_backup_with_more_than_a_backup_has_is_refused(tmp_path: Path, name: str, kind: bytes) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    file = packed(tmp_path / "bad.tar", {"backup.json": GOOD, ".dejavu/runs/a/job.json": b"{}", name: b""}, kind)
+    with pytest.raises(InputError, match="which no backup has; nothing was restored"):
+        restore(project, file)
+    assert not (project / ".dejavu" / "runs").exists()
+
+
+@pytest.mark.parametrize("cut", ["nothing", "half", "other", "format"])
+def test_a_file_that_is_no_whole_backup_is_refused(project: Path, tmp_path: Path, cut: str) -> None:
+    whole, file, other = tmp_path / "all.tar.gz", tmp_path / "cut.tar.gz", tmp_path / "elsewhere"
+    other.mkdir()
+    backup(project, whole)
+    made = whole.read_bytes()
+    if cut == "format":
+        packed(file, {"backup.json": b'{"format": 99, "project": "/"}'})
+    else:
+        file.write_bytes({"nothing": b"", "half": made[: len(made) // 2], "other": b"no archive at all"}[cut])
+    with pytest.raises(InputError, match=r"is no whole backup|found format 99; wanted"):
+        restore(other, file)
+    assert contents(other) == {}
+
+
+def test_a_backup_that_fails_keeps_the_one_before(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        backup(project, tmp_path / "none" / "all.tar")
+    file = write(tmp_path / "all.tar", "the one before")
+    (project / "mlflow.db").write_bytes(b"no database at all, of no version")
+    with pytest.raises(sqlite3.DatabaseError):
+        backup(project, file)
+    assert file.read_text() == "the one before"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["all.tar"]
+
+
+@pytest.mark.integration
+def test_nothing_is_touched_while_a_run_measures_or_trains(project: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.tar"
+    backup(project, file)
+    words = [sys.executable, "-c", HOLD, str(project)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+        before = contents(project)
+        commands: list[Callable[[], object]] = [lambda: backup(project, file), lambda: restore(project, file)]
+        for command in [*commands, lambda: clean(project, 0)]:
+            with pytest.raises(BusyError, match="gpt on desk"):
+                command()
+        assert contents(project) == before
+        holder.communicate("")
+
+
+def test_nothing_is_restored_under_running_services(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "all.tar"
+    backup(project, file)
+    me = services.RecordedProcess("mlflow", os.getpid(), start_seconds(psutil.Process()), "")
+    running = services.Services(str(project), "token", 1, 2, (me,))
+    write_json(project / ".dejavu" / "services.json", asdict(running))
+    with pytest.raises(DejavuError, match="wanted `dejavu down`"):
+        restore(project, file)
+
+
+# gc
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Five runs, of which the newest starts from a trial that the oldest started from, too."""
+    folder = tmp_path / "project"
+    for number, start in enumerate(["x-3", "y-3", "z-3", "x-3", None]):
+        make_run(folder, f"run{number}", number + 1, start and f"{start}.safetensors")
+    for trial in "wxyz":
+        write(folder / ".dejavu" / "trials" / f"{trial}-3.safetensors", os.urandom(1000))
+        write(folder / ".dejavu" / "trials" / f"{trial}-3.json", "{}")
+    then = time.time() - (KEPT_DAYS + 1) * DAY_SECONDS
+    for name in ("prefect/storage/old", "logs/old.log"):
+        os.utime(write(folder / ".dejavu" / name, "x" * 10), (then, then))
+    for name in ("prefect/storage/new", "logs/new.log"):
+        write(folder / ".dejavu" / name, "x" * 10)
+    return folder
+
+
+def names(project: Path, folder: str) -> set[str]:
+    return {path.name for path in (project / ".dejavu" / folder).iterdir()}
+
+
+def test_gc_keeps_the_newest_runs_and_what_they_start_from(old: Path) -> None:
+    found = {one.what: one for one in clean(old, keep=2)}
+    assert {what: len(one.paths) for what, one in found.items()} == {
+        "run": 3,
+        "trial state": 2,
+        "cached result": 1,
+        "old log": 1,
+    }
+    assert found["trial state"].size_bytes == 2000
+    assert str(found["cached result"]) == "1 cached result, 10 B"
+    assert names(old, "runs") == {"run0", "run1"}
+    assert {name for name in names(old, "trials") if name.endswith(".safetensors")} == {
+        *("x-3.safetensors", "y-3.safetensors"),
+    }
+    assert len([name for name in names(old, "trials") if name.endswith(".json")]) == 4, "results stay"
+    assert (names(old, "prefect/storage"), names(old, "logs")) == ({"new"}, {"new.log"})
+    assert clean(old, keep=2) == []
+
+
+def test_a_dry_run_deletes_nothing(old: Path) -> None:
+    before = contents(old)
+    found = clean(old, keep=0, dry_run=True)
+    assert {one.what: len(one.paths) for one in found} == {"run": 5, "trial state": 4, "cached result": 1, "old log": 1}
+    assert contents(old) == before
+
+
+def test_a_run_that_was_resumed_is_a_new_one(old: Path) -> None:
+    (old / ".dejavu" / "runs" / "run4" / "progress.jsonl").write_text('{"step": 9, "loss": 1.0}\n')
+    clean(old, keep=1)
+    assert names(old, "runs") == {"run4"}
+
+
+def test_gc_of_an_empty_project(tmp_path: Path) -> None:
+    assert clean(tmp_path, keep=10) == []
+    assert [one.paths for one in leftovers(tmp_path, 0)] == [()] * 4
+
+
+@pytest.mark.integration
+def test_mlflow_s_older_runs_are_erased_with_their_artifacts(tmp_path: Path) -> None:
+    for number in range(3):
+        with Tracker.open(tmp_path, f"run {number}") as run:
+            run.artifact_text("report.html", f"<p>{number}</p>")
+            with run.child("training") as child:
+                child.metric("loss", number)
+    assert delete_old_runs(tmp_path, 1, dry_run=True) == 4
+    assert len(list((tmp_path / "mlartifacts").rglob("report.html"))) == 3
+    assert delete_old_runs(tmp_path, 1) == 4
+    assert [path.read_text() for path in (tmp_path / "mlartifacts").rglob("report.html")] == ["<p>2</p>"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        assert sorted(name for (name,) in database.execute("SELECT name FROM runs")) == ["run 2", "training"]
+    assert delete_old_runs(tmp_path, 1) == 0
+    with Tracker.open(tmp_path, "running"):
+        assert delete_old_runs(tmp_path, 0, dry_run=True) == 2, "what runs is never erased"
+    assert delete_old_runs(tmp_path / "none", 0) == 0
+
+
+# Older versions
+
+
+def test_a_cost_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """Its rows are read and held equal, what is added stands beside them, and the manifest is today's then."""
+    database = ProfileDatabase(tmp_path, with_shipped=False)
+    database.append([ROW])
+    table = database.read().drop_columns(["disturbed_share"]).replace_schema_metadata({"dejavu_schema_version": "1"})
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    pq.write_table(table, tmp_path / "old")
+    content = (tmp_path / "old").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    (tmp_path / "old").rename(tmp_path / f"{digest[:16]}.parquet")
+    line = {
+        "name": f"{digest[:16]}.parquet",
+        "rows": 1,
+        "bytes": len(content),
+        "sha256": digest,
+        "device_types": ["T4"],
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1, "files": [line]}))
+    assert database.check() == []
+    assert database.latest() == [ROW]
+    assert database.append([ROW, replace(ROW, subject="b", disturbed_share=0.25)]) == 1
+    assert json.loads((tmp_path / "manifest.json").read_text())["schema_version"] == 2
+    assert sorted(one.subject for one in database.latest()) == ["a", "b"]
+    assert database.check() == []
