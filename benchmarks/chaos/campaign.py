@@ -140,12 +140,12 @@ class Command:
 
 def campaign(seed: int, seconds: float) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Run rounds for so long; return title, rows and summary of the report."""
-    chance, began, rows = random.Random(seed), time.monotonic(), list[dict[str, Any]]()
+    chance, rows = random.Random(seed), list[dict[str, Any]]()
     with project() as where, tempfile.TemporaryDirectory(prefix="dejavu-chaos-logs-") as logs:
         first = Command(where, Path(logs) / "undisturbed.log")
         if first.end() != 0 or where.training is None:
             raise RuntimeError(f"a run without any fault failed:\n{first.log.read_text()}")
-        where.losses = losses_of(where.training)
+        where.losses, began = losses_of(where.training), time.monotonic()
         for number, (name, phase) in enumerate(rounds(chance)):
             if time.monotonic() - began > seconds:
                 break
