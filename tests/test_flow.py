@@ -199,10 +199,11 @@ def check_commands(project: Path, printed: str) -> None:
     assert not any(row["differs"] for row in compared["parameters"].values())
     assert "schedule" in compared["plan"]
     note = client_of(project).get_run(listed[0]["run_id"]).data.tags["mlflow.note.content"]
-    words = shlex.split(note.partition("    dejavu run")[2].partition("\n\n")[0])
+    repeated = note.partition("    dejavu run")[2].partition("\n\n")[0]
+    words = shlex.split(repeated.replace("\\\n", " "))  # as a shell reads a line that goes on
     planned = command(project, "dejavu", "plan", *words, "--json", "-")
     assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout[planned.stdout.index("{") :])["plan"]["num_microbatches"] == 4
+    assert json.loads(planned.stdout[planned.stdout.index("{") :])["microbatches"] == 4
 
 
 def plan_of(project: Path, run: Run) -> Any:
