@@ -57,7 +57,7 @@ def test_a_killed_rank_and_then_a_stopped_one_are_named_and_cost_nothing_but_tim
         kill(step, loss)
         stop(step, loss)
 
-    result = launch(job, stall_seconds=2.0, on_step=on_step)
+    result = launch(job, stall_seconds=5.0, on_step=on_step)
     killed, stopped = result.failures
     assert killed == "attempt 0: rank 1 (stage 1 on localhost) was ended by SIGKILL"
     assert stopped.startswith("attempt 1: rank 1 (stage 1 on localhost) was ended by SIGKILL: no progress for")

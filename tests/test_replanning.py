@@ -26,6 +26,7 @@ from dejavu.migration.reposing import reposed
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
+from dejavu.workload import ReplanSettings
 from tests.changing import running_problem
 
 L, B = 12, 8
@@ -179,3 +180,11 @@ def test_a_device_of_several_is_lost_and_the_others_keep_their_numbers() -> None
         costs = replace(tight, capacity_bytes_C=np.full(1, 4.5e6))
         small = replace(running, priced=replace(running.priced, problem=replace(running.priced.problem, costs=costs)))
         replan(small, binding, ClusterNow(running.cluster).after(lost), REMAINING)
+
+
+def test_a_margin_is_a_share_or_per_cent() -> None:
+    assert ReplanSettings.model_validate({"margin": "3%"}) == ReplanSettings(margin=0.03)
+    assert ReplanSettings().action == "notify"
+    for wrong in ("3", "x%", 1.5, "-1%"):
+        with pytest.raises(ValueError, match="margin"):
+            ReplanSettings.model_validate({"margin": wrong})
