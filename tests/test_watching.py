@@ -143,12 +143,12 @@ def test_an_edited_file_is_said(tmp_path: Path, edit: tuple[str, str], said: str
     [
         ("notify", 1.0, True, Decided.NOTIFIED),
         ("plan", 1.0, True, Decided.PLANNED),
-        ("migrate", 1.0, True, Decided.MIGRATED),
+        ("migrate", 1.0, True, Decided.PLANNED),
         ("migrate", 1.0, False, Decided.PLANNED),
         ("migrate", 0.91, True, Decided.KEPT),
         ("plan", 0.91, False, Decided.KEPT),
         ("notify", None, False, Decided.NOTIFIED),
-        ("migrate", None, True, Decided.MIGRATED),
+        ("migrate", None, True, Decided.PLANNED),
     ],
 )
 def test_a_decision(action: str, old: float | None, is_running: bool, decided: Decided) -> None:

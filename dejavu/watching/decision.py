@@ -14,7 +14,6 @@ class Decided(StrEnum):
     PLANNED = "planned"  # the new plan is the one to train from now on
     KEPT = "kept"  # the plan that is there stays: a new one gains less than the margin
     NOTIFIED = "notified"  # the new plan is only said
-    MIGRATED = "migrated"  # the running training was told to go on under the new plan
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Decision:
 
 
 def decide(
-    action: str, old_step_seconds: float | None, new_step_seconds: float, margin: float, *, is_running: bool
+    action: str, old_step_seconds: float | None, new_step_seconds: float, margin: float, *, is_running: bool = False
 ) -> tuple[Decided, str]:
     """Decide between the plan that is there and a new one, both as predicted on the changed cluster.
 
@@ -74,5 +73,5 @@ def decide(
     if action == "notify":
         return Decided.NOTIFIED, f"{compared}; `replan: {{action: notify}}` changes nothing by itself"
     if action == "migrate" and is_running:
-        return Decided.MIGRATED, f"{compared}; the running training goes on under it"
+        return Decided.PLANNED, f"{compared}; a training that runs follows the devices that it sees by itself"
     return Decided.PLANNED, f"{compared}; trainings from now on use it"
