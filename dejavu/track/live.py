@@ -11,7 +11,7 @@ import psutil
 
 from dejavu.track.run import Metric, Run
 
-FLUSH_SECONDS = 10.0  # a call of MLflow's takes 0.05 s of a core that ranks use, too
+FLUSH_SECONDS = 10.0  # a call of MLflow takes some 30 ms of a core that ranks use, too
 SAMPLE_SECONDS = 2.0
 RANK = "rank "  # what processes of ranks are called, with their number
 
