@@ -72,7 +72,8 @@ def crash_lost_runs(api: httpx.Client, why: str, alive: Collection[str], *, work
     states = ["RUNNING", "CANCELLING", *(() if worker_lives else ["PENDING"])]
     wanted = {"flow_runs": {"state": {"type": {"any_": states}}}}
     for run in _post(api, "/flow_runs/filter", wanted):
-        if _outermost(api, run) in alive:
+        outermost = _outermost(api, run)
+        if outermost in alive or (outermost is None and alive):
             continue
         state = {"type": "CRASHED", "name": "Crashed", "message": why}
         _post(api, f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
@@ -87,7 +88,7 @@ class Watch:
     """
 
     every_seconds: float
-    parameters: dict[str, str]
+    parameters: dict[str, str | bool]
 
 
 def start_watching(api: httpx.Client, watch: Watch) -> None:
@@ -103,11 +104,16 @@ def start_watching(api: httpx.Client, watch: Watch) -> None:
         _patch(api, f"{path}/schedules/{schedule['id']}", content)
 
 
-def _outermost(api: httpx.Client, run: dict[str, Any]) -> str:
-    """Return the id of the run whose process this one runs in: its own, or that of the flow that called it."""
+def _outermost(api: httpx.Client, run: dict[str, Any]) -> str | None:
+    """Return the id of the run whose process this one runs in: its own, or that of the flow that called it.
+
+    None if the server does not know the caller: it writes task runs down seconds after they begin, and was killed.
+    """
     while run["parent_task_run_id"]:
-        caller = api.get(f"/task_runs/{run['parent_task_run_id']}").raise_for_status().json()["flow_run_id"]
-        run = api.get(f"/flow_runs/{caller}").raise_for_status().json()
+        caller = api.get(f"/task_runs/{run['parent_task_run_id']}")
+        if caller.status_code == httpx.codes.NOT_FOUND:
+            return None
+        run = api.get(f"/flow_runs/{caller.raise_for_status().json()['flow_run_id']}").raise_for_status().json()
     return str(run["id"])
 
 

@@ -102,7 +102,7 @@ def use_temporary_server(project: Path) -> TemporaryServer:
         api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         environment = child_environment(project, {"PREFECT_API_URL": api_url})
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.temporary_server", str(listening.fileno())],
+            [sys.executable, "-m", "flows.temporary_server", str(listening.fileno()), str(project)],  # to be known by
             cwd=Path(__file__).parents[1],  # where `flows` is found, installed or not
             env=environment | _server_settings(project),
             stdin=subprocess.PIPE,
@@ -214,6 +214,7 @@ def main(listening_fd: int) -> None:
         server.run(sockets=[socket.socket(fileno=listening_fd)])
     finally:
         _remove(database)
+        os._exit(0)  # a thread that still answers would make it again
 
 
 def _stop_with_parent(server: object) -> None:

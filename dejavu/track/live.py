@@ -13,6 +13,7 @@ from dejavu.track.run import Metric, Run
 
 FLUSH_SECONDS = 10.0  # a call of MLflow takes some 30 ms of a core that ranks use, too
 SAMPLE_SECONDS = 2.0
+LOOK_SECONDS = 0.25  # until all ranks are known: a short training is over before the second sample
 RANK = "rank "  # what processes of ranks are called, with their number
 
 
@@ -58,11 +59,16 @@ def sampled_ranks(run: Run, num_ranks: int) -> Iterator[None]:
 def _sample(run: Run, num_ranks: int, stop: threading.Event) -> None:
     ranks = _Ranks(num_ranks)
     rows: list[Metric] = []
-    sent_at, number = time.monotonic(), 0
+    number, sent_at = 0, time.monotonic()
+    due_at = sent_at + SAMPLE_SECONDS
     psutil.cpu_percent()  # the first answer is about nothing
-    while not stop.wait(SAMPLE_SECONDS):
-        rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in _machine() + ranks.sample()]
-        number += 1
+    while not stop.wait(SAMPLE_SECONDS if ranks.all_known else LOOK_SECONDS):
+        found = ranks.look()
+        if time.monotonic() >= due_at - LOOK_SECONDS / 2:
+            found += _machine() + ranks.sample()
+            due_at = time.monotonic() + SAMPLE_SECONDS
+        rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in found]
+        number += bool(found)
         if time.monotonic() - sent_at > FLUSH_SECONDS:
             run.metrics(rows)
             rows, sent_at = [], time.monotonic()
@@ -83,27 +89,41 @@ class _Ranks:
         self._num_ranks = num_ranks
         self._known: list[psutil.Process] = []
 
+    @property
+    def all_known(self) -> bool:
+        return len(self._known) >= self._num_ranks
+
+    def look(self) -> list[tuple[str, float]]:
+        """Look for ranks that are missing; return the memory of those found, whose processor time counts from now."""
+        if self.all_known:
+            return []
+        now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
+        found: list[tuple[str, float]] = []
+        for process in (one for one in now if one not in self._known):
+            with contextlib.suppress(psutil.Error):
+                found.append(_memory(process))
+                process.cpu_percent()
+                self._known.append(process)
+        return found
+
     def sample(self) -> list[tuple[str, float]]:
+        """Return processor time since the sample before, and memory, of each known rank."""
         found: list[tuple[str, float]] = []
         try:
             for process in self._known:
                 with process.oneshot():
-                    rank = process.name().replace(" ", "_")
-                    found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
-                    found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
+                    found += [(f"{_name(process)}/cpu_percent", process.cpu_percent()), _memory(process)]
         except psutil.Error:  # it has just ended
             self._known = []
-        if len(self._known) < self._num_ranks:
-            self._look()
         return found
 
-    def _look(self) -> None:
-        now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
-        new = [one for one in now if one not in self._known]
-        for process in new:
-            with contextlib.suppress(psutil.Error):
-                process.cpu_percent()  # from here on its processor time is counted
-        self._known += new
+
+def _name(process: psutil.Process) -> str:
+    return str(process.name()).replace(" ", "_")
+
+
+def _memory(process: psutil.Process) -> tuple[str, float]:
+    return f"{_name(process)}/memory_bytes", float(process.memory_info().rss)
 
 
 def _is_rank(process: psutil.Process) -> bool:

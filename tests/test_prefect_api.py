@@ -1,0 +1,54 @@
+"""What `dejavu up` tells Prefect's server of runs whose processes have ended, against a server that answers as told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from flows.prefect_api import crash_lost_runs
+
+RUNS = {  # two that were submitted, each with the flow that it calls
+    "full": None,
+    "train": "full",
+    "other": None,
+    "plan": "other",
+}
+
+
+def crashed(alive: set[str], unknown_callers: set[str]) -> set[str]:
+    """Return which of RUNS are said to have crashed, when the server has forgotten who calls some of them."""
+    said = set()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        _, kind, name, *_ = request.url.path.split("/")
+        if request.method == "GET" and kind == "task_runs":
+            caller = name.removeprefix("calls-")
+            return httpx.Response(404) if caller in unknown_callers else httpx.Response(200, json=task(caller))
+        if request.method == "GET":
+            return httpx.Response(200, json=run(name))
+        if name == "filter":
+            return httpx.Response(200, json=[run(one) for one in RUNS])
+        said.add(name)
+        return httpx.Response(201, json={})
+
+    def run(name: str) -> dict[str, Any]:
+        return {"id": name, "parent_task_run_id": RUNS[name] and f"calls-{name}"}
+
+    def task(name: str) -> dict[str, Any]:
+        return {"flow_run_id": RUNS[name]}
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as api:
+        crash_lost_runs(api, "why", alive)
+    return said
+
+
+@pytest.mark.parametrize("alive", [set(), {"full"}, {"other"}, {"full", "other"}])
+@pytest.mark.parametrize("unknown", [set(), {"train"}, {"plan"}, {"train", "plan"}])
+def test_only_what_is_known_to_have_ended_has_crashed(alive: set[str], unknown: set[str]) -> None:
+    """A server that was killed may not have written down yet who calls a flow; then it may belong to any that lives."""
+    known = {name for name, caller in RUNS.items() if not (caller and name in unknown)}
+    lives = alive | {name for name, caller in RUNS.items() if caller in alive}
+    expected = {name for name in known if name not in lives} | (set() if alive else set(RUNS))
+    assert crashed(alive, unknown) == expected
