@@ -143,6 +143,9 @@ def up(
     dask: Annotated[
         str, typer.Option(help="of --watch: address of a Dask scheduler; hosts without a worker are gone")
     ] = "",
+    links: Annotated[
+        bool, typer.Option("--links", help="of --watch with --dask: also try the links between the hosts")
+    ] = False,
     host: Annotated[
         str | None,
         typer.Option(
@@ -158,6 +161,7 @@ def up(
     What runs already goes on; what has ended is started again.
     """
     from dejavu.foundation.dask_workers import check_encrypted
+    from dejavu.foundation.errors import InputError
     from flows import services
     from flows.foreground import stay_up
     from flows.inputs import read_inputs
@@ -166,8 +170,12 @@ def up(
     looks = None
     if watch:
         check_encrypted(dask)
+        if links and not dask:
+            raise InputError("--links sends messages between Dask workers; give their scheduler's address with --dask")
         read_inputs(cluster, workload, train=False)  # report mistakes before starting
-        given = {"cluster": str(cluster), "dask": dask, **({"workload": str(workload)} if workload else {})}
+        given: dict[str, str | bool] = {"cluster": str(cluster), "dask": dask, "links": links}
+        if workload:
+            given["workload"] = str(workload)
         looks = Watch(every_seconds, given)
     start = partial(services.up, Path.cwd(), prefect_port=prefect_port, mlflow_port=mlflow_port, host=host)
     if foreground:

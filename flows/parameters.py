@@ -131,3 +131,4 @@ DaskAddress = Annotated[
         pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tls://10.0.0.1:8786"]}
     ),
 ]
+TryLinks = Annotated[bool, Field(json_schema_extra={"title": "try the links"})]

@@ -8,6 +8,7 @@ of somebody else's (a node's health check) starts one as well, and looks that ov
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from prefect.states import Completed
 from dejavu.foundation.gc_frozen import gc_frozen
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.workload.settings import Workload
-from flows.parameters import BudgetSeconds, ClusterFile, DaskAddress, WorkloadParameter
+from flows.parameters import BudgetSeconds, ClusterFile, DaskAddress, TryLinks, WorkloadParameter
 
 CHANGED = "dejavu.cluster.changed"
 _to_announce: dict[str, dict[str, Any]] = {}  # by flow run: the event that its look calls for
@@ -47,6 +48,7 @@ def replan(
     cluster: ClusterFile = "cluster.yaml",
     dask: DaskAddress = "",
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
+    links: TryLinks = False,
     reason: str = "",
 ) -> State[Any]:
     """Compare the cluster with the last plan's; with a reason, plan again for it as it is now, and decide.
@@ -59,6 +61,7 @@ def replan(
         dask: address of a Dask scheduler; of the file's hosts those with a worker are there, and other workers are
             new hosts. Empty: the file alone says what is there.
         budget_seconds: for all searches together.
+        links: also send messages between the workers' hosts, and plan for those that have become slower.
         reason: what changed; empty: look, and only announce a change.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
@@ -69,7 +72,8 @@ def replan(
 
     project, log = Path.cwd(), get_run_logger()
     notes = Notes(project / ".dejavu", workload, cluster, dask)
-    before, now = notes.planned, look_at_cluster(project / cluster, dask)
+    look = partial(look_at_cluster, project / cluster, dask, notes if links else None)
+    before, now = notes.planned, look()
     changes = differences(before.cluster, now) if before else ("there is no plan yet",)
     if not changes:
         return Completed(message="nothing changed since the last plan", data=None)
@@ -77,7 +81,7 @@ def replan(
         decision = replanned(workload, cluster, now, notes, dask, budget_seconds, "; ".join(changes))
         return Completed(message=f"{decision.decided}: {decision.why}", data=decision)
     time.sleep(SETTLED_SECONDS)
-    if look_at_cluster(project / cluster, dask).fingerprint != now.fingerprint:
+    if look().fingerprint != now.fingerprint:
         return Completed(message="the cluster is changing; the next look decides", data=None)
     log.info("changed since the last plan: %s", "; ".join(changes))
     _to_announce[str(flow_run.id)] = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -16,19 +18,51 @@ from dejavu.foundation.errors import InputError
 from dejavu.planning import Choice
 from dejavu.plans import Plan
 from dejavu.trials import client_of
-from dejavu.watching import Decided, Decision, Planned, as_present, decide, look_at_workers
+from dejavu.watching import (
+    Decided,
+    Decision,
+    Notes,
+    Planned,
+    as_present,
+    decide,
+    fastest,
+    look_at_workers,
+    slow_links,
+    try_links,
+    with_slow_links,
+    workers_by_host,
+)
 from dejavu.workload import Workload
 
 
 @task(name="look", task_run_name="look-at-the-cluster", cache_policy=NO_CACHE)
-def look_at_cluster(file: Path, dask: str) -> Cluster:
-    """Read the cluster file now; with a scheduler's address, keep the hosts that have a worker, and add new ones."""
+def look_at_cluster(file: Path, dask: str, notes: Notes | None = None) -> Cluster:
+    """Read the cluster file now; with a scheduler's address, keep the hosts that have a worker, and add new ones.
+
+    Args:
+        notes: also try the links between the workers' hosts; what is usual is kept there.
+    """
     cluster = load_cluster(file)
     with client_of(dask) if dask else nullcontext() as client:
-        present = as_present(cluster, look_at_workers(client)) if client is not None else cluster
-    counts = ", ".join(f"{count} × {name}" for name, count in present.device_counts.items())
-    get_run_logger().info("cluster %s, as it is now: %s", present.name, counts)
-    return present
+        if client is not None:
+            workers = look_at_workers(client)
+            cluster = as_present(cluster, workers)
+            if notes is not None:
+                cluster = _with_links_tried(cluster, client, workers_by_host(cluster, workers), notes)
+    counts = ", ".join(f"{count} × {name}" for name, count in cluster.device_counts.items())
+    get_run_logger().info("cluster %s, as it is now: %s", cluster.name, counts)
+    return cluster
+
+
+def _with_links_tried(cluster: Cluster, client: Any, workers: Mapping[str, str], notes: Notes) -> Cluster:
+    known = notes.links
+    tried = try_links(client, workers)
+    changed = slow_links(known["usual"], tried, known["slow"])
+    slow = {host: factor for host, factor in {**known["slow"], **changed}.items() if factor != 1}
+    notes.tried(fastest(known["usual"], tried), slow)
+    for host, factor in slow.items():
+        get_run_logger().info("messages from and to host %s take %g × as long as they did", host, factor)
+    return with_slow_links(cluster, slow)
 
 
 @task(name="decide", cache_policy=NO_CACHE)

@@ -25,6 +25,7 @@ from dejavu.launch.rendezvous import Pulse
 from dejavu.migration.launching import launch_changing
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process.own_rank import HOST, own_rank, ranks_on
+from dejavu.watching import fastest, slow_links
 from dejavu.workload import ReplanSettings, Workload
 from dejavu.workload.models import layers_of
 from tests.changing import running_problem
@@ -377,6 +378,63 @@ def test_a_cable_that_is_cut_is_named_and_nothing_goes_on(namespaces: dict[str, 
         psutil.wait_procs(runtime_processes(), timeout=120)  # beta's agent ends when it sees no pulse of the launcher
         assert not runtime_processes()
     assert "LaunchError: the Dask worker on beta" in said.read_text().splitlines()[-1]
+
+
+TRY = """
+import json, sys
+from distributed import Client
+from dejavu.foundation.dask_workers import workers_of
+from dejavu.watching import try_links
+
+with Client(sys.argv[1], timeout=60) as client:
+    client.wait_for_workers(2, timeout=60)
+    workers = {about["name"]: address for address, about in workers_of(client).items()}
+    for _ in sys.stdin:
+        print(json.dumps(try_links(client, workers)), flush=True)
+"""
+
+
+def test_a_link_at_a_tenth_is_found_by_messages_between_workers(namespaces: dict[str, str], tmp_path: Path) -> None:
+    """And nothing while it is as usual; and again when it has recovered."""
+    inside = {name: ("ip", "netns", "exec", namespace) for name, namespace in namespaces.items()}
+
+    def limit(rate: str) -> None:
+        words = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        subprocess.run(["tc", "-n", namespaces["beta"], "qdisc", "change", "dev", "cable", "root", *words], check=True)
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        place = ("--host", "10.77.0.1", "--port", "8786", "--no-dashboard")
+        enter(dask_process("dask_scheduler", *place, before=inside["alpha"], folder=tmp_path))
+        for number, host in enumerate(("alpha", "beta"), start=1):
+            words = ("tcp://10.77.0.1:8786", "--name", host, "--host", f"10.77.0.{number}", "--nthreads", "1")
+            more = ("--no-nanny", "--no-dashboard", "--local-directory", str(tmp_path / host))
+            enter(dask_process("dask_worker", *words, *more, before=inside[host], folder=tmp_path))
+        script = [*inside["alpha"], sys.executable, "-c", TRY, "tcp://10.77.0.1:8786"]
+        own = {**os.environ, "PYTHONPATH": str(ROOT)}
+        asked = enter(
+            subprocess.Popen(script, env=own, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        question, answer = asked.stdin, asked.stdout
+        assert question and answer
+
+        def tried() -> dict[str, dict[str, float]]:
+            print(file=question, flush=True)
+            found: dict[str, dict[str, float]] = json.loads(answer.readline())
+            return found
+
+        usual = fastest({}, tried())
+        assert {(host, other) for host in usual for other in usual[host]} == {("alpha", "beta"), ("beta", "alpha")}
+        assert slow_links(usual, tried(), {}) == {}
+        limit("40mbit")  # what beta sends
+        slow = slow_links(usual, tried(), {})
+        assert slow.keys() == {"alpha"}, "who hears slowly, of two"
+        assert 5 <= slow["alpha"] <= 20
+        assert slow_links(usual, tried(), slow) == {}, "known already"
+        limit(RATE)
+        assert slow_links(usual, tried(), slow) == {"alpha": 1.0}
+        question.close()
+        assert asked.wait(60) == 0
 
 
 def bytes_sent(namespace: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 from dejavu.cluster import Cluster, DeviceType, load_cluster
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.plans import Plan
-from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences
+from dejavu.watching import Decided, Decision, Notes, WorkerDevices, as_present, decide, differences, with_slow_links
 from dejavu.workload import Workload
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +58,30 @@ def test_hosts_without_a_worker_are_gone_and_said(path: Path) -> None:
             assert there.link(a, b) == cluster.link(
                 *(next(d for d in cluster.devices() if (d.host, d.index) == (c.host, c.index)) for c in (a, b))
             )
+        Cluster.from_dict(there.to_dict())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_slow_links_are_those_of_the_slow_hosts_and_are_said(path: Path) -> None:
+    cluster, rng = load_cluster(path), random.Random(6)
+    assert with_slow_links(cluster, {}).fingerprint == cluster.fingerprint
+    hosts = sorted({device.host for device in cluster.devices()})
+    usual = {(device.host, device.index): device for device in cluster.devices()}
+    for _ in range(5):
+        slow = {host: rng.choice([3.0, 10.0]) for host in rng.sample(hosts, rng.randint(1, min(3, len(hosts))))}
+        there = with_slow_links(cluster, slow)
+        assert sorted((d.host, d.index, d.type_name) for d in there.devices()) == sorted(
+            (d.host, d.index, d.type_name) for d in cluster.devices()
+        )
+        devices = there.devices()
+        for a, b in (rng.sample(devices, 2) for _ in range(min(200, len(devices) - 1))):
+            was = cluster.link(usual[a.host, a.index], usual[b.host, b.index])
+            factor = 1.0 if a.host == b.host else max(slow.get(a.host, 1.0), slow.get(b.host, 1.0))
+            assert there.link(a, b) == replace(was, bytes_per_second=was.bytes_per_second / factor)
+        if len(hosts) > 1:
+            said = differences(cluster, there)
+            assert said and all(one.startswith("link between ") for one in said), said
+            assert differences(there, cluster)
         Cluster.from_dict(there.to_dict())
 
 

@@ -16,13 +16,14 @@ from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, Host
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.reposing import RunningProblem
 from dejavu.migration.starting import copies_wanted, newest_start
-from dejavu.migration.watching import Tried, Watching, link_changes
+from dejavu.migration.watching import Watching, link_changes
 from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
 from dejavu.runtime.job.migration import Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
 from dejavu.runtime.snapshots import Start
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
+from dejavu.watching.links import Tried
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02

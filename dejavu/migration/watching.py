@@ -18,14 +18,13 @@ from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceSlowed, Li
 from dejavu.migration.reposing import RunningProblem
 from dejavu.plans import Stage
 from dejavu.runtime.process.pace import Paced
+from dejavu.watching.links import Tried, slow_links
 
 USUAL_REPORTS = 5  # from which it is learnt what is usual; the first step of an attempt, which sets up, is left out
 DEBOUNCED_REPORTS = 10  # in a row that have to agree before anything is said
 SLOW = 1.35  # times the usual; below, other work on the machine may be the reason
 RECOVERED = 1.15
 SLOW_STEP = 1.2  # a suspicion only, which costs a message between any two hosts
-SLOW_LINK, RECOVERED_LINK = 3.0, 1.7  # a message's time varies more than a pass's
-Tried = Mapping[str, Mapping[str, float]]  # by host: the seconds of a message from each other host
 
 
 @dataclass
@@ -59,25 +58,8 @@ class _Ratio:
 
 
 def link_changes(usual: Tried, tried: Tried, now: ClusterNow) -> list[ClusterChange]:
-    """Return the hosts whose links to all others have become slower, or as fast as usual.
-
-    A slow link between two hosts belongs to the one that has no usual one.
-    """
-    found: list[ClusterChange] = []
-    for host in sorted({*tried} & {*usual}):
-        ratios = [
-            tried[a][b] / usual[a][b]
-            for a, b in ((host, other) for other in tried if other != host)
-            if b in tried[a] and b in usual.get(a, {})
-        ]
-        if not ratios:
-            continue
-        known, factor = now.link_slowness.get(host, 1.0), min(ratios)
-        if known == 1 and factor > SLOW_LINK and not found:
-            found.append(LinkSlowed(host, factor))
-        elif known != 1 and factor < RECOVERED_LINK:
-            found.append(LinkSlowed(host, 1.0))
-    return found
+    """Return the hosts whose links to all others have become slower, or as fast as usual."""
+    return [LinkSlowed(host, factor) for host, factor in slow_links(usual, tried, now.link_slowness).items()]
 
 
 class Watching:

@@ -1,6 +1,7 @@
 """Is the cluster still the one that the last plan is for, and if not: what changed, and is another plan worth a move?
 
 present.py   what is there now: the cluster file, and the Dask workers on its hosts
+links.py     whose links are slower than they were, by messages between the workers
 changes.py   two clusters compared, as sentences
 notes.py     what the last plan was made for, what was decided since; files of the project's folder
 decision.py  the plan that is there against a new one
@@ -8,8 +9,9 @@ decision.py  the plan that is there against a new one
 
 from dejavu.watching.changes import differences
 from dejavu.watching.decision import Decided, Decision, decide
+from dejavu.watching.links import fastest, slow_links, try_links, with_slow_links
 from dejavu.watching.notes import Notes, Planned
-from dejavu.watching.present import WorkerDevices, as_present, look_at_workers
+from dejavu.watching.present import WorkerDevices, as_present, look_at_workers, workers_by_host
 
 __all__ = [
     "Decided",
@@ -20,5 +22,10 @@ __all__ = [
     "as_present",
     "decide",
     "differences",
+    "fastest",
     "look_at_workers",
+    "slow_links",
+    "try_links",
+    "with_slow_links",
+    "workers_by_host",
 ]

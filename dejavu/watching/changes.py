@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from dejavu.cluster import Cluster, DeviceType
+from dejavu.cluster import Cluster, DeviceType, Link, pair
 from dejavu.foundation import units
 from dejavu.foundation.units import plural
 
@@ -69,15 +69,31 @@ def _links(old: Cluster, new: Cluster) -> Iterator[str]:
     inside = {group.name: group.link for group in old.groups}
     for group in new.groups:
         link = inside.get(group.name)
-        if link is not None and (link.bytes_per_second, link.latency_seconds) != (
-            group.link.bytes_per_second,
-            group.link.latency_seconds,
-        ):
+        if link is not None and _speed(link) != _speed(group.link):
             yield f"link inside a node of {group.name}: {link.describe()}, now {group.link.describe()}"
-    for names in sorted(old.links_between.keys() & new.links_between.keys()):
-        was, now = old.links_between[names], new.links_between[names]
-        if (was.bytes_per_second, was.latency_seconds) != (now.bytes_per_second, now.latency_seconds):
+    for names in sorted(new.links_between):
+        was, now = _link_before(old, new, names), new.links_between[names]
+        if was is not None and (was.bytes_per_second, was.latency_seconds) != (
+            now.bytes_per_second,
+            now.latency_seconds,
+        ):
             between = f"two nodes of {names[0]}" if names[0] == names[1] else " and ".join(names)
             yield f"link between {between}: {was.describe()}, now {now.describe()}"
     if old.num_devices != new.num_devices:
         yield f"{plural(new.num_devices, 'device')} in all, and {old.num_devices} before"
+
+
+def _speed(link: Link) -> tuple[float, float]:
+    return link.bytes_per_second, link.latency_seconds
+
+
+def _link_before(old: Cluster, new: Cluster, names: tuple[str, str]) -> Link | None:
+    """Return the link that was there between hosts of these two groups; None: one of them was not there."""
+    if names in old.links_between:
+        return old.links_between[names]
+    group_of = {group.host(node): group.name for group in old.groups for node in range(group.count)}
+    first, second = ([g.host(node) for node in range(g.count)] for name in names for g in new.groups if g.name == name)
+    ends = [next((host for host in hosts if host in group_of), "") for hosts in (first, second[::-1])]
+    if not all(ends) or ends[0] == ends[1]:
+        return None
+    return old.links_between.get(pair(*(group_of[host] for host in ends)))

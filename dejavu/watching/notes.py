@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,17 @@ class Notes:
         self._folder.mkdir(parents=True, exist_ok=True)
         planned = Planned(cluster, plan, step_seconds, time.time(), run)
         write_json(self._folder / f"{self.key}.json", planned.to_dict())
+
+    @property
+    def links(self) -> dict[str, Any]:
+        """What `tried` kept; nothing was tried yet: both empty."""
+        path = self._folder / f"{self.key}-links.json"
+        return json.loads(path.read_text()) if path.is_file() else {"usual": {}, "slow": {}}
+
+    def tried(self, usual: Mapping[str, Mapping[str, float]], slow: Mapping[str, float]) -> None:
+        """Keep the usual seconds of messages between hosts, and how many times slower some hosts' links are."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / f"{self.key}-links.json", {"usual": usual, "slow": slow})
 
     def decided(self, decision: Decision) -> None:
         """Append a decision."""

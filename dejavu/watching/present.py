@@ -23,10 +23,12 @@ class WorkerDevices:
     Attributes:
         names: by which a cluster file may call its host: the worker's name, its address, its machine's name.
         devices: (type, how many); of CPUs no more than the worker has threads.
+        address: of the worker.
     """
 
     names: tuple[str, ...]
     devices: tuple[tuple[DeviceType, int], ...]
+    address: str = ""
 
 
 def look_at_workers(client: Any) -> tuple[WorkerDevices, ...]:
@@ -48,6 +50,7 @@ def look_at_workers(client: Any) -> tuple[WorkerDevices, ...]:
             devices=tuple(
                 (kind, min(count, about["nthreads"]) if kind.kind == "cpu" else count) for kind, count in devices
             ),
+            address=address,
         )
         for address, about in sorted(workers.items(), key=lambda one: str(one[1]["name"]))
         if isinstance(found.get(address), tuple)
@@ -97,6 +100,17 @@ def as_present(cluster: Cluster, workers: Iterable[WorkerDevices]) -> Cluster:
     if not groups:
         raise InputError(f"no Dask worker is on a host of the cluster {cluster.name}; nothing is left to plan for")
     return _linked(cluster, groups, like, types)
+
+
+def workers_by_host(present: Cluster, workers: Iterable[WorkerDevices]) -> dict[str, str]:
+    """Return the address of each host's worker, for a cluster that `as_present` made of these workers."""
+    left, found = list(workers), {}
+    for host in dict.fromkeys(device.host for device in present.devices()):
+        worker = _worker_of(host, left)
+        if worker is not None:
+            left.remove(worker)
+            found[host] = worker.address
+    return found
 
 
 def _worker_of(host: str, workers: list[WorkerDevices]) -> WorkerDevices | None:

@@ -1,0 +1,161 @@
+"""Hosts whose links have become slower, by messages between their Dask workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dejavu.cluster import Cluster, Link, NodeGroup, pair
+
+MESSAGE_BYTES = 8 * 2**20
+REPEATS = 3  # of each message; the fastest counts
+NEIGHBOURS = 3  # that each host hears from: a slow host is slow from all of them
+MOST_SECONDS = 20.0  # a message that takes longer is broken off, and counts as this long
+SLOW_LINK, RECOVERED_LINK = 3.0, 1.7  # times as long as usual: a message's time varies more than a pass's
+
+Tried = Mapping[str, Mapping[str, float]]  # by host: the seconds of a message from each of some other hosts
+
+
+def try_links(client: Any, workers: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Time a message of `MESSAGE_BYTES` to each host from its next `NEIGHBOURS`, one host after another.
+
+    The bytes are zeros, sent in the open on a port of its own that is closed again.
+
+    Args:
+        client: a synchronous `distributed.Client`.
+        workers: by host, the address of its Dask worker.
+
+    Returns:
+        Seconds by receiving and by sending host; a host that has gone meanwhile is absent.
+    """
+    hosts = sorted(workers)
+    offered = client.run(_offer, workers=list(workers.values()), on_error="return")
+    places = {host: offered[address] for host, address in workers.items() if isinstance(offered.get(address), tuple)}
+    tried = {}
+    try:
+        for k, host in enumerate(hosts):
+            around = [hosts[(k + step) % len(hosts)] for step in range(1, min(NEIGHBOURS, len(hosts) - 1) + 1)]
+            senders = {other: places[other] for other in around if other in places}
+            found = client.run(_receive, senders, workers=[workers[host]], on_error="return")[workers[host]]
+            tried[host] = found if isinstance(found, dict) else {}
+    finally:
+        client.run(_withdraw, workers=list(workers.values()), on_error="ignore")
+    return tried
+
+
+async def _offer(dask_worker: Any) -> tuple[str, int]:
+    """Send `MESSAGE_BYTES` to whoever connects, until `_withdraw`."""
+
+    async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            writer.write(bytes(MESSAGE_BYTES))
+            await writer.drain()
+        writer.close()
+
+    await _withdraw(dask_worker)  # of a look that was killed
+    dask_worker.dejavu_messages = server = await asyncio.start_server(send, dask_worker.ip, 0)
+    host, port, *_ = server.sockets[0].getsockname()
+    return host, port
+
+
+async def _receive(senders: Mapping[str, tuple[str, int]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, place in senders.items():
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            found[name] = min([await _message_seconds(*place) for _ in range(REPEATS)])
+    return found
+
+
+async def _message_seconds(host: str, port: int) -> float:
+    began = time.perf_counter()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(MOST_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port, limit=2**22)
+            with contextlib.closing(writer):
+                while await reader.read(2**22):
+                    pass
+    return time.perf_counter() - began
+
+
+async def _withdraw(dask_worker: Any) -> None:
+    server = getattr(dask_worker, "dejavu_messages", None)
+    if server is not None:
+        server.close()
+
+
+def fastest(usual: Tried, tried: Tried) -> dict[str, dict[str, float]]:
+    """Return the least seconds of each message that were ever seen: what is usual."""
+    hosts = {*usual, *tried}
+    return {
+        host: {
+            other: min(one[host][other] for one in (usual, tried) if other in one.get(host, {}))
+            for other in {*usual.get(host, {}), *tried.get(host, {})}
+        }
+        for host in hosts
+    }
+
+
+def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[str, float]:
+    """Return the hosts whose links to all others have become slower, or as fast as usual.
+
+    Of two hosts that only hear of each other, one is named.
+
+    Args:
+        known: by host, how many times as long as usual its messages were known to take; absent: 1.
+
+    Returns:
+        By host whose links have changed: times as long as usual now, to one digit; 1 as usual.
+    """
+    found: dict[str, float] = {}
+    for host in sorted({*tried} & {*usual}):
+        ratios = [seconds / usual[host][other] for other, seconds in tried[host].items() if other in usual[host]]
+        if not ratios:
+            continue
+        before, factor = known.get(host, 1.0), min(ratios)
+        if before == 1 and factor > SLOW_LINK and not found:
+            found[host] = float(f"{factor:.1g}")
+        elif before != 1 and factor < RECOVERED_LINK:
+            found[host] = 1.0
+    return found
+
+
+def with_slow_links(cluster: Cluster, slowness: Mapping[str, float]) -> Cluster:
+    """Return the cluster with these hosts in groups of their own, whose links to all others are so many times slower.
+
+    Links inside a node stay as they are.
+    """
+    groups: list[NodeGroup] = []
+    like: dict[str, tuple[str, float]] = {}  # of each group: the one it was part of, and how slow its links are
+    for group in cluster.groups:
+        hosts = [group.host(node) for node in range(group.count)]
+        usual = tuple(host for host in hosts if slowness.get(host, 1.0) == 1)
+        if len(usual) == group.count:
+            parts = [(group, 1.0)]
+        else:
+            parts = [(replace(group, count=len(usual), hosts=usual), 1.0)] if usual else []
+            parts += [
+                (replace(group, name=f"{group.name} ({host})", count=1, hosts=(host,)), slowness[host])
+                for host in hosts
+                if host not in usual
+            ]
+        groups += [part for part, _ in parts]
+        like |= {part.name: (group.name, factor) for part, factor in parts}
+    return replace(cluster, groups=tuple(groups), links_between=_links(cluster, groups, like))
+
+
+def _links(
+    cluster: Cluster, groups: Sequence[NodeGroup], like: Mapping[str, tuple[str, float]]
+) -> dict[tuple[str, str], Link]:
+    links = {}
+    for k, a in enumerate(groups):
+        for b in groups[k:]:
+            (was_a, slow_a), (was_b, slow_b) = like[a.name], like[b.name]
+            known = cluster.links_between.get(pair(was_a, was_b))
+            if known is not None and (a is not b or a.count > 1):
+                slow = known.bytes_per_second / max(slow_a, slow_b)
+                links[pair(a.name, b.name)] = replace(known, bytes_per_second=slow)
+    return links
