@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import httpx
+from httpx_retries import Retry, RetryTransport
 
 from dejavu.foundation.errors import DejavuError
 
@@ -19,9 +20,22 @@ HEARTBEAT_SECONDS = 30  # the least that Prefect allows
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS  # after which a run counts as crashed
 
 
+# The server answers 503 when two requests met in its SQLite database; nothing was written then.
+BUSY = Retry(
+    total=10,
+    allowed_methods=Retry.RETRYABLE_METHODS | {"POST", "PATCH"},
+    status_forcelist=[httpx.codes.SERVICE_UNAVAILABLE],
+    retry_on_exceptions=[httpx.ConnectError],
+    backoff_factor=0.2,
+    max_backoff_wait=5,
+)
+
+
 def connect(api_url: str, headers: Mapping[str, str] | None = None) -> httpx.Client:
-    """Open a connection that bypasses the user's proxies."""
-    return httpx.Client(base_url=api_url, headers=headers, trust_env=False, timeout=60)
+    """Open a connection that bypasses the user's proxies, and asks a busy server again for half a minute."""
+    return httpx.Client(
+        base_url=api_url, headers=headers, trust_env=False, timeout=60, transport=RetryTransport(retry=BUSY)
+    )
 
 
 def ensure_work_pool(api: httpx.Client) -> None:

@@ -1,13 +1,15 @@
-"""What `dejavu up` tells Prefect's server of runs whose processes have ended, against a server that answers as told."""
+"""What `dejavu up` tells Prefect's server of runs whose processes have ended, and to a busy one."""
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 
-from flows.prefect_api import crash_lost_runs
+from flows.prefect_api import connect, crash_lost_runs
 
 RUNS = {  # two that were submitted, each with the flow that it calls
     "full": None,
@@ -52,3 +54,29 @@ def test_only_what_is_known_to_have_ended_has_crashed(alive: set[str], unknown: 
     lives = alive | {name for name, caller in RUNS.items() if caller in alive}
     expected = {name for name in known if name not in lives} | (set() if alive else set(RUNS))
     assert crashed(alive, unknown) == expected
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
+def test_a_busy_server_is_asked_again(method: str) -> None:
+    """Two requests that meet in its SQLite database get 503, and nothing was written."""
+    asked = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            self.send_response(503 if len(asked) < 3 else 200)
+            self.end_headers()
+
+        do_GET = do_POST = do_PATCH = answer
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with connect(f"http://127.0.0.1:{server.server_port}") as api:
+                content = None if method == "GET" else {"a": 1}
+                assert api.request(method, "/x", json=content).status_code == 200
+        finally:
+            server.shutdown()
+    assert len(asked) == 3 and len(set(asked)) == 1

@@ -23,6 +23,7 @@ from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.track import Tracker
 from flows import server_settings, services
+from flows.prefect_api import connect
 from tests.test_services import Project, eventually, free_port, make_project
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +151,7 @@ def test_in_the_foreground_what_ends_is_started_again_and_all_ends_with_it(tmp_p
             found = services.status(project.folder)
             assert found is not None and found.needs == (server_settings.AUTH,)
 
-            api = httpx.Client(base_url=found.prefect_api_url, trust_env=False, timeout=60)
+            api = connect(found.prefect_api_url)
             assert api.post("/flows/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(server_settings.AUTH, PASSWORD)

@@ -15,11 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from flows import services
+from flows.prefect_api import connect
 from tests.test_flow import (
     BIN,
     WORKLOAD,
@@ -44,7 +44,7 @@ class Up:
 
     def __init__(self, project: Path) -> None:
         self.project = project
-        self.api = httpx.Client(base_url=self.services.prefect_api_url, trust_env=False, timeout=60)
+        self.api = connect(self.services.prefect_api_url)
 
     @property
     def services(self) -> services.Services:
