@@ -21,8 +21,8 @@ from dejavu.migration import (
     replan,
 )
 from dejavu.migration.placing import held_by
+from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
-from dejavu.migration.reposing import reposed
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.simulation import simulate_plan
@@ -55,10 +55,10 @@ REMAINING = Remaining(steps=1000)
 def test_nothing_changed_and_nothing_changes() -> None:
     running = running_on(4)
     binding, now = bound(running), ClusterNow(running.cluster)
-    posed = reposed(running, now)
-    assert posed.priced.problem.configurations == running.priced.problem.configurations
-    assert np.array_equal(posed.priced.forward_seconds_CL, running.priced.forward_seconds_CL)
-    assert posed.cluster.fingerprint == running.cluster.fingerprint
+    current = problem_now(running, now)
+    assert current.priced.problem.configurations == running.priced.problem.configurations
+    assert np.array_equal(current.priced.forward_seconds_CL, running.priced.forward_seconds_CL)
+    assert current.cluster.fingerprint == running.cluster.fingerprint
     decision = replan(running, binding, now, REMAINING)
     assert decision.stays and decision.chosen.binding.plan == binding.plan and not decision.moves
     assert decision.reasons == (decision.reasons[0],) and "still the best" in decision.reasons[0]
@@ -147,8 +147,8 @@ def test_a_slow_mate_slows_its_whole_stage_as_long_as_the_plan_stays() -> None:
 
 def test_a_slow_link_takes_as_much_longer_between_stages_and_replicas() -> None:
     running = running_on(3, replicas=(1, 2))
-    posed = reposed(running, ClusterNow(running.cluster).after(LinkSlowed("h2", 10.0)))
-    problem = posed.priced.problem
+    current = problem_now(running, ClusterNow(running.cluster).after(LinkSlowed("h2", 10.0)))
+    problem = current.priced.problem
     single = [c for c, one in enumerate(problem.configurations) if one.num_devices == 1]
     usual, slow = (problem.link_seconds_per_byte_CC[single[0], c] for c in single)
     assert (usual, slow) == (pytest.approx(1e-9), pytest.approx(1e-8))

@@ -163,12 +163,12 @@ class _Chain:
         """The most that it has alive at once, forward or backward, the stage's input left out."""
         worst = 0.0
         for k, footprint in enumerate(self.footprints):
-            before, needed, behind = self._own_bytes(k), self._needed(k), self._storage(len(self.footprints))
+            before, needed, output = self._own_bytes(k), self._needed(k), self._storage(len(self.footprints))
             for moment in footprint.forward:  # the layer's caller keeps its input, whatever the layer does
                 alive = self._cut_bytes(needed | self._storages(k, moment) | {self._storage(k)})
                 worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)
             for moment in footprint.backward:  # the pipeline keeps the stage's output until the backward's end
-                alive = self._cut_bytes(needed | self._storages(k, moment) | {behind})
+                alive = self._cut_bytes(needed | self._storages(k, moment) | {output})
                 alive += self._gradient_bytes(k, moment)
                 alive += cast_bytes(footprint.largest_parameter_bytes / self.tensor_parallel, self.optimizer)
                 worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)

@@ -1,5 +1,7 @@
 """A training while its cluster changes, beside torchrun's restart from a checkpoint under the same plan.
 
+Where a fault ends no rank, torchrun notices nothing and the same plan goes on: the row is called `no re-plan`.
+
 python -m benchmarks.elastic --json elastic.json     # all faults with and without replicas, 25 minutes on 2 quiet cores
 python -m benchmarks.elastic --fault "host killed" --without
 
@@ -34,7 +36,7 @@ from dejavu.runtime.process import die_with_parent, named_parent
 from dejavu.runtime.single import train_single
 
 NUM_STEPS = 90
-OURS, BASELINE = "ours", "torchrun restart"
+OURS, BASELINE, NO_REPLAN = "ours", "torchrun restart", "no re-plan"
 
 
 def table(
@@ -74,7 +76,7 @@ def _rows(site: Site, fault: Any, measured: Any, expected: list[float], has: boo
     theirs = torchrun(site, running, fault, NUM_STEPS, replicas=has) if fault.ends_ranks else None
     return [
         row_of(OURS, fault, has, mine, shares[OURS], expected),
-        row_of(BASELINE, fault, has, theirs, shares[BASELINE], expected),
+        row_of(BASELINE if fault.ends_ranks else NO_REPLAN, fault, has, theirs, shares[BASELINE], expected),
     ]
 
 

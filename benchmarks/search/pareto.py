@@ -32,7 +32,7 @@ def _least_sum(arrays: AlpaArrays, limit: float, strict: bool) -> tuple[float, f
     seconds = arrays.seconds_LLMC
     allowed = (seconds < limit) if strict else (seconds <= limit)
     L, D = arrays.num_layers, arrays.num_devices
-    if (arrays.max_successors_LLMC >= min(L, D) - 1).all():  # memory binds nowhere: one level of stages behind will do
+    if (arrays.max_successors_LLMC >= min(L, D) - 1).all():  # memory binds nowhere: one level of them will do
         cheapest_JLLM = np.where(allowed, seconds, np.inf).min(axis=-1)[None]
     else:
         fits = [allowed & (arrays.max_successors_LLMC >= j) for j in range(min(L, D))]
@@ -49,11 +49,11 @@ def _least_sum(arrays: AlpaArrays, limit: float, strict: bool) -> tuple[float, f
             if taken > D:
                 continue
             t_JL = cheapest_JLLM[:, start, start:, m]
-            behind = slice(0, J) if J > 1 else slice(1, 2)
-            options = t_JL[:, :, None] + rest[behind, start + 1 :, : D + 1 - taken]
+            successors = slice(0, J) if J > 1 else slice(1, 2)
+            options = t_JL[:, :, None] + rest[successors, start + 1 :, : D + 1 - taken]
             chosen = options.argmin(axis=1)[:, None]
             total = np.take_along_axis(options, chosen, axis=1)[:, 0]
-            worst = np.maximum(t_JL[:, :, None], slowest[behind, start + 1 :, : D + 1 - taken])
+            worst = np.maximum(t_JL[:, :, None], slowest[successors, start + 1 :, : D + 1 - taken])
             worst = np.take_along_axis(worst, chosen, axis=1)[:, 0]
             better = total < rest[1:, start, taken:]
             rest[1:, start, taken:] = np.where(better, total, rest[1:, start, taken:])

@@ -2,7 +2,7 @@
 
 The check asks for cuts, not for costs: from which cuts can all layers to the last be run by so many stages with such
 devices? It takes every cut and every count one after the other, with its own sums, and no shortcut.
-Shape suffixes as in `dejavu.plans`; S = stages behind.
+Shape suffixes as in `dejavu.plans`; S = stages that follow.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def least_memory(problem: Problem) -> float | None:
     return float(shares.max()) if len(shares) else high
 
 
-def _held(problem: Problem, behind: int) -> int:
+def _held(problem: Problem, successors: int) -> int:
     """Microbatches that a stage holds with so many stages from it to the last."""
-    return problem.num_microbatches if problem.schedule == "gpipe" else min(problem.num_microbatches, behind)
+    return problem.num_microbatches if problem.schedule == "gpipe" else min(problem.num_microbatches, successors)
 
 
 def _needed_bytes(problem: Problem) -> NDArray[np.float64]:
@@ -149,7 +149,7 @@ def _reachable(problem: Problem, needed: NDArray[np.float64], factor: float) -> 
     start = np.zeros(L + 1, dtype=bool)
     start[L] = True
     states = {tuple([0] * len(names)): start}
-    for behind in range(1, min(L, problem.max_stages or L) + 1):
+    for successors in range(1, min(L, problem.max_stages or L) + 1):
         longer: dict[tuple[int, ...], NDArray[np.bool_]] = {}
         for used, cuts in states.items():
             for c, configuration in enumerate(problem.configurations):
@@ -157,7 +157,7 @@ def _reachable(problem: Problem, needed: NDArray[np.float64], factor: float) -> 
                 more = (*used[:t], used[t] + configuration.num_devices, *used[t + 1 :])
                 if more[t] > problem.device_counts[names[t]]:
                     continue
-                reached = fits[_held(problem, behind) - 1][c][:, cuts].any(axis=1)
+                reached = fits[_held(problem, successors) - 1][c][:, cuts].any(axis=1)
                 known = longer.setdefault(more, np.zeros(L + 1, dtype=bool))
                 known[:L] |= reached
         states = {used: cuts for used, cuts in longer.items() if cuts.any()}
@@ -167,13 +167,13 @@ def _reachable(problem: Problem, needed: NDArray[np.float64], factor: float) -> 
             return
 
 
-def _stage_fits(problem: Problem, start: int, stop: int, c: int, behind: int) -> bool:
+def _stage_fits(problem: Problem, start: int, stop: int, c: int, successors: int) -> bool:
     costs = problem.costs
     assert isinstance(costs, AdditiveCosts)
     span = slice(start, stop)
     if np.isinf(costs.seconds_CL[c, span]).any():
         return False
-    active = _held(problem, behind) * math.fsum(costs.activation_bytes_CL[c, span])
+    active = _held(problem, successors) * math.fsum(costs.activation_bytes_CL[c, span])
     working = max(costs.temporary_bytes_CL[c, span].max() + active, math.fsum(costs.step_bytes_CL[c, span]))
     messages = costs.message_bytes_CL1[c, start] + costs.message_bytes_CL1[c, stop]
     needed = math.fsum(costs.fixed_bytes_CL[c, span]) + messages + working

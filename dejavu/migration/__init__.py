@@ -1,7 +1,7 @@
 """A running training follows its cluster: what changed, the plan for what is left, and the way there.
 
 changes.py     what may happen to a cluster, and the cluster after it
-reposing.py    the running problem, posed again for that cluster at the running problem's prices
+problem_now.py the running problem, written anew for that cluster at the running problem's prices
 placing.py     the same binding on the devices that already hold most of its state
 options.py     plans to go on with: as it is, without what was lost, the best on what is left
 replanning.py  the decision: the option with the least time for the steps that are left, moving included
@@ -20,8 +20,8 @@ from dejavu.migration.changes import (
     HostLost,
     LinkSlowed,
 )
+from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import Decision, Remaining, replan
-from dejavu.migration.reposing import RunningProblem
 
 __all__ = [
     "ClusterChange",

@@ -15,8 +15,8 @@ from dejavu.launch.warm import LocalHost, StartsAgent, WarmHosts
 from dejavu.launch.warm.dask import DaskHost
 from dejavu.launch.watchdog import STALL_SECONDS
 from dejavu.migration.changes import ClusterNow, HostLost
+from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import Decision
-from dejavu.migration.reposing import RunningProblem
 from dejavu.migration.training import ChangingTraining
 from dejavu.runtime.job import TrainingJob, TrainingResult
 

@@ -13,7 +13,7 @@ from dejavu.binding import Binding, Placement, bind
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.migration.placing import Held, Move, moves, settled
-from dejavu.migration.reposing import Reposed
+from dejavu.migration.problem_now import ProblemNow
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import NoPlanError, NotFound, Obstacle, Plan, SearchResult, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
@@ -54,47 +54,47 @@ def state_bytes(priced: PricedProblem) -> Floats:
     return found
 
 
-def best(posed: Reposed, held: Held, *, budget_seconds: float, seed: int) -> tuple[Option, SearchResult]:
+def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -> tuple[Option, SearchResult]:
     """Ask the exact search, and take the fastest schedule for its plan.
 
     Raises:
         NoPlanError: no plan fits what is left, or none was found in time.
     """
-    answer = SEARCHES["exact"]().run(posed.priced.problem, budget_seconds=budget_seconds, seed=seed)
+    answer = SEARCHES["exact"]().run(current.priced.problem, budget_seconds=budget_seconds, seed=seed)
     if not isinstance(answer, SearchResult):
-        raise NoPlanError(answer, f"on what is left of {posed.cluster.name}: {answer}")
+        raise NoPlanError(answer, f"on what is left of {current.cluster.name}: {answer}")
     found: list[tuple[float, Plan]] = []
-    for name in posed.schedules:
+    for name in current.schedules:
         try:
-            plan = under(posed.priced, answer.plan, name)
-            simulated = simulate_plan(posed.priced, plan)
+            plan = under(current.priced, answer.plan, name)
+            simulated = simulate_plan(current.priced, plan)
         except InputError:  # too few layers for the stages of this schedule
             continue
-        if fits(posed.priced, plan, simulated):
+        if fits(current.priced, plan, simulated):
             found.append((simulated.step_seconds, plan))
     if not found:
-        why = f"the best plan on what is left of {posed.cluster.name} fits its memory under no allowed schedule"
+        why = f"the best plan on what is left of {current.cluster.name} fits its memory under no allowed schedule"
         raise NoPlanError(NotFound("exact", Obstacle.NONE_CONSIDERED_FITS, why, answer.seconds), why)
     _, plan = min(found, key=lambda pair: pair[0])
-    bound = bind(posed.priced.problem, plan, posed.cluster, seed=seed)
-    bytes_L = state_bytes(posed.priced)
-    seconds = simulate_plan(posed.priced, bound.plan).step_seconds
-    binding = posed.restored(settled(bound, posed.cluster, held, bytes_L))
+    bound = bind(current.priced.problem, plan, current.cluster, seed=seed)
+    bytes_L = state_bytes(current.priced)
+    seconds = simulate_plan(current.priced, bound.plan).step_seconds
+    binding = current.restored(settled(bound, current.cluster, held, bytes_L))
     return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answer
 
 
-def as_it_is(posed: Reposed, running: Binding, held: Held) -> Option | None:
+def as_it_is(current: ProblemNow, running: Binding, held: Held) -> Option | None:
     """Return the running plan on the same devices; None: one of them is lost."""
     try:
-        devices = [posed.devices[placed.device.host, placed.device.index] for placed in running.placements]
+        devices = [current.devices[placed.device.host, placed.device.index] for placed in running.placements]
     except KeyError:
         return None
     placements = tuple(replace(placed, device=dev) for placed, dev in zip(running.placements, devices, strict=True))
-    option = _option("the running plan", posed, running.plan, placements, held)
+    option = _option("the running plan", current, running.plan, placements, held)
     return option and replace(option, is_running=True)
 
 
-def without_lost(posed: Reposed, running: Binding, held: Held) -> Iterator[Option]:
+def without_lost(current: ProblemNow, running: Binding, held: Held) -> Iterator[Option]:
     """Yield the running plan without the replicas that are lost, and a lost rank's neighbours in its place.
 
     Nothing else moves. For each place of the cut between the neighbours that take over there is a plan.
@@ -104,24 +104,24 @@ def without_lost(posed: Reposed, running: Binding, held: Held) -> Iterator[Optio
         return
     left: list[list[Placement]] = [[] for _ in plan.ranks]
     for placed in running.placements:
-        if (device := posed.devices.get((placed.device.host, placed.device.index))) is not None:
+        if (device := current.devices.get((placed.device.host, placed.device.index))) is not None:
             left[placed.pipeline_rank].append(replace(placed, device=device))
     stages: list[tuple[Stage, list[Placement]]] = []
     for stage, own in zip(plan.stages, left, strict=True):
-        known = _with_replicas(posed, stage.configuration, own)
+        known = _with_replicas(current, stage.configuration, own)
         if known is None:
             return
         stages.append((replace(stage, configuration=known[0]), known[1]))
     for taken in _taken_over(stages):
         placements = (replace(placed, pipeline_rank=rank) for rank, (_, own) in enumerate(taken) for placed in own)
         changed = replace(plan, stages=tuple(stage for stage, _ in taken))
-        option = _option("what is left takes over", posed, changed, tuple(placements), held)
+        option = _option("what is left takes over", current, changed, tuple(placements), held)
         if option is not None:
             yield option
 
 
 def _with_replicas(
-    posed: Reposed, before: StageConfiguration, left: Sequence[Placement]
+    current: ProblemNow, before: StageConfiguration, left: Sequence[Placement]
 ) -> tuple[StageConfiguration, list[Placement]] | None:
     """Return the configuration of the replicas that are whole, and these; None: no such one is priced."""
     whole = [
@@ -131,7 +131,7 @@ def _with_replicas(
     ]
     if not whole:
         return before, []
-    kind = posed.slowest(placed.device.type_name for shards in whole for placed in shards)
+    kind = current.slowest(placed.device.type_name for shards in whole for placed in shards)
     nodes = {(placed.device.group, placed.device.node_index) for shards in whole for placed in shards}
     count = len(whole) * before.tensor_parallel
     if count % len(nodes):
@@ -144,7 +144,7 @@ def _with_replicas(
         data_parallel=len(whole),
         zero_level=before.zero_level if len(whole) > 1 else 0,
     )
-    if after not in posed.every.problem.configurations:
+    if after not in current.every.problem.configurations:
         return None
     return after, [replace(placed, replica=replica) for replica, shards in enumerate(whole) for placed in shards]
 
@@ -167,23 +167,23 @@ def _taken_over(stages: Staffed) -> Iterator[Staffed]:
         yield from _taken_over([*head, *tail])
 
 
-def _option(what: str, posed: Reposed, plan: Plan, placements: tuple[Placement, ...], held: Held) -> Option | None:
+def _option(what: str, current: ProblemNow, plan: Plan, placements: tuple[Placement, ...], held: Held) -> Option | None:
     """Return this plan on these devices; None: it is not priced, or does not fit."""
     names: dict[int, set[str]] = {}
     for placed in placements:
         names.setdefault(placed.pipeline_rank, set()).add(placed.device.type_name)
-    of_stage = {s: posed.slowest(names[rank]).name for rank, stages in enumerate(plan.ranks) for s in stages}
+    of_stage = {s: current.slowest(names[rank]).name for rank, stages in enumerate(plan.ranks) for s in stages}
     stages = [
         replace(stage, configuration=replace(stage.configuration, device_type=of_stage[s]))
         for s, stage in enumerate(plan.stages)
     ]
     changed = replace(plan, stages=tuple(stages))
     try:
-        simulated = simulate_plan(posed.every, changed)
+        simulated = simulate_plan(current.every, changed)
     except (PlanError, InputError):
         return None
-    if not fits(posed.every, changed, simulated):
+    if not fits(current.every, changed, simulated):
         return None
     binding = Binding(changed, placements, simulated.step_seconds, simulated.step_seconds)
-    bytes_L = state_bytes(posed.priced)
+    bytes_L = state_bytes(current.priced)
     return Option(what, binding, simulated.step_seconds, moves(binding, held, bytes_L))

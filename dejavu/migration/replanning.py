@@ -13,7 +13,7 @@ from dejavu.migration import options
 from dejavu.migration.changes import ClusterChange, ClusterNow
 from dejavu.migration.options import Option
 from dejavu.migration.placing import Held, Move, held_by
-from dejavu.migration.reposing import RunningProblem, reposed
+from dejavu.migration.problem_now import RunningProblem, problem_now
 
 RESTART_SECONDS = 2.0  # of ranks that are forked, until their first step; a training measures its own
 BUDGET_SECONDS = 2.0  # of the exact search, which takes milliseconds where few devices make a small table
@@ -99,24 +99,24 @@ def replan(
     [Varuna](https://arxiv.org/abs/2111.04007) and [Oobleck](https://arxiv.org/abs/2309.08125) do for equal devices.
     """
     began = time.perf_counter()
-    posed = reposed(running, now)
-    present = {seat[0] for seat in posed.devices}
+    current = problem_now(running, now)
+    present = {seat[0] for seat in current.devices}
     held = {host: layers for host, layers in held_by(binding).items() if host in present}
-    found, answer = options.best(posed, held, budget_seconds=budget_seconds, seed=seed)
-    stay = options.as_it_is(posed, binding, held)
-    listed = [found, *([stay] if stay else options.without_lost(posed, binding, held))]
+    found, answer = options.best(current, held, budget_seconds=budget_seconds, seed=seed)
+    stay = options.as_it_is(current, binding, held)
+    listed = [found, *([stay] if stay else options.without_lost(current, binding, held))]
 
     def total_seconds(option: Option) -> float:
-        return remaining.steps * option.step_seconds + _move_seconds(option, posed.cluster, held, remaining)
+        return remaining.steps * option.step_seconds + _move_seconds(option, current.cluster, held, remaining)
 
     chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
     if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
         chosen = stay
-    move_seconds = _move_seconds(chosen, posed.cluster, held, remaining)
+    move_seconds = _move_seconds(chosen, current.cluster, held, remaining)
     return Decision(
         changes=tuple(changes),
         before=binding,
-        chosen=replace(chosen, binding=posed.usual(chosen.binding)),
+        chosen=replace(chosen, binding=current.usual(chosen.binding)),
         considered=tuple(sorted(listed, key=lambda option: option.step_seconds)),
         move_seconds=move_seconds,
         lower_bound_seconds=answer.lower_bound_seconds,
@@ -172,6 +172,6 @@ def best_on(running: RunningProblem, now: ClusterNow, *, budget_seconds: float =
     Raises:
         NoPlanError: no plan fits.
     """
-    posed = reposed(running, now)
-    found, _ = options.best(posed, {}, budget_seconds=budget_seconds, seed=0)
-    return replace(found, binding=posed.usual(found.binding))
+    current = problem_now(running, now)
+    found, _ = options.best(current, {}, budget_seconds=budget_seconds, seed=0)
+    return replace(found, binding=current.usual(found.binding))

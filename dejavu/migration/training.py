@@ -13,8 +13,8 @@ from pathlib import Path
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
+from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
-from dejavu.migration.reposing import RunningProblem
 from dejavu.migration.starting import copies_wanted, newest_start
 from dejavu.migration.watching import Watching, link_changes
 from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json

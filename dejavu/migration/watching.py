@@ -15,7 +15,7 @@ from statistics import median
 
 from dejavu.binding import Binding
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceSlowed, LinkSlowed, Seat
-from dejavu.migration.reposing import RunningProblem
+from dejavu.migration.problem_now import RunningProblem
 from dejavu.plans import Stage
 from dejavu.runtime.process.pace import Paced
 from dejavu.watching.links import Tried, slow_links

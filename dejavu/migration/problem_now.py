@@ -1,4 +1,4 @@
-"""The running problem, posed again for the cluster as it is now, at the running problem's own prices.
+"""The running problem, written anew for the cluster as it is now, at the running problem's own prices.
 
 Nothing is captured or priced anew: rows of devices that are slower are multiplied, those of devices that are gone are
 left out. So a training is re-planned in milliseconds, and two plans differ by what changed alone.
@@ -85,7 +85,7 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Reposed:
+class ProblemNow:
     """The problem on the cluster as it is now, of kinds of devices that are alike now.
 
     Attributes:
@@ -139,7 +139,7 @@ class Reposed:
         return replace(binding, placements=tuple(placements))
 
 
-def reposed(running: RunningProblem, now: ClusterNow) -> Reposed:
+def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
     """Pose the running problem for the cluster as it is now.
 
     A device that is slower, behind a slower link or on a host that lost another one becomes a kind of its own, because
@@ -174,7 +174,7 @@ def reposed(running: RunningProblem, now: ClusterNow) -> Reposed:
     )
     prices = _Prices(running, cluster, kinds)
     search, every = prices.priced(fitting=True), prices.priced(fitting=False)
-    return Reposed(search, every, cluster, kinds, devices, origin, running.schedules)
+    return ProblemNow(search, every, cluster, kinds, devices, origin, running.schedules)
 
 
 def _hosts_left(now: ClusterNow, group: NodeGroup) -> dict[str, list[Device]]:
