@@ -58,10 +58,11 @@ class Up:
         return found
 
     def submit(self, deployment: str, **parameters: Any) -> str:
-        words = ["prefect", "deployment", "run", deployment, "--params", json.dumps(parameters)]
-        done = command(self.project, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return next(line.split("UUID: ")[1].strip() for line in done.stdout.splitlines() if "UUID: " in line)
+        """Start a run as Prefect's page does; its command is as good, and takes seconds to start."""
+        identity = self.api.get(f"/deployments/name/{deployment}").raise_for_status().json()["id"]
+        wanted = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        made = self.api.post(f"/deployments/{identity}/create_flow_run", json=wanted).raise_for_status()
+        return str(made.json()["id"])
 
     def run(self, identity: str) -> dict[str, Any]:
         found: dict[str, Any] = self.api.get(f"/flow_runs/{identity}").raise_for_status().json()
