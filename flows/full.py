@@ -54,7 +54,8 @@ def dejavu(
     """Profile, plan, try initializations, train; each is a flow of its own.
 
     Args:
-        workload: what to train.
+        workload: its fields; or a file of the project, such as examples/workloads/digits.yaml, or the name of an
+            example or a model.
         cluster: the cluster file, relative to the project folder.
         train: False stops after planning.
         searches: which to run; empty: those that prove or are quick, and others where they leave a gap.

@@ -46,7 +46,8 @@ def plan(
     """Run searches in parallel, simulate what they find, take the fastest that fits, and bind it to devices.
 
     Args:
-        workload: what to train.
+        workload: its fields; or a file of the project, such as examples/workloads/digits.yaml, or the name of an
+            example or a model.
         cluster: the cluster file, relative to the project folder.
         searches: which to run; empty: those that prove or are quick, and others where they leave a gap.
         schedules: which the plan may use; empty: the workload's own, where `auto` means all.

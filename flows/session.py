@@ -97,4 +97,6 @@ def session(
 def _prefect_tags() -> dict[str, str]:
     """Return what leads from MLflow to Prefect; the server of `dejavu run` ends with it, so its pages are no link."""
     tags = {"prefect.flow_run": str(flow_run.id), "dejavu.attempt": str(flow_run.run_count)}
+    if deployment.id:  # the process's own command is Prefect's
+        tags["mlflow.source.name"] = f"prefect deployment run {flow_run.flow_name}/{deployment.name}"
     return tags | ({"prefect.url": str(flow_run.ui_url)} if deployment.id and flow_run.ui_url else {})

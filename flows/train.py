@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +25,11 @@ class Trained(NamedTuple):
 
 
 def _run_name() -> str:
-    return Path(flow_run.parameters["folder"]).name
+    """Name the model, and the folder by the beginning of its name, which is a run's id."""
+    folder = Path(flow_run.parameters["folder"])
+    with suppress(OSError, ValueError, LookupError):  # the flow itself says what is wrong with the job
+        return f"{json.loads((folder / 'job.json').read_text())['workload']['model']} in {folder.name[:8]}"
+    return folder.name
 
 
 @flow(name="train", flow_run_name=_run_name)

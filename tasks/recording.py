@@ -228,7 +228,7 @@ def record_report(run: Tracker, data: ReportData) -> None:
     command = command_of(flow_run.parameters, run.artifact_folder)
     picture = f"get-artifact?path={STRIP}&run_uuid={run.run_id}" if run.run_id else ""
     run.tags({VERDICT_TAG: headline(data), "mlflow.note.content": note_markdown(data, command, picture)})
-    create_markdown_artifact(summary_markdown(data), key="summary", description=f"MLflow run {run.run_id}")
+    create_markdown_artifact(summary_markdown(data), key="summary", description=headline(data))
 
 
 def _figures_of(data: ReportData) -> tuple[dict[str, float | None], dict[str, float | None]]:

@@ -81,7 +81,7 @@ def show_choice(choice: Choice) -> None:
             "schedule": shown.plan.schedule,
             "stages": len(shown.plan.stages),
             "devices": shown.num_devices,
-            "step, predicted": format_seconds(shown.step_seconds) if shown.fits else "does not fit",
+            "step": format_seconds(shown.step_seconds) if shown.fits else "does not fit",
             "chosen": "yes" if shown.plan == choice.plan else "",
         }
         for shown, row in sorted(rows, key=lambda one: (not one[0].fits, one[0].step_seconds))
@@ -93,9 +93,8 @@ def show_choice(choice: Choice) -> None:
 
 def show_tracked(run: Tracker) -> None:
     """Link to the run's page in MLflow, where `dejavu up` serves one."""
-    url, folder = os.environ.get(MLFLOW_URL), run.artifact_folder  # …/experiment/run/artifacts
-    if url and folder is not None:
-        link = f"{url}/#/experiments/{folder.parent.parent.name}/runs/{folder.parent.name}"
+    url, page = os.environ.get(MLFLOW_URL), run.page
+    if url and page:
         create_link_artifact(
-            link, key="mlflow", link_text="the run in MLflow", description="figures, artifacts, report"
+            f"{url}/{page}", key="mlflow", link_text="the run in MLflow", description="figures, artifacts, report"
         )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,10 @@ import numpy as np
 import pytest
 
 from dejavu.report import page
+from tests.browsing import browser as browser  # a fixture
+from tests.browsing import check_figures, needs_browser
 from tests.test_report import Moved, figures_of, make_data
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no Chromium with its driver here")
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 CSS = (Path(__file__).resolve().parents[1] / "dejavu" / "report" / "page.css").read_text()
 
@@ -79,19 +77,6 @@ def test_texts_can_be_read(scheme: str) -> None:
         assert contrast(palette[ink], palette[paper]) >= 4.5, f"{ink} on {paper}"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
 def show(browser: Any, file: Path, width: int, scheme: str) -> None:
     """Open the file in a window of this width, with the reader's preference for light or dark."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -101,21 +86,6 @@ def show(browser: Any, file: Path, width: int, scheme: str) -> None:
     for kind in ("browser", "performance"):
         browser.get_log(kind)  # of the page before
     browser.get(file.as_uri())
-
-
-def check_figures(browser: Any, names: set[str]) -> None:
-    """Every figure is drawn: it has visible marks inside an SVG as wide as its place."""
-    drawn = browser.execute_script(
-        """return [...document.querySelectorAll(".figure")].map((place) => {
-             const svg = place.querySelector("svg.main-svg");
-             const marks = svg ? svg.querySelectorAll(".point path, path.js-line, .scatterpts, .points path") : [];
-             return [place.id, marks.length, svg ? svg.getBoundingClientRect().width - place.clientWidth : null];
-           });"""
-    )
-    assert {name for name, *_ in drawn} == names
-    for name, marks, wider in drawn:
-        assert marks > 0, f"{name} is empty"
-        assert abs(wider) <= 1, f"{name} is {wider} pixels wider than its place"
 
 
 @pytest.fixture(scope="module")

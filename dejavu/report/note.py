@@ -18,7 +18,7 @@ from dejavu.report.figures import CHOSEN, INK
 from dejavu.simulation.bound import CLOSE
 
 MOST_STAGES = 16  # rows of a note, which MLflow cuts off at 5,000 characters
-STRIP_INCHES, STRIP_DOTS_PER_INCH = (6.4, 0.75), 100  # as wide as the page's column; higher, and MLflow folds it away
+STRIP_INCHES, STRIP_DOTS_PER_INCH = (6.4, 0.38), 100  # as wide as its column; MLflow folds away all below 100 pixels
 NARROWEST_LABELLED = 0.12  # of the strip; a narrower stage has its number alone
 OPTIONS = {  # of `dejavu run`, by the flow's parameter
     "searches": "--search",
@@ -67,8 +67,9 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
             pictures that are part of the text (`data:`), and shows those that its own server has.
     """
     said = headline(run)
-    lines = [f"**{said[0].upper()}{said[1:]}.**", "", _steps(run), ""]
+    lines = [f"**{said[0].upper()}{said[1:]}.**", ""]
     lines += [f"![stages and their predicted seconds]({picture})", ""] if picture else []
+    lines += [_steps(run), ""]
     # A line for each option: MLflow's page becomes as wide as the longest line.
     lines += ["Repeat it with", "", *(f"    {part}" for part in command.replace(" --", " \\\n  --").splitlines()), ""]
     lines += ["| stage | layers | devices | forward | backward |", "|---|---|---|---|---|"]
@@ -114,7 +115,7 @@ def strip_figure(run: ReportData) -> Figure:
         label = f"{stage.stage}"
         if its / total > NARROWEST_LABELLED:
             planned = run.plan.stages[stage.stage]
-            label = f"stage {stage.stage}: layers {planned.start}–{planned.stop - 1}\n{format_seconds(its)}"
+            label = f"{stage.stage}: layers {planned.start}–{planned.stop - 1}, {format_seconds(its)}"
         axes.text(left + its / 2, 0, label, ha="center", va="center", fontsize=9, color=INK)
         left += its
     axes.set_xlim(0, total)

@@ -275,6 +275,15 @@ class Tracker(Run):
         return self._recorder.server.uri
 
     @property
+    def page(self) -> str:
+        """The address of the run's page, relative to MLflow's; empty while MLflow does not answer."""
+        try:
+            return self._recorder.server.page(self._key)
+        except Exception as error:
+            log.debug("no page: %s", error)
+            return ""
+
+    @property
     def artifact_folder(self) -> Path | None:
         """The parent run's artifacts on this machine; None if they are on a server."""
         try:

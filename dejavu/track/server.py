@@ -25,6 +25,7 @@ from mlflow.entities import Run as MlflowRun
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from dejavu.foundation.units import plural
 from dejavu.track.database import alone_with
 from dejavu.track.identity import HOST_TAG, KEY_TAG, PID_TAG, START_TAG, has_ended
 
@@ -86,6 +87,12 @@ class Server:
         client, _ = self._connect()
         found = self._ids.get(key)
         return client.get_run(found).info.artifact_uri if found else None
+
+    def page(self, key: str) -> str:
+        """Return the address of a run's page, relative to MLflow's; empty where this process does not know the run."""
+        _, experiment = self._connect()
+        found = self._ids.get(key)  # without its mode of work a browser gets the page for GenAI
+        return f"#/experiments/{experiment}/runs/{found}?workflowType=machine_learning" if found else ""
 
     def find(self, key: str) -> str | None:
         """Find a run by our key, whichever process created it."""
@@ -187,7 +194,14 @@ class Server:
                 raise
         # Where the files are: MLflow would look `models:/…` up in the store of its global settings, which is not ours.
         where = logged.artifact_location
-        made = client.create_model_version(name, where, run_id, tags=entry["tags"], model_id=logged.model_id)
+        made = client.create_model_version(
+            name,
+            where,
+            run_id,
+            tags=entry["tags"],
+            description=f"Trained for {plural(entry['step'], 'step')}; `mlflow.pytorch.load_model` reads it.",
+            model_id=logged.model_id,
+        )
         versions = json.dumps([{"name": name, "version": made.version}])
         client.set_logged_model_tags(logged.model_id, {VERSIONS_TAG: versions})
 
