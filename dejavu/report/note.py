@@ -19,7 +19,7 @@ from dejavu.simulation.bound import CLOSE
 
 MOST_STAGES = 16  # rows of a note, which MLflow cuts off at 5,000 characters
 STRIP_INCHES, STRIP_DOTS_PER_INCH = (6.4, 0.38), 100  # as wide as its column; MLflow folds away all below 100 pixels
-NARROWEST_LABELLED = 0.12  # of the strip; a narrower stage has its number alone
+NARROWEST_LABELLED = 0.22  # of the strip; a narrower stage has its number alone
 OPTIONS = {  # of `dejavu run`, by the flow's parameter
     "searches": "--search",
     "schedules": "--schedule",
@@ -116,7 +116,7 @@ def strip_figure(run: ReportData) -> Figure:
         if its / total > NARROWEST_LABELLED:
             planned = run.plan.stages[stage.stage]
             label = f"{stage.stage}: layers {planned.start}–{planned.stop - 1}, {format_seconds(its)}"
-        axes.text(left + its / 2, 0, label, ha="center", va="center", fontsize=9, color=INK)
+        axes.text(left + its / 2, 0, label, ha="center", va="center", fontsize=8, color=INK)
         left += its
     axes.set_xlim(0, total)
     axes.set_ylim(-0.5, 0.5)
