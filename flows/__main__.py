@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.listing import Importing, Listing
+from flows.recorded.commands import records
 from flows.room import PRIVATE_UMASK
 from flows.upkeep.commands import upkeep
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 STDOUT = "-"  # instead of a file name
-PIPE_COLUMNS = 240
 COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
 
 app = typer.Typer(
@@ -31,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(records)
 app.add_typer(upkeep)
 
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="the cluster file")]
@@ -184,16 +184,6 @@ def up(
         start(watch=looks, say=typer.echo)
 
 
-@app.command(epilog="Example:  dejavu replans --last 5")
-def replans(last: Annotated[int, typer.Option(min=1, help="how many, the newest")] = 20) -> None:
-    """List what the watch decided when the cluster changed, and why (`dejavu up --watch`)."""
-    from rich.console import Console
-
-    from flows.decisions import decisions_table
-
-    Console().print(decisions_table(Path.cwd(), last))
-
-
 @app.command()
 def down() -> None:
     """Stop what `dejavu up` started."""
@@ -329,73 +319,6 @@ def import_(
     console.print(str(report), highlight=False, markup=False, soft_wrap=True)
 
 
-RunArgument = Annotated[
-    str, typer.Argument(help="an id or its beginning, a run's name, a folder of .dejavu/runs, or `last`")
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-@app.command(epilog="Examples:  dejavu runs  |  dejavu runs --most 100 --json")
-def runs(
-    most: Annotated[int, typer.Option(min=1, help="at most so many, the latest")] = 20,
-    as_json: JsonFlag = False,
-) -> None:
-    """List the runs of this folder: when, of what, their steps predicted and measured, loss, state and verdict."""
-    from dataclasses import asdict
-
-    from dejavu.track import runs as recorded_runs
-    from flows.records import runs_table
-
-    found = recorded_runs(Path.cwd(), most)
-    if as_json:
-        typer.echo(_json_text([asdict(run) for run in found]))
-    elif found:
-        _console().print(runs_table(found))
-    else:
-        typer.echo(f"no run is recorded for {Path.cwd()}; `dejavu run` makes one")
-
-
-@app.command(
-    epilog="Examples:  dejavu compare 3f2a last  |  dejavu compare 3f2a 91c0 --all  |  dejavu compare 3f2a last --json"
-)
-def compare(
-    first: RunArgument,
-    second: RunArgument,
-    everything: Annotated[bool, typer.Option("--all", help="also parameters that are the same")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Compare two runs: figures, plans and parameters side by side, and what differs."""
-    from dejavu.track import find_run, recorded
-    from flows.records import compared, comparison_tables
-
-    project = Path.cwd()
-    content = compared(*(recorded(project, find_run(project, name)) for name in (first, second)))
-    if as_json:
-        typer.echo(_json_text(content))
-        return
-    for table in comparison_tables(content, everything=everything):
-        _console().print(table)
-        typer.echo()
-
-
-@app.command(epilog="Examples:  dejavu report  |  dejavu report 3f2a --open  |  dejavu report .dejavu/runs/9a50360b-…")
-def report(
-    run: RunArgument = "last",
-    open_: Annotated[bool, typer.Option("--open", help="open the page in a browser, too")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print the path of a run's report page; of one whose artifacts are on a server, a copy is fetched."""
-    from dataclasses import asdict
-
-    from dejavu.track import find_run, report_of
-
-    found = find_run(Path.cwd(), run)
-    path = report_of(Path.cwd(), found)
-    typer.echo(_json_text({"run": asdict(found), "report": str(path)}) if as_json else str(path))
-    if open_:
-        typer.launch(path.as_uri())
-
-
 @app.command()
 def doctor() -> None:
     """Check versions, ports, services, database, cluster file and devices, and say how to fix what is wrong."""
@@ -407,17 +330,6 @@ def doctor() -> None:
     Console().print(table(found))
     if any(check.ok is False for check in found):
         raise typer.Exit(FAILURE)
-
-
-def _console() -> Console:
-    """Return a console that never cuts a line off where nobody sees it: in a file or a pipe lines are long."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
-
-
-def _json_text(content: Any) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def _with_json_target(words: list[str]) -> list[str]:

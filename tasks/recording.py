@@ -186,6 +186,7 @@ def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
     else:
         why = why or "MLflow does not answer now"
         said = f"The weights are not registered: {why}. The checkpoint is `{checkpoint}`."
+    said += f" `dejavu export {Path(job.folder).name}` writes them to a file."
     run.tags({"mlflow.note.content": said})
     return said
 

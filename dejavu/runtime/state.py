@@ -196,15 +196,24 @@ def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
     return _read(checkpoint, lambda name: belongs(name, layers))
 
 
-def read_weights(checkpoint: Path) -> State:
-    """Read all weights of a distributed checkpoint, by their names in the whole model."""
-    return {name.removeprefix(WEIGHT): tensor for name, tensor in _read(checkpoint, _is_weight).items()}
+def read_weights(checkpoint: Path, wanted: Callable[[str], bool] = lambda name: True) -> State:
+    """Read weights of a distributed checkpoint, by their names in the whole model; all, or those that are wanted."""
+
+    def is_wanted(name: str) -> bool:
+        return _is_weight(name) and wanted(name.removeprefix(WEIGHT))
+
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in _read(checkpoint, is_wanted).items()}
+
+
+def weight_sizes(checkpoint: Path) -> dict[str, int]:
+    """Return the bytes of each weight of a distributed checkpoint, by its name in the whole model."""
+    saved = _saved(checkpoint, _is_weight).items()
+    return {name.removeprefix(WEIGHT): entry.size.numel() * entry.properties.dtype.itemsize for name, entry in saved}
 
 
 def weights_bytes(checkpoint: Path) -> int:
     """Return the size of all weights of a distributed checkpoint."""
-    weights = _saved(checkpoint, _is_weight).values()
-    return sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights)
+    return sum(weight_sizes(checkpoint).values())
 
 
 def _is_weight(name: str) -> bool:

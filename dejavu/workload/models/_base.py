@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -116,6 +116,17 @@ class Model(ABC):
     def notes(self, shape: ExampleShape) -> tuple[str, ...]:
         """Return notes for the user on how the model was cut into layers; empty where nothing is unusual."""
         return ()
+
+    def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
+        """Return what weights are called outside: in the plain module, or in the library that the model is of.
+
+        Args:
+            names: as checkpoints have them, `<layer>.<weight>`.
+
+        Returns:
+            The outer name by ours; what the plain module does not have is left out.
+        """
+        return {name: name for name in names}
 
     @property
     def code(self) -> str:

@@ -10,7 +10,8 @@ import hashlib
 import importlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,12 +42,16 @@ class Family:
         block: the class of a block, made from the config and the block's number.
         head: makes the last layer.
         rotary: the class that gives a block the rotations of its positions; empty where positions are embedded.
+        whole: the class of the whole model, which has `names`.
+        names: where it has our layers' modules; blocks have their number in place of `{}`.
     """
 
     module: str
     embedding: Callable[[Any, Any], nn.Module]
     block: str
     head: Callable[[Any, Any], nn.Module]
+    whole: str
+    names: Mapping[str, str]
     rotary: str = ""
 
 
@@ -103,8 +108,18 @@ def _rms_head(name: str) -> Callable[[Any, Any], nn.Module]:
 
 def _llama_like(module: str, prefix: str) -> Family:
     return Family(
-        module, _tokens, f"{prefix}DecoderLayer", _rms_head(f"{prefix}RMSNorm"), rotary=f"{prefix}RotaryEmbedding"
+        module,
+        _tokens,
+        f"{prefix}DecoderLayer",
+        _rms_head(f"{prefix}RMSNorm"),
+        f"{prefix}ForCausalLM",
+        _names("model.embed_tokens", "model.layers.{}", "model.norm"),
+        rotary=f"{prefix}RotaryEmbedding",
     )
+
+
+def _names(embedding: str, block: str, norm: str) -> dict[str, str]:
+    return {"embedding": embedding, "block": block, "head.norm": norm, "head.logits": "lm_head"}
 
 
 def _bert_head(module: Any, config: Any) -> nn.Module:
@@ -121,12 +136,20 @@ FAMILIES: dict[str, Family] = {
         lambda module, config: Positioned(config),
         "GPT2Block",
         lambda module, config: Head(nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon), config),
+        "GPT2LMHeadModel",
+        {
+            **_names("", "transformer.h.{}", "transformer.ln_f"),
+            "embedding.token": "transformer.wte",
+            "embedding.position": "transformer.wpe",
+        },
     ),
     "gpt_neox": Family(
         "gpt_neox.modeling_gpt_neox",
         _tokens,
         "GPTNeoXLayer",
         lambda module, config: Head(nn.LayerNorm(config.hidden_size, config.layer_norm_eps), config),
+        "GPTNeoXForCausalLM",
+        _names("gpt_neox.embed_in", "gpt_neox.layers.{}", "gpt_neox.final_layer_norm"),
         rotary="GPTNeoXRotaryEmbedding",
     ),
     "bert": Family(
@@ -134,6 +157,8 @@ FAMILIES: dict[str, Family] = {
         lambda module, config: module.BertEmbeddings(config),
         "BertLayer",
         _bert_head,
+        "BertForMaskedLM",
+        {"embedding": "bert.embeddings", "block": "bert.encoder.layer.{}", "head": "cls"},
     ),
     "llama": _llama_like("llama.modeling_llama", "Llama"),
     "mistral": _llama_like("mistral.modeling_mistral", "Mistral"),
@@ -182,6 +207,18 @@ class HuggingFace(Model):
         config = self._config()
         return config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
 
+    def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
+        """Return the names in transformers' own whole model."""
+        outer = FAMILIES[self._config().model_type].names
+        return {name: rewritten for name in names if (rewritten := _rewritten(name, outer)) is not None}
+
+    def save_config(self, folder: Path) -> None:
+        """Write the config.json of the model as it was trained: its head has weights of its own."""
+        fields = {**json.loads(self.path.read_text()), **self.options, "tie_word_embeddings": False}
+        config = importlib.import_module("transformers").AutoConfig.for_model(**fields)
+        config.architectures = [FAMILIES[config.model_type].whole]
+        config.save_pretrained(folder)
+
     def notes(self, shape: ExampleShape) -> tuple[str, ...]:
         if not self.untied_parameters(shape):
             return ()
@@ -214,6 +251,18 @@ class HuggingFace(Model):
         module = _module(family)
         rotary = getattr(module, family.rotary)(config=config) if family.rotary else None
         return Block(getattr(module, family.block)(config, layer_idx=index), rotary)
+
+
+def _rewritten(name: str, outer: Mapping[str, str]) -> str | None:
+    """Return a weight's name with its module's outer one; None: the whole model has no such weight."""
+    if found := re.match(r"block(\d+)\.block\.", name):
+        return f"{outer['block'].format(found[1])}.{name[found.end() :]}"
+    parts = name.split(".")
+    for length in (2, 1):
+        module = ".".join(parts[:length])
+        if outer.get(module):
+            return ".".join([outer[module], *parts[length:]])
+    return None
 
 
 def _module(family: Family) -> Any:

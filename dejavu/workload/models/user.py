@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,6 +41,16 @@ class UserModel(Model):
     def notes(self, shape: ExampleShape) -> tuple[str, ...]:
         return self._cut(shape)[1]
 
+    def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
+        """Return the names in the factory's own module, `blocks.0.weight` for `blocks_0.weight`."""
+        groups, _ = self._cut(shape)
+        outer = {WHOLE: ""} if not groups else {}
+        for group in groups:
+            layer = _layer_name(group)
+            single = len(group) == 1
+            outer |= {layer if single else f"{layer}.{_layer_name((name,))}": f"{name}." for name in group}
+        return {name: rewritten for name in names if (rewritten := _rewritten(name, outer)) is not None}
+
     @property
     def code(self) -> str:
         return source_hash(self.factory)
@@ -68,6 +78,15 @@ class UserModel(Model):
 def _layer_name(group: tuple[str, ...]) -> str:
     """Name a layer without dots, which separate a layer's name from its weights' in checkpoints."""
     return (group[0] if len(group) == 1 else f"{group[0]}-{group[-1]}").replace(".", "_")
+
+
+def _rewritten(name: str, prefixes: Mapping[str, str]) -> str | None:
+    """Return a weight's name with the longest of these beginnings replaced; None: it has none of them."""
+    layer, _, rest = name.partition(".")
+    part, _, weight = rest.partition(".")
+    if f"{layer}.{part}" in prefixes:
+        return prefixes[f"{layer}.{part}"] + weight
+    return prefixes[layer] + rest if layer in prefixes else None
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

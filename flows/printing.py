@@ -1,0 +1,24 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_COLUMNS = 240
+
+
+def console() -> Console:
+    """Return a console that never cuts a line off where nobody sees it: in a file or a pipe lines are long."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+
+
+def json_text(content: Any) -> str:
+    """Return indented JSON."""
+    return json.dumps(content, indent=1, ensure_ascii=False)

@@ -1,0 +1,45 @@
+"""`dejavu export`: from a run's name to files with its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dejavu.foundation.errors import InputError
+from dejavu.runtime.job.export import Exported, export, kept_checkpoint
+from dejavu.track import find_run
+
+LOADING = {
+    "safetensors": "module.load_state_dict(safetensors.torch.load_file({file!r}))",
+    "state_dict": "module.load_state_dict(torch.load({file!r}, weights_only=True))",
+    "hf": "transformers.AutoModelForCausalLM.from_pretrained({folder!r})",
+}
+
+
+def exported(project: Path, run: str, to: str, out: Path | None, step: int | None) -> Exported:
+    """Write the weights of a run's training.
+
+    Args:
+        run: as `find_run` takes it, or the folder of a training.
+
+    Raises:
+        InputError: as `export`; or the run has trained nothing.
+    """
+    training = _training_of(project, run)
+    checkpoint = kept_checkpoint(training, step)
+    return export(training, checkpoint, to, out or Path("exported") / f"{training.name}-{checkpoint.name}")
+
+
+def _training_of(project: Path, run: str) -> Path:
+    if (project / run / "job.json").is_file():
+        return project / run
+    found = find_run(project, run)
+    if not found.folder:
+        raise InputError(f"run {found.name} has trained nothing, so it has no weights")
+    return Path(found.folder)
+
+
+def sentence(found: Exported, to: str) -> str:
+    """Say what was written, and how it is read."""
+    loss = "" if found.loss is None else f", loss {found.loss:.4f}"
+    reading = LOADING[to].format(file=str(found.files[0]), folder=str(found.folder))
+    return f"{found.num_weights} weights after step {found.step}{loss}: {found.folder}\n  {reading}"
