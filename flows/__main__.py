@@ -24,14 +24,30 @@ COMPILING = "compiling the searches' loops (once per machine, a few seconds)"
 
 app = typer.Typer(
     name="dejavu",
-    help="Plan, launch and remember pipeline-parallel training.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(records)
 app.add_typer(upkeep)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"dejavu {version('pipe-dejavu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def dejavu(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Plan, launch and remember pipeline-parallel training."""
+
 
 ClusterOption = Annotated[Path, typer.Option("--cluster", help="the cluster file")]
 WorkloadOption = Annotated[
