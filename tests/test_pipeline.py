@@ -65,6 +65,9 @@ MIXED = GPT.model_copy(update={"mixed_precision": True})
 MASTERS = GPT.model_copy(
     update={"dtype": "bfloat16", "optimizer": GPT.optimizer.model_copy(update={"master_weights": True})}
 )
+TUNED = GPT.model_copy(
+    update={"optimizer": OptimizerSettings(weight_decay=0.3, betas=(0.8, 0.95), epsilon=1e-6, decayed="matrices")}
+)
 T5 = GPT.model_copy(
     update={
         "model": "t5",
@@ -116,6 +119,7 @@ CASES |= {
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
     "dropout, cut there, recomputed": (DROPOUT, "gpipe", (0, 1, 6), [one_device(recompute=True)] * 2),
+    "betas, and norms that do not decay, ZeRO 1": (TUNED, "1f1b", (0, 3, 8), [one_device(2, zero_level=1), one]),
     "bfloat16 under autocast": (MIXED, "1f1b", (0, 3, 8), TWO),
     "master weights, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), TWO),
     "master weights, split backward, 2 replicas and 1": (MASTERS, "zbv", (0, 2, 4, 6, 8), [one_device(2), one]),

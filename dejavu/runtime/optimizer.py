@@ -75,9 +75,15 @@ def make_optimizer(settings: OptimizerSettings, parameters: Iterable[torch.nn.Pa
     options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         options["momentum"] = settings.momentum
+    else:
+        options |= {"betas": settings.betas, "eps": settings.epsilon}
     if len({type(parameter.data) for parameter in given}) > 1:  # torch's grouped step mixes no split and whole weights
         options["foreach"] = False
-    return OPTIMIZERS[settings.name, settings.master_weights]([{"params": given}], **options)
+    groups: list[dict[str, Any]] = [{"params": given}]
+    if settings.decayed == "matrices" and settings.weight_decay:
+        whole, left_out = ([one for one in given if (one.dim() > 1) is many] for many in (True, False))
+        groups = [{"params": whole}, {"params": left_out, "weight_decay": 0.0}]
+    return OPTIMIZERS[settings.name, settings.master_weights](groups, **options)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, workload: Workload, step: int) -> None:

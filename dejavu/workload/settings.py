@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 
@@ -18,6 +18,9 @@ TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compar
 HALVED_PART, COMPARED_PART = 4, 2
 
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -29,6 +32,9 @@ class OptimizerSettings(_Record):
         warmup_steps: the learning rate rises linearly from zero.
         decay: what it does afterwards, to the end of the training.
         momentum: of sgd.
+        betas: of adamw: of its means of gradients and of their squares.
+        epsilon: of adamw, added to the root of the squares.
+        decayed: which weights `weight_decay` is for: `all`, or `matrices`, which leaves out norms and biases.
         master_weights: of bfloat16 weights the optimizer keeps float32 masters, which it updates; gradients add up in
             float32 and so do its moments (Micikevicius et al., ICLR 2018; Megatron's mixed precision).
         clip_norm: the most that the norm of all gradients may be; None: no bound.
@@ -40,6 +46,9 @@ class OptimizerSettings(_Record):
     warmup_steps: int = Field(0, ge=0)
     decay: Literal["constant", "linear", "cosine"] = "constant"
     momentum: float = Field(0.0, ge=0, lt=1)
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    epsilon: float = Field(1e-8, gt=0, lt=1)
+    decayed: Literal["all", "matrices"] = "all"
     clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
     master_weights: bool = False
 
