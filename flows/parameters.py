@@ -16,7 +16,14 @@ from griffe import Docstring, DocstringSectionKind
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from dejavu.workload.settings import OptimizerSettings, ReplanSettings, SyntheticSettings, TrialSettings, Workload
+from dejavu.workload.settings import (
+    OptimizerSettings,
+    ReplanSettings,
+    SyntheticSettings,
+    TokensSettings,
+    TrialSettings,
+    Workload,
+)
 from flows.processes import RUN
 
 FAMILIES = {
@@ -29,6 +36,7 @@ FAMILIES = {
 RECORDS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
     "synthetic": SyntheticSettings,
+    "tokens": TokensSettings,
     "trials": TrialSettings,
     "replan": ReplanSettings,
 }

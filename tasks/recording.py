@@ -53,7 +53,8 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
     data = dataset_of(workload)
-    source = workload.text or workload.images or f"dejavu data set {workload.data}"
+    file = workload.tokens.path if workload.tokens else None
+    source = workload.text or workload.images or file or f"dejavu data set {workload.data}"
     run.data_sets([DataSet(workload.data, data.fingerprint, str(source), "training", {"example": str(data.shape)})])
     run.artifact_file(cluster_file, "plan/cluster.yaml")
     run.artifact_json("plan/cluster.json", cluster.to_dict())

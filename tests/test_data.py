@@ -52,7 +52,7 @@ def make(name: str, folder: Path, **split: Any) -> Dataset:
     kinds: dict[str, Callable[..., Dataset]] = {
         "digits": Digits,
         "cifar10": partial(Cifar10, folder / "cifar10"),
-        "text": partial(Text, folder / "text.txt", WINDOW),
+        "text": partial(Text, folder / "text.txt", sequence_length=WINDOW),
         "tokens": partial(Synthetic, 50, 24),
         "images": partial(Synthetic, 10, 1, (3, 8, 8)),
     }
@@ -151,7 +151,7 @@ def test_without_a_held_out_share_steps_are_as_ever(folder: Path) -> None:
         assert np.array_equal(targets.numpy(), labels[rows])
         text = (folder / "text.txt").read_bytes()
         starts = np.random.default_rng((seed, step)).integers(0, len(text) - WINDOW, size=20)
-        inputs, targets = Text(folder / "text.txt", WINDOW, split_seed=4).batch(step, 20, seed=seed)
+        inputs, targets = Text(folder / "text.txt", sequence_length=WINDOW, split_seed=4).batch(step, 20, seed=seed)
         assert [bytes(window) for window in inputs.tolist()] == [text[at : at + WINDOW] for at in starts]
         assert [bytes(window) for window in targets.tolist()] == [text[at + 1 : at + 1 + WINDOW] for at in starts]
     for random_examples in (Synthetic(50, 24), Synthetic(10, 1, (3, 8, 8))):
@@ -287,11 +287,11 @@ def test_blocks_shorter_than_a_window_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_bytes(bytes(range(200)))  # blocks of 3 bytes
     with pytest.raises(InputError, match=r"held_out 0\.1 leaves .* and 0 to test on"):
-        Text(path, 64, held_out=0.1).batch(0, 1, seed=0)
+        Text(path, sequence_length=64, held_out=0.1).batch(0, 1, seed=0)
     path.write_bytes(b"")
     text_files._read.cache_clear()
     with pytest.raises(InputError, match="no text was found"):
-        Text(path, 64, held_out=0.1).batch(0, 1, seed=0)
+        Text(path, sequence_length=64, held_out=0.1).batch(0, 1, seed=0)
 
 
 def test_a_large_text_is_read_no_further_than_it_is_used(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dejavu.workload.settings import (
     OptimizerSettings,
     ReplanSettings,
     SyntheticSettings,
+    TokensSettings,
     TrialSettings,
     Workload,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "OptimizerSettings",
     "ReplanSettings",
     "SyntheticSettings",
+    "TokensSettings",
     "TrialSettings",
     "Workload",
 ]

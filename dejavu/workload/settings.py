@@ -109,6 +109,20 @@ class SyntheticSettings(_Record):
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
 
 
+class TokensSettings(_Record):
+    """A file of tokens, which is mapped into memory and may be larger than that.
+
+    Attributes:
+        path: a `.npy` of one dimension, or a raw file of numbers one after the other (`.bin`).
+        vocabulary: how many values a token may take.
+        dtype: of the numbers in a raw file.
+    """
+
+    path: Path
+    vocabulary: int = Field(ge=2, le=2**31)
+    dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+
+
 class ReplanSettings(_Record):
     """What happens when the cluster changes while the training runs.
 
@@ -141,12 +155,13 @@ class Workload(_Record):
         model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
         model_options: settings of that model.
         data: a name of `dejavu.workload.data.DATASETS`, as `text` (characters), `digits` (scikit-learn's images),
-            `cifar10` or `synthetic` (random, of any shape).
+            `cifar10`, `tokens` (a file of them) or `synthetic` (random, of any shape).
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
         images: the folder of CIFAR-10's binary files, exactly where data is cifar10.
         synthetic: the shape of random examples.
+        tokens: the file of tokens, exactly where data is tokens.
         held_out: share of the examples that are never trained on, to test with; which ones depends on `seed`. Of a text
-            it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
+            or of tokens it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
         sequence_length: characters or tokens in one example, where the data is no images.
         mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
             crosses a cut stay float32.
@@ -170,6 +185,7 @@ class Workload(_Record):
     text: Path | None = None
     images: Path | None = None
     synthetic: SyntheticSettings | None = None
+    tokens: TokensSettings | None = None
     held_out: float = Field(0.0, ge=0, lt=1)
     sequence_length: int = Field(128, ge=2)
     batch_size: int = Field(32, ge=1)
@@ -216,6 +232,14 @@ class Workload(_Record):
     def _shape_is_there(cls, synthetic: SyntheticSettings | None, info: ValidationInfo) -> SyntheticSettings | None:
         _belongs_to("synthetic", "synthetic", synthetic, info, "the shape of random examples, as {num_classes: 10}")
         return synthetic
+
+    @field_validator("tokens")
+    @classmethod
+    def _tokens_are_there(cls, tokens: TokensSettings | None, info: ValidationInfo) -> TokensSettings | None:
+        _belongs_to("tokens", "tokens", tokens, info, "the file, as {path: my.bin, vocabulary: 32000}")
+        if tokens is not None and not tokens.path.is_file():
+            raise ValueError(f"there is no file {tokens.path}")
+        return tokens
 
     @field_validator("num_microbatches")
     @classmethod

@@ -12,8 +12,9 @@ from dejavu.workload.data.cifar10 import Cifar10
 from dejavu.workload.data.digits import Digits
 from dejavu.workload.data.synthetic import Synthetic
 from dejavu.workload.data.text import Text
+from dejavu.workload.data.tokens import Tokens
 
-__all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "dataset_of"]
+__all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "Tokens", "dataset_of"]
 
 
 def _cifar10(workload: Workload) -> Cifar10:
@@ -27,13 +28,20 @@ def _synthetic(workload: Workload) -> Synthetic:
     return Synthetic(examples.num_classes, workload.sequence_length, examples.image_shape)
 
 
+def _tokens(workload: Workload) -> Tokens:
+    found = workload.tokens
+    assert found is not None  # likewise
+    return Tokens(found.path, found.vocabulary, found.dtype, sequence_length=workload.sequence_length)
+
+
 DATASETS: Family[Callable[[Workload], Dataset]] = Family(
     "data set",
     {
-        "text": lambda workload: Text(workload.text, workload.sequence_length),
+        "text": lambda workload: Text(workload.text, sequence_length=workload.sequence_length),
         "digits": lambda workload: Digits(),
         "cifar10": _cifar10,
         "synthetic": _synthetic,
+        "tokens": _tokens,
     },
     field=("data",),
 )
