@@ -9,6 +9,7 @@ from functools import cached_property
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
+from dejavu.cost.rates import Rates, rates
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
 from dejavu.planning.questions import BASELINES
@@ -129,6 +130,12 @@ class Choice:
     def step_seconds(self) -> float:
         """The predicted step."""
         return self.chosen.step_seconds
+
+    @property
+    def rates(self) -> Rates:
+        """What the predicted step means for the training."""
+        request, count = self.request, self.plan.num_microbatches
+        return rates(request.workload, self.prices.graph_of(count), request.cluster, self.plan, self.step_seconds)
 
     @property
     def simulated_seconds(self) -> float:

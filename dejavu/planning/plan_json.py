@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dejavu.cost.rates import Rates
 from dejavu.foundation.errors import InputError
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
@@ -52,6 +54,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "simulated_lower_bound_seconds": choice.simulated_lower_bound_seconds,
         "simulated_gap_percent": 100.0 * gap if gap is not None else None,
         "predicted_step_seconds": choice.step_seconds,
+        **_rates(choice.rates),
         "speedup": choice.speedup,
         "baselines": {name: _baseline(row) for name, row in choice.baselines.items()},
         "bubble_fraction": chosen.simulation.bubble_fraction,
@@ -72,6 +75,15 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "search": choice.origin.search,
         "reason": reason(choice),
         "considered": [_row(choice, row) for row in choice.considered],
+    }
+
+
+def _rates(found: Rates) -> dict[str, float | None]:
+    share = found.utilization
+    return {
+        "samples_per_second": found.samples_per_second if math.isfinite(found.samples_per_second) else None,
+        "tokens_per_second": found.tokens_per_second,
+        "model_flops_utilization_percent": None if share is None else 100.0 * share,
     }
 
 

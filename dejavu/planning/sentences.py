@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dejavu.foundation.units import format_seconds, plural
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
@@ -18,6 +20,24 @@ def what_was_chosen(choice: Choice) -> str:
         f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {plural(len(plan.stages), 'stage')} on "
         f"{devices}: predicted step {format_seconds(choice.step_seconds)}{corrected(choice)}."
     )
+
+
+def what_it_yields(choice: Choice) -> str:
+    """Describe what the predicted step means: samples, tokens, the share of the devices' peak."""
+    found = choice.rates
+    said = [f"{_short(found.samples_per_second)} samples/s"]
+    if found.tokens_per_second is not None:
+        said.append(f"{_short(found.tokens_per_second)} tokens/s")
+    if found.utilization is not None:
+        peak = "peak of the devices it uses" if choice.chosen.num_devices > 1 else "device's peak"
+        said.append(f"{found.utilization:.1%} of the {found.dtype} {peak} (MFU)")
+    return f"Predicted: {', '.join(said)}."
+
+
+def _short(number: float) -> str:
+    """Write three digits: 0.123, 12.3, 123,000."""
+    digits = max(0, 2 - math.floor(math.log10(number))) if 0 < number < math.inf else 0
+    return f"{float(f'{number:.3g}'):,.{digits}f}"
 
 
 def faster(speedup: float) -> str:

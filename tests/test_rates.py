@@ -1,0 +1,88 @@
+"""Samples, tokens and the share of the peak that a predicted step means."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dejavu.cluster import load_cluster
+from dejavu.cost.rates import rates
+from dejavu.graphs.capture import capture
+from dejavu.planning import Planner, PlanRequest
+from dejavu.planning.plan_json import choice_to_dict
+from dejavu.planning.sentences import _short, what_it_yields
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.workload import SyntheticSettings, Workload
+
+CLUSTER = load_cluster(Path(__file__).parents[1] / "examples" / "clusters" / "8x8-h200.yaml")
+(KIND,) = CLUSTER.device_types
+GPT = Workload(
+    model="gpt",
+    model_options={"num_blocks": 8, "width": 512, "num_heads": 8},
+    data="synthetic",
+    synthetic=SyntheticSettings(num_classes=1000),
+    sequence_length=256,
+    batch_size=16,
+    num_microbatches=4,
+    dtype="bfloat16",
+)
+
+
+def plan_on(devices: int, layers: int) -> Plan:
+    return Plan((Stage(0, layers, StageConfiguration(KIND, 1, devices, data_parallel=devices)),), "1f1b", 4)
+
+
+def test_flops_of_a_transformer_are_six_for_each_weight_and_token() -> None:
+    """And twelve for each layer, width and pair of tokens in attention (Kaplan et al., 2020; PaLM, appendix B)."""
+    graph = capture(GPT, "cuda")
+    found = rates(GPT, graph, CLUSTER, plan_on(2, len(graph.layers)), 2.0)
+    tokens, width, blocks = 16 * 256, 512, 8
+    weights = 12 * width**2 * blocks + 1000 * width  # tables that are only looked up do not multiply
+    attention = 12 * blocks * width * 256
+    peak = 2 * CLUSTER.device_types[KIND].peak_flops_per_second["bfloat16"]
+    assert found.utilization == pytest.approx((6 * weights + attention) * tokens / 2.0 / peak, rel=0.02)
+    assert (found.samples_per_second, found.tokens_per_second, found.dtype) == (8.0, 8.0 * 256, "bfloat16")
+
+
+@pytest.mark.parametrize("factor", [2, 5])
+def test_rates_follow_steps_and_devices(factor: int) -> None:
+    graph = capture(GPT, "cuda")
+    one = rates(GPT, graph, CLUSTER, plan_on(1, len(graph.layers)), 1.0)
+    slower = rates(GPT, graph, CLUSTER, plan_on(1, len(graph.layers)), float(factor))
+    spread = rates(GPT, graph, CLUSTER, plan_on(factor, len(graph.layers)), 1.0)
+    assert one.utilization is not None and slower.utilization is not None and spread.utilization is not None
+    assert one.utilization == pytest.approx(factor * slower.utilization) == pytest.approx(factor * spread.utilization)
+    assert one.samples_per_second == spread.samples_per_second == factor * slower.samples_per_second
+
+
+def test_what_has_no_rate_has_none() -> None:
+    """Images are no tokens, and a peak that nobody knows has no share."""
+    images = Workload(model="cnn", data="digits", batch_size=16, num_microbatches=4)
+    graph = capture(images)
+    unknown = replace(CLUSTER.device_types[KIND], peak_flops_per_second={})
+    cluster = replace(CLUSTER, device_types={KIND: unknown})
+    found = rates(images, graph, cluster, plan_on(1, len(graph.layers)), 1.0)
+    assert (found.tokens_per_second, found.utilization) == (None, None)
+    assert rates(images, graph, cluster, plan_on(1, len(graph.layers)), 0.0).samples_per_second == math.inf
+
+
+def test_a_choice_says_its_rates(tmp_path: Path) -> None:
+    choice = Planner().plan(PlanRequest(GPT, CLUSTER, tmp_path, searches=("exact",), budget_seconds=5.0))
+    content = json.loads(json.dumps(choice_to_dict(choice), allow_nan=False))
+    assert content["samples_per_second"] * choice.step_seconds == pytest.approx(16)
+    assert content["tokens_per_second"] == pytest.approx(256 * content["samples_per_second"])
+    assert 0 < content["model_flops_utilization_percent"] < 100
+    said = what_it_yields(choice)
+    assert f"{_short(choice.rates.tokens_per_second or 0)} tokens/s" in said and "(MFU)" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(0.1234, "0.123"), (1.236, "1.24"), (12.34, "12.3"), (28434.0, "28,400"), (999.9, "1,000"), (math.inf, "inf")],
+)
+def test_numbers_have_three_digits(number: float, written: str) -> None:
+    assert _short(number) == written
