@@ -17,7 +17,7 @@ from dejavu.cluster import Cluster
 from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.workload import Workload
-from flows.endings import recorded_log, without_tracebacks
+from flows.endings import recorded_log, without_tracebacks, without_waiting_for_heartbeats
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
@@ -76,6 +76,7 @@ def session(
         yield outer
         return
     without_tracebacks()
+    without_waiting_for_heartbeats()
     project = Path.cwd()
     machines = cluster or read_cluster(project / file, trains, dask)
     title = f"{workload.model} on {machines.name}"

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch.distributed.elastic.multiprocessing.api
@@ -104,7 +105,8 @@ if __name__ == "__main__":
         processes: Any = torch.distributed.elastic.multiprocessing.api
         launcher.LocalElasticAgent = WatchedAgent
         processes.get_subprocess_handler = handler_of(zygote)
-        main(sys.argv[1:])
+        with tempfile.TemporaryDirectory(prefix="dejavu-agent-") as aside:  # torch would leave a folder for each launch
+            main([f"--log-dir={aside}", *sys.argv[1:]])
     finally:
         if zygote:
             zygote.end()
