@@ -42,6 +42,7 @@ bench: $(VENV)/.ready
 	$(BENCH).capture --json $(RESULTS)/capture.json
 	$(BENCH).feedback --json $(RESULTS)/feedback.json
 	$(BENCH).measuring --json $(RESULTS)/measuring.json
+	$(BENCH).orchestration --json $(RESULTS)/orchestration.json
 	$(BENCH).pipeline --json $(RESULTS)/pipeline.json
 	$(BENCH).initialization --json $(RESULTS)/initialization.json
 	$(BENCH).cost --memory --json $(RESULTS)/cost-memory.json

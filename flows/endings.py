@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,6 +144,17 @@ def recorded_log(run: Run, path: Path) -> Iterator[None]:
             logger.removeHandler(handler)
         handler.close()
         run.artifact_file(path, "logs/flow.log")
+
+
+def without_waiting_for_heartbeats() -> None:
+    """Let flows that are called end without waiting for their heartbeats' thread, as Prefect's asynchronous ones do.
+
+    The thread looks once a second whether it should end, so that each of them would end up to a second later.
+    """
+    from prefect import flow_engine
+
+    if not isinstance(flow_engine._send_heartbeats, partial):
+        flow_engine._send_heartbeats = partial(flow_engine._send_heartbeats, join_on_exit=False)
 
 
 def without_tracebacks() -> None:

@@ -11,6 +11,7 @@ from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import CaptureError, capture
+from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.init import PROPOSERS, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
@@ -161,6 +162,6 @@ def check(workload: Workload) -> None:
     if workload.trials.count:
         space_of(workload)
     try:
-        capture(workload)
+        capture(workload, kept=KeptInUserCache())
     except CaptureError as error:
         raise InputError(str(error), ("model",)) from error

@@ -306,7 +306,9 @@ def _prefect(words: str) -> list[str]:
 
 
 def _prefect_command(services: Services) -> list[str]:
-    return _prefect(f"server start --host {services.host} --port {services.prefect_port}")
+    server = str(Path(__file__).with_name("prefect_server.py"))
+    words = f"--no-prompt server start --host {services.host} --port {services.prefect_port}"
+    return [sys.executable, "-P", server, *words.split()]
 
 
 def _worker_command() -> list[str]:

@@ -17,7 +17,7 @@ from dejavu.cluster import Cluster
 from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
 from dejavu.workload import Workload
-from flows.endings import recorded_log, without_tracebacks
+from flows.endings import recorded_log, without_tracebacks, without_waiting_for_heartbeats
 from tasks.pricing import read_cluster
 from tasks.recording import record_question
 
@@ -76,8 +76,11 @@ def session(
         yield outer
         return
     without_tracebacks()
+    without_waiting_for_heartbeats()
     project = Path.cwd()
-    machines = cluster or read_cluster(project / file, trains, dask)
+    path = project / file
+    text = path.read_text(errors="replace") if path.is_file() else ""  # now: a run that waits may find another file
+    machines = cluster or read_cluster(path, trains, dask)
     title = f"{workload.model} on {machines.name}"
     with ExitStack() as stack:
         if measures:
@@ -85,7 +88,7 @@ def session(
         name = f"{title}, {datetime.now():%Y-%m-%d %H:%M:%S}"
         run = stack.enter_context(Tracker.open(project, name, tags=_prefect_tags()))
         stack.enter_context(recorded_log(run, project / ".dejavu" / "logs" / f"flow-{flow_run.id}.log"))
-        record_question(run, workload, machines, project / file)
+        record_question(run, workload, machines, text)
         here = Session(project, file, machines, run, get_run_logger())
         token = _CURRENT.set(here)
         try:

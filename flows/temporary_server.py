@@ -27,6 +27,7 @@ import psutil
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.gc_frozen import gc_frozen
 from flows import server_settings, services
+from flows.prefect_server import begin_immediately
 from flows.processes import child_environment
 from flows.room import PRIVATE_UMASK
 
@@ -200,6 +201,8 @@ def main(listening_fd: int) -> None:
     with gc_frozen():  # only now that the environment is complete
         import prefect.server.api.server  # noqa: F401
         import uvicorn
+
+    begin_immediately()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

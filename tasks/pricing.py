@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
+from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.launch.preflight import check_cluster
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
@@ -41,7 +42,7 @@ def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
 @task(name="capture", task_run_name="capture", cache_policy=NO_CACHE)
 def capture_model(workload: Workload, cluster: Cluster) -> Graph:
     """Capture the model as layers, without weights, with the kernels of the cluster's kind of devices."""
-    graph, log = capture(workload, cluster.kind), get_run_logger()
+    graph, log = capture(workload, cluster.kind, kept=KeptInUserCache()), get_run_logger()
     log.info(
         "model %s: %d layers, %.2f million parameters", workload.model, len(graph.layers), graph.num_parameters / 1e6
     )

@@ -48,15 +48,19 @@ MOST_TRIAL_RUNS = 100  # a run takes MLflow 0.05 s; trials.json has all trials
 STRIP = "report/strip.png"
 
 
-def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: Path) -> None:
-    """Record the workload, its data and the cluster, as used."""
+def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: str) -> None:
+    """Record the workload, its data and the cluster, as used.
+
+    Args:
+        cluster_file: its text as it was read; it may have been edited since.
+    """
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
     data = dataset_of(workload)
     file = workload.tokens.path if workload.tokens else None
     source = workload.text or workload.images or file or f"dejavu data set {workload.data}"
     run.data_sets([DataSet(workload.data, data.fingerprint, str(source), "training", {"example": str(data.shape)})])
-    run.artifact_file(cluster_file, "plan/cluster.yaml")
+    run.artifact_text("plan/cluster.yaml", cluster_file)
     run.artifact_json("plan/cluster.json", cluster.to_dict())
     run.artifact_json("plan/workload.json", workload.model_dump(mode="json"))
 

@@ -253,6 +253,8 @@ def train_pipeline(
             record_training(run, losses, result)
             log.info("%s", record_model(run, job, result))
     bar.end()
+    for warning in result.warnings:
+        log.warning("%s", warning)
     for migration in result.migrations:
         log.warning("%s", migration)
     if result.restarts and not result.migrations:

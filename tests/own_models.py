@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,3 +109,41 @@ def dead() -> nn.Module:
 
 def trivial() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+
+class _Times(torch.autograd.Function):
+    """The same forward; its gradient times a factor."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        context.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * context.factor, None
+
+
+class GarbageAt(nn.Linear):
+    """Its gradients are multiplied by a factor in its `call`-th pass, whichever attempt that is; or in one only.
+
+    How often it ran is part of its state. The loss of that step is as it would be.
+    """
+
+    def __init__(self, call: int, factor: float, once: str) -> None:
+        super().__init__(16, 16)
+        self.call, self.factor, self.once = call, factor, once
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, FakeTensor):
+            return super().forward(x)
+        self.calls += 1
+        struck = int(self.calls) == self.call and (not self.once or _next_number(Path(self.once)) == 1)
+        return _Times.apply(super().forward(x), self.factor if struck else 1.0)
+
+
+def with_garbage(call: int, factor: str, once: str = "") -> nn.Sequential:
+    """Five layers; the factor is a word, because JSON has no NaN."""
+    garbage = GarbageAt(call, float(factor), once)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), garbage, nn.ReLU(), nn.Linear(16, 10))

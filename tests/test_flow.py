@@ -23,6 +23,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from dejavu.cluster import load_cluster
 from dejavu.plans import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
@@ -341,6 +342,35 @@ def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project
     parents, children = runs_of(project)
     assert parents[0].info.status == "KILLED"
     assert children["training"].info.status == "KILLED"
+
+
+CORES = """
+nodes: [{{name: cores, hosts: [{hosts}], devices: {{type: core, count: 1}}}}]
+links: {{default: {{bandwidth: 1 GB/s, latency: 100 us}}}}
+devices: {{core: {{kind: cpu, memory: 4 GiB, bandwidth: 10 GB/s, float32: 1 GFLOP/s}}}}
+"""
+
+
+def test_a_cluster_file_that_is_edited_meanwhile_is_another_run_s(project: Path) -> None:
+    """Fault 25: from the moment it was read, through the search, to the records: the cluster of this run is pinned."""
+    file, before, after = project / "cores.yaml", CORES.format(hosts="w0, w1, w2"), CORES.format(hosts="other")
+    file.write_text(before)
+    expected = load_cluster(file)
+    with Watched(project, "--no-train", "--cluster", "cores.yaml") as run:
+        run.wait_for("cluster cores: 3 × core")  # it was read; nothing is recorded or searched yet
+        file.write_text(after)
+        run.wait_for("for flow 'plan'")
+        file.write_text(f"{after}nonsense: {{")
+        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+    found = runs_of(project)[0][0]
+    assert found.data.tags["dejavu.cluster_fingerprint"] == expected.fingerprint
+    client = client_of(project)
+    recorded = Path(client.download_artifacts(found.info.run_id, "plan/cluster.yaml"))
+    assert recorded.read_text() == before and load_cluster(recorded).fingerprint == expected.fingerprint
+    binding = json.loads(Path(client.download_artifacts(found.info.run_id, "plan/binding.json")).read_text())
+    hosts = {row["device"]["host"] for row in binding["placements"]}
+    assert hosts and hosts <= {"w0", "w1", "w2"}
+    assert "other" not in Path(client.download_artifacts(found.info.run_id, "plan/cluster.json")).read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import distributed
 import psutil
 import pytest
 
+from benchmarks.pipeline.emulation import BURST, CABLE, QUEUE, EmulationError, apart, own_name
 from dejavu.foundation.dask_workers import workers_of
 from dejavu.foundation.errors import InputError
 from dejavu.launch.launcher import LaunchError, launch, torchrun_line
@@ -446,3 +448,82 @@ def bytes_sent(namespace: str) -> int:
 def sum_of_a_cut(workload: Workload) -> int:
     """Bytes of a step's activations (or their gradients) across one cut, float32."""
     return workload.batch_size * workload.sequence_length * int(workload.model_options["width"]) * 4
+
+
+SLOW_CORES = """
+nodes: [{name: cores, hosts: [alpha, beta, gamma], devices: {type: slow-core, count: 1}}]
+links: {default: {bandwidth: 200 Mbit/s, latency: 1 ms}}
+devices: {slow-core: {kind: cpu, memory: 2 GiB, bandwidth: 2 GB/s, float32: 1 GFLOP/s}}
+"""
+BITS_PER_SECOND, A_TENTH = 200e6, 0.1
+
+
+def limit(host: str, namespaces: dict[str, str], share: float) -> None:
+    """Let a host's cable pass this share of what it usually does, both ways."""
+    rate = ("rate", f"{BITS_PER_SECOND * share:.0f}bit", "burst", BURST, "latency", QUEUE)
+    for namespace, device in ((namespaces[host], CABLE), (own_name("switch"), host)):
+        words = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *rate]
+        subprocess.run(words, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_link_that_drops_to_a_tenth_in_a_whole_flow_is_named_and_the_training_goes_on(tmp_path: Path) -> None:
+    """Fault 34: from the cluster file to the page, with three hosts whose traffic is limited by the kernel."""
+    (tmp_path / "hosts.yaml").write_text(SLOW_CORES)
+    workload = {
+        "model_options": {"num_blocks": 4, "width": 64, "num_heads": 2},
+        "sequence_length": 64,
+        "batch_size": 16,
+        "num_microbatches": 4,
+        "num_steps": 300,
+        "checkpoint_every": 100,
+        "compare": False,
+        "trials": {"count": 0},
+        "replan": {"action": "migrate"},
+    }
+    (tmp_path / "workload.yaml").write_text(json.dumps(workload))
+    hosts, log, address = ("alpha", "beta", "gamma"), tmp_path / "log", "tcp://10.78.0.1:8786"
+    with ExitStack() as stack:
+        try:
+            namespaces = stack.enter_context(apart(hosts, BITS_PER_SECOND))
+        except EmulationError as error:
+            pytest.skip(str(error))
+        inside = {name: ("nsenter", f"--net=/run/netns/{namespace}") for name, namespace in namespaces.items()}
+        words = ("--host", "10.78.0.1", "--port", "8786", "--no-dashboard")
+        stack.enter_context(dask_process("dask_scheduler", *words, before=inside["alpha"], folder=tmp_path))
+        for name in hosts:
+            words = (address, "--name", name, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+            words = (*words, "--local-directory", str(tmp_path))
+            stack.enter_context(dask_process("dask_worker", *words, before=inside[name], folder=tmp_path))
+        words = (
+            "run",
+            "--cluster",
+            "hosts.yaml",
+            "--workload",
+            "workload.yaml",
+            "--microbatches",
+            "4",
+            "--dask",
+            address,
+        )
+        with log.open("w") as output:
+            flow = subprocess.Popen(
+                [*inside["alpha"], sys.executable, "-m", "flows", *words],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DEJAVU_ALLOW_PLAIN_DASK": "1"},
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            wait_until(lambda: "step 50 of 300" in log.read_text() or flow.poll() is not None, "no training")
+            assert flow.poll() is None, log.read_text()
+            limit("beta", namespaces, A_TENTH)
+            assert flow.wait(600) == 0, log.read_text()
+        finally:
+            flow.kill()
+            flow.wait()
+    said = " ".join(log.read_text().split())
+    assert re.search(r"the link of beta takes [\d.]+ × as long", said), said
+    assert "step 300 of 300: loss" in said and "Traceback" not in said
+    (result,) = (tmp_path / ".dejavu" / "runs").glob("*/result.json")
+    assert len(TrainingResult.from_dict(json.loads(result.read_text())).losses) == 300

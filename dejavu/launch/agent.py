@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch.distributed.elastic.multiprocessing.api
@@ -20,7 +21,7 @@ from torch.distributed.run import main
 from dejavu.launch.watchdog import Watch, Watchdog
 from dejavu.launch.zygote import Forked, Zygote, handler_of, module_of
 from dejavu.runtime.process import ATTEMPT, die_with_parent, named_parent
-from dejavu.runtime.process.failures import Failure, write_failure
+from dejavu.runtime.process.failures import Failure, first_error, write_failure
 from dejavu.runtime.process.heartbeat import read_beats
 
 
@@ -50,12 +51,21 @@ class WatchedAgent(LocalElasticAgent):
         ended = {local: code for local, process in self._processes().items() if (code := process.poll())}
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED and self.watch:
-            ended = ended or self._failed(worker_group, result)
+            ended = self._first(ended or self._failed(worker_group, result))
             for local_rank, exit_code in ended.items():
                 self._tell(local_rank, exit_code)
             if worker_group.group_world_size == 1 and self._would_fail_again(ended):
                 self._remaining_restarts = 0
         return result
+
+    def _first(self, ended: dict[int, int]) -> dict[int, int]:
+        """Return the rank that failed by itself before others failed for want of it, where it is one of this host's."""
+        assert self.watch
+        rank = first_error(self.watch.folder, self.attempt)
+        local_rank = next((k for k, (own, _, _) in enumerate(self.watch.ranks) if own == rank), None)
+        if local_rank is None or any(code < 0 for code in ended.values()):  # a signal ended the first
+            return ended
+        return {local_rank: ended.get(local_rank, 1)}
 
     def _would_fail_again(self, ended: dict[int, int]) -> bool:
         """Return whether ranks failed by themselves, not by a signal, and got no further than the attempt before."""
@@ -104,7 +114,8 @@ if __name__ == "__main__":
         processes: Any = torch.distributed.elastic.multiprocessing.api
         launcher.LocalElasticAgent = WatchedAgent
         processes.get_subprocess_handler = handler_of(zygote)
-        main(sys.argv[1:])
+        with tempfile.TemporaryDirectory(prefix="dejavu-agent-") as aside:  # torch would leave a folder for each launch
+            main([f"--log-dir={aside}", *sys.argv[1:]])
     finally:
         if zygote:
             zygote.end()

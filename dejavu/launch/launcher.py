@@ -67,7 +67,12 @@ def launch(
         hosts = look_at_hosts(client, names, pulse.folder, **ask) if client else look_here(names, pulse.folder, **ask)
         check_devices(job, hosts, needed_bytes)
         path = job.write()
-        for stale in (job.result_path, failures_path(job.folder), *Path(job.folder).glob("error-*-*.txt")):
+        for stale in (
+            job.result_path,
+            job.warnings_path,
+            failures_path(job.folder),
+            *Path(job.folder).glob("error-*-*.txt"),
+        ):
             stale.unlink(missing_ok=True)
         shutil.rmtree(heartbeats(job.folder), ignore_errors=True)
         read_bytes = job.progress_path.stat().st_size if job.progress_path.exists() else 0

@@ -12,6 +12,7 @@ from torch import nn
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
@@ -39,7 +40,7 @@ class Pipeline:
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         self._losses_group = replicas
         self.modules: dict[int, Layers] = {}
-        self.clock, stages = Clock(device), []
+        self.clock, stages = Clock(device), list[ReplicatedStage]()
         for s in plan.ranks[place.pipeline_rank]:
             span = plan.stages[s]
             module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.configuration.recompute)
@@ -53,6 +54,7 @@ class Pipeline:
             )  # fmt: skip
             self.clock.watch(stage)
             stages.append(stage)
+        self._stages = {stage.stage_index: stage for stage in stages}
         start, stop = layout.rows(place)
         self._share = (stop - start) / layout.microbatch_size
         loss = model_of(workload).loss
@@ -86,6 +88,10 @@ class Pipeline:
             torch.cuda.synchronize(self.device)
         self.clock.end_step()
         return loss
+
+    def arrived_finite(self, stage: int) -> bool:
+        """Return whether all gradients are finite that this rank's stage was sent in the last step."""
+        return are_finite(self._stages[stage].received_gradients())
 
     def clip_gradients(self, most: float) -> None:
         clip_gradients(self.modules.values(), self.configuration.num_devices, most)

@@ -88,6 +88,11 @@ class ReplicatedStage(PipelineStage):
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return [] if self.is_last else _receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
 
+    def received_gradients(self) -> list[torch.Tensor]:
+        """Return what the downstream stage has sent in the last step; a buffer for each microbatch stays."""
+        infos = [info for chunk in self.grad_recv_info.values() for info in chunk]
+        return [info.buffer.detach() for info in infos if getattr(info, "buffer", None) is not None]
+
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if self.is_first:
             return []

@@ -119,12 +119,14 @@ def train(
     *,
     device: torch.device,
     on_step: Callable[[int, float | None, float, float], None],
+    on_gradients: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Train these steps; data and learning rate depend on a step's number alone.
 
     Args:
         on_step: (step, loss or None, step seconds, optimizer seconds), after each step; may raise to stop. On a CPU
             the optimizer's are CPU seconds: waiting for other ranks' gradients, which clipping needs, does not count.
+        on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
     """
     dataset, dtype = dataset_of(workload), DTYPES[workload.dtype]
     busy = time.thread_time if device.type == "cpu" else time.perf_counter
@@ -134,6 +136,7 @@ def train(
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
         loss = executor(step, inputs, targets.to(device))
+        on_gradients(step)
         computed = busy()
         if workload.optimizer.clip_norm is not None:
             executor.clip_gradients(workload.optimizer.clip_norm)

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -30,6 +31,7 @@ with gc_frozen():
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
+    from dejavu.runtime.process.gradients import GradientWatch
     from dejavu.runtime.process.heartbeat import Heartbeat
     from dejavu.runtime.process.own_rank import own_rank
     from dejavu.runtime.process.pace import PACE, Pace
@@ -51,6 +53,7 @@ with gc_frozen():
     from dejavu.timing.training_times import StageTimes
 
 Moment = TypeVar("Moment", Timed, Span)
+FIRST_SECONDS = 5.0  # for the rank that sent garbage to fail first, upon which this one is ended
 TIMEOUT = timedelta(hours=1)  # for another rank; long, because the watchdog kills and names a stuck rank earlier
 
 
@@ -98,6 +101,9 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         keeper = SnapshotKeeper(memory, attempt_number(), rank, modules.values(), optimizer)
     pace = Pace(attempt_number(), rank) if PACE in os.environ else None
     clock, is_cpu = pipeline.clock, device.type == "cpu"
+    gradients = GradientWatch(
+        place.pipeline_rank, place.device.host, modules, pipeline.arrived_finite, job.warnings_path
+    )
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
@@ -107,6 +113,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
             if loss is not None and not math.isfinite(loss):
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}")
+        if gradients.garbage:
+            raise _diverged(job, gradients.garbage)
         heartbeat.beat(step)
         done = step + 1
         if keeper is not None:
@@ -118,6 +126,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             for module in modules.values():
                 held |= gather_state(module, optimizer)
             if bad := first_not_finite(held):
+                time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
                 raise _diverged(job, f"{bad} is not finite after step {done}")
             save_checkpoint(job.checkpoints, done, held)
             heartbeat.beat(step)
@@ -125,7 +134,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
 
     watch.begin()
     with keeper or nullcontext():
-        train(pipeline, optimizer, workload, range(first, job.last_step), device=device, on_step=on_step)
+        steps_left = range(first, job.last_step)
+        train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=gradients.look)
     steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
     dist.all_gather_object(everyone, steps)
     chosen = count_steps(everyone, is_cpu=is_cpu)
@@ -150,6 +160,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             last_step_passes=passes,
             last_step_once=once,
             step_times=chosen.times,
+            warnings=tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else (),
         )
         write_json(job.result_path, result.to_dict())
 

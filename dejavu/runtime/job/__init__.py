@@ -48,6 +48,11 @@ class TrainingJob:
         """File with one JSON line per step, written by the rank that has the loss."""
         return Path(self.folder) / "progress.jsonl"
 
+    @property
+    def warnings_path(self) -> Path:
+        """File with a line for each warning of a rank."""
+        return Path(self.folder) / "warnings.txt"
+
     def error_path(self, attempt: int, rank: int) -> Path:
         """Return the file with the error of a rank that failed by itself."""
         return Path(self.folder) / f"error-{attempt}-{rank}.txt"
@@ -149,6 +154,7 @@ class TrainingResult:
         last_step_once: when each rank, in that step, summed gradients over replicas and ran its optimizer.
         step_times: how long the last attempt's steps took, and whether other work ran at the same time.
         migrations: the changes of the plan, or of the ranks under it, while the training ran.
+        warnings: sentences of ranks about what they saw, and went on.
     """
 
     first_step: int
@@ -163,6 +169,7 @@ class TrainingResult:
     last_step_once: tuple[tuple[Span, ...], ...] = ()
     step_times: StepTimes | None = None
     migrations: tuple[Migration, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -199,6 +206,7 @@ class TrainingResult:
         known = {
             "losses": tuple(data["losses"]),
             "failures": tuple(data["failures"]),
+            "warnings": tuple(data.get("warnings", ())),
             "step_times": StepTimes(**data["step_times"]) if data.get("step_times") else None,
             "stages": stages,
             "last_step_passes": passes,

@@ -75,6 +75,16 @@ def failures_path(folder: Path | str) -> Path:
     return Path(folder) / "failures.jsonl"
 
 
+def first_error(folder: Path | str, attempt: int) -> int | None:
+    """Return the rank whose own error is the first of this attempt; None: no rank had one.
+
+    When it ends, ranks that wait for it fail as well, and their processes may end earlier.
+    """
+    found = Path(folder).glob(f"error-{attempt}-*.txt")
+    first = min(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None if first is None else int(first.stem.rpartition("-")[2])
+
+
 def write_failure(folder: Path | str, failure: Failure) -> None:
     """Append a line in one write, because several hosts may write."""
     with failures_path(folder).open("a") as file:
