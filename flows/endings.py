@@ -47,10 +47,25 @@ def ending(command: Callable[[], None], project: Path) -> None:
     except KeyboardInterrupt:
         _say_interrupted(project, before)
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        if not _is_unreachable(error):
+            raise
+        print(f"{_unreachable(error)}; what was measured, tried and saved is kept", file=sys.stderr)
+        sys.exit(FAILURE)
     except SystemExit as ended:  # typer makes an exit code of an interrupt
         if ended.code == INTERRUPTED:
             _say_interrupted(project, before)
         raise
+
+
+def _is_unreachable(error: object) -> bool:
+    """Return whether Prefect's client got no answer from its server: it says so in httpx's words."""
+    httpx = sys.modules.get("httpx")
+    return httpx is not None and isinstance(error, httpx.TransportError)
+
+
+def _unreachable(error: object) -> str:
+    return f"Prefect's server at {os.environ.get('PREFECT_API_URL', 'its address')} does not answer ({error})"
 
 
 def end_at_once_when_interrupted_again() -> None:
@@ -98,6 +113,8 @@ def _begun_training(project: Path, before: dict[Path, int]) -> Path | None:
 class Sentences(logging.Filter):
     """Log an error that users can act on, or an interrupt, once: one sentence where it was raised, and no traceback.
 
+    So is a server of Prefect that does not answer any more.
+
     Nor is a task's end logged, where it only completed.
 
     Prefect would log it again for every enclosing flow, and once more as that flow's final state.
@@ -109,12 +126,15 @@ class Sentences(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, DejavuError | KeyboardInterrupt):
-            if error is self._said:
+        unreachable = _is_unreachable(error)
+        if isinstance(error, DejavuError | KeyboardInterrupt) or unreachable:
+            if error is self._said or (unreachable and _is_unreachable(self._said)):
                 return False
             self._said = error
-            interrupted = isinstance(error, KeyboardInterrupt)
-            record.msg, record.args = ("interrupted", ()) if interrupted else ("failed: %s", (error,))
+            if isinstance(error, KeyboardInterrupt):
+                record.msg, record.args = "interrupted", ()
+            else:
+                record.msg, record.args = "failed: %s", (_unreachable(error) if unreachable else error,)
             record.exc_info, record.exc_text = None, None
         elif isinstance(record.msg, str) and INTERRUPT in record.getMessage():
             return False  # each task and flow says it twice, and the command says it at the end
@@ -158,6 +178,12 @@ def without_waiting_for_heartbeats() -> None:
 
 
 def without_tracebacks() -> None:
-    """Install `Sentences` on the loggers of Prefect's flow and task runs."""
+    """Install `Sentences` on the loggers of Prefect's flow and task runs.
+
+    What is only lost to a server that is away, each record and event of a run, is not told one by one.
+    """
     for name in RUN_LOGGERS:
         logging.getLogger(name).addFilter(_SENTENCES)
+    for name in ("prefect._internal.concurrency", "prefect.events.clients"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.raiseExceptions = False

@@ -2,7 +2,8 @@
 
 Prefect would start one too, but only if no URL is set anywhere (`prefect.toml`, a profile, the environment), it blocks
 meanwhile, and its server outlives a flow whose process is killed. This one starts while the flow is being imported, on
-a copy of an empty database, and ends when its standard input closes: with its parent, however that ends.
+a copy of an empty database, and ends when its standard input closes: with its parent, however that ends. If it is
+killed itself, it is started again: its parent keeps the socket, so that requests wait meanwhile, and the database.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from flows.room import PRIVATE_UMASK
 
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 STOP_SECONDS = 5.0
+MOST_STARTS = 4  # a server that is killed again and again has a reason
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+log = logging.getLogger("dejavu.server")
 
 
 class TemporaryServer:
@@ -43,11 +46,36 @@ class TemporaryServer:
         api_url: also in this process's environment as PREFECT_API_URL.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], api_url: str, home: Path, log: Path) -> None:
-        self.api_url = api_url
-        self._process = process
-        self._database = _database_path(home, process.pid)
-        self._log = log
+    def __init__(self, project: Path, listening: socket.socket, environment: dict[str, str], log: Path) -> None:
+        self.api_url = environment["PREFECT_API_URL"]
+        self._project, self._listening, self._environment, self._log = project, listening, environment, log
+        self._database = _database_path(Path(environment["PREFECT_HOME"]), os.getpid())
+        _remove(self._database)  # of a process that had the same number
+        self._is_stopping = False
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        place = str(self._listening.fileno())
+        with self._log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.temporary_server", place, str(self._project)],  # the project: for people
+                cwd=Path(__file__).parents[1],  # where `flows` is found, installed or not
+                env=self._environment | _server_settings(self._project),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[self._listening.fileno()],
+                umask=PRIVATE_UMASK,
+                start_new_session=True,  # a Ctrl-C is for the flow, which still reports its end to the server
+            )
+
+    def _start_again(self) -> None:
+        for _ in range(MOST_STARTS - 1):
+            self._process.wait()
+            if self._is_stopping:
+                return
+            log.warning("Prefect's server has ended (%s) and is started again", self._process.returncode)
+            self._process = self._start()
 
     def wait(self) -> None:
         """Wait until it responds; flows can run from then on.
@@ -60,6 +88,7 @@ class TemporaryServer:
             while time.monotonic() < deadline and self._process.poll() is None:
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get(f"{self.api_url}/health").is_success:
+                        threading.Thread(target=self._start_again, name="server-keeper", daemon=True).start()
                         return
                 time.sleep(0.05)
         end = "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
@@ -69,10 +98,12 @@ class TemporaryServer:
         """Kill it and remove its files."""
         if "prefect" in sys.modules:
             _send_what_is_queued()
+        self._is_stopping = True
         self._process.kill()  # its database is discarded, so there is nothing to clean up
         self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
+        self._listening.close()
         _remove(self._database)
 
     def __enter__(self) -> TemporaryServer:
@@ -97,26 +128,16 @@ def use_temporary_server(project: Path) -> TemporaryServer:
     if "prefect" in sys.modules:
         raise RuntimeError("Prefect was imported before use_temporary_server: it has already read its settings")
     project = project.resolve()
-    log = project / ".dejavu" / "logs" / "temporary_server.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("ab") as output:
-        api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-        environment = child_environment(project, {"PREFECT_API_URL": api_url})
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.temporary_server", str(listening.fileno()), str(project)],  # to be known by
-            cwd=Path(__file__).parents[1],  # where `flows` is found, installed or not
-            env=environment | _server_settings(project),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[listening.fileno()],
-            umask=PRIVATE_UMASK,
-            start_new_session=True,  # a Ctrl-C is for the flow, which still reports its end to the server
-        )
+    path = project / ".dejavu" / "logs" / "temporary_server.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listening = socket.create_server(("127.0.0.1", 0))
+    api_url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+    environment = child_environment(project, {"PREFECT_API_URL": api_url})
+    server = TemporaryServer(project, listening, environment, path)
     _use(environment)
     # It serves no pages, so Prefect's "View at" hint would mislead.
     logging.getLogger("prefect.flow_runs").addFilter(lambda record: not record.getMessage().startswith("View at "))
-    return TemporaryServer(process, api_url, Path(environment["PREFECT_HOME"]), log)
+    return server
 
 
 class RunningServer:
@@ -180,8 +201,8 @@ def _send_what_is_queued() -> None:
         worker.drain_all(timeout=STOP_SECONDS)
 
 
-def _database_path(home: Path, pid: int) -> Path:
-    return home / f"temporary-{pid}.db"
+def _database_path(home: Path, flow_pid: int) -> Path:
+    return home / f"temporary-{flow_pid}.db"
 
 
 # The server's side
@@ -193,8 +214,8 @@ def main(listening_fd: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     _sweep(home)
     template = home / f"empty-{version('prefect')}.db"
-    database = _database_path(home, os.getpid())
-    if template.exists():
+    database = _database_path(home, os.getppid())
+    if template.exists() and not database.exists():  # it exists where an earlier server of the same flow was killed
         shutil.copyfile(template, database)  # has the tables: creating them takes seconds
     os.environ[DATABASE] = f"sqlite+aiosqlite:///{database}"
 
@@ -239,10 +260,10 @@ def _keep_as(template: Path, database: Path) -> None:
 
 
 def _sweep(home: Path) -> None:
-    """Remove the databases of servers that were killed."""
+    """Remove the databases of flows that were killed together with their servers."""
     for path in home.glob("temporary-*.db"):
         pid = path.stem.removeprefix("temporary-")
-        if pid.isdigit() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             _remove(path)
 
 

@@ -81,3 +81,19 @@ def test_a_second_interrupt_ends_at_once(project: Path, phase: str) -> None:
         run.interrupt()
         assert run.process.wait(timeout=60) == INTERRUPTED, run.log.read_text()
     check_ended(project, run.log.read_text())
+
+
+def test_a_run_goes_on_when_its_own_server_is_killed(project: Path) -> None:
+    """It is started again on the same socket and database; what was asked meanwhile waits."""
+    fields = {"num_steps": 400, "compare": False, "trials": {"count": 0}}
+    with Watched(project, **fields) as run:
+        for phase in ("measuring", "training"):
+            run.wait_for(PHASES[phase])
+            (server,) = run.children("flows.temporary_server")
+            server.kill()
+        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+    log = run.log.read_text()
+    assert log.count("Prefect's server has ended (-9) and is started again") == 2, log
+    check_ended(project, log)
+    parents, children = runs_of(project)
+    assert (parents[0].info.status, children["training"].info.status) == ("FINISHED", "FINISHED")

@@ -25,6 +25,7 @@ PHASES = {  # what the log says when it has begun
 }
 PAUSE_SECONDS = 5.0  # of a rank that is stopped, and goes on
 SLOW_LINK = "20mbit"
+BURST = "256kb"  # a packet of the loopback has up to 64 KiB, and one larger than the burst never passes
 INTERRUPTED, FAILED = 130, 1
 
 
@@ -103,7 +104,7 @@ def _slow(struck: Struck) -> bool:
     if own == ours:
         return False
     words = ["nsenter", f"--net=/proc/{struck.process.pid}/ns/net", "tc", "qdisc", "add", "dev", "lo", "root", "tbf"]
-    done = subprocess.run([*words, "rate", SLOW_LINK, "burst", "32kb", "latency", "400ms"], capture_output=True)
+    done = subprocess.run([*words, "rate", SLOW_LINK, "burst", BURST, "latency", "400ms"], capture_output=True)
     return done.returncode == 0
 
 

@@ -34,7 +34,8 @@ def alone_with(database: Path) -> Iterator[None]:
         DatabaseError: a newer MLflow wrote it, or it could not be upgraded.
         sqlite3.Error: it is no database, or it cannot be written.
     """
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every table that it creates
+    # It logs every table that it creates, and a traceback of what `dejavu.track` says in a sentence.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     database.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{database}.lock", timeout=LOCK_SECONDS):
         # MLflow retries for minutes if the file is no database or cannot be written; SQLite fails at once.
