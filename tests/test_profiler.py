@@ -17,6 +17,7 @@ from dejavu.profiles.kernel import Kernel
 from dejavu.profiling import profiler as campaign
 from dejavu.profiling.collectives import collective_of, measure_collectives
 from dejavu.profiling.layers import measure_layers
+from dejavu.profiling.links import measure_link
 from dejavu.profiling.profiler import Profiler
 from dejavu.workload import Workload
 from flows.inputs import at_microbatches
@@ -59,6 +60,22 @@ def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
     assert (after.num_new, after.num_known) == (2, 1) and seen[2:] == [(0, 2), (1, 2)]
     again = first.run(["layers"])
     assert (again.num_new, again.num_known, again.not_here) == (0, 3, ())
+
+
+def test_a_size_that_its_neighbours_contradict_is_measured_again_at_once(
+    graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: other work may have delayed it, and no figure of it may stand if it was."""
+    if min(here.device_counts.values()) < 2:
+        pytest.skip("links are measured between two devices")
+    rows = list(measure_link(next(iter(here.device_counts))))
+    late = 100 * max(row.seconds for row in rows)
+    slow = replace(rows[0], seconds=late, seconds_low=late, seconds_high=late)
+    series = [[slow, *rows[1:]], rows]
+    monkeypatch.setattr(campaign, "measure_link", lambda device_type: iter(series.pop(0)))
+    Profiler(graph, tiny, here, database).run(["transfers"])
+    assert not series and not database.check()
+    assert {row.seconds for row in database.latest(kind="transfer")} == {row.seconds for row in rows}
 
 
 def test_what_was_disturbed_is_measured_again_when_it_is_quiet(

@@ -104,8 +104,13 @@ class Profiler:
             done += 1
 
         for task in tasks:
-            if task.num_missing:
-                self._keep(task.measure(step))
+            if not task.num_missing:
+                continue
+            before = self._findings()
+            self._keep(task.measure(step))
+            # Other work may have delayed one size of a series, which its neighbours then contradict.
+            if task.is_series and self._findings() - before:
+                self._keep(task.measure(lambda name: None))
         absent = tuple(name for name in self.cluster.device_types if name not in here.device_types)
         disturbed = sum(tasks_of[kind](self, name, count).num_disturbed for kind, name, count in wanted)
         return MeasureResult(total, sum(task.num_known for task in tasks), absent, disturbed)
@@ -123,6 +128,9 @@ class Profiler:
     @property
     def _own(self) -> ProfileDatabase:
         return replace(self.database, with_shipped=False)
+
+    def _findings(self) -> set[str]:
+        return {finding.what for finding in self._own.check()}
 
     def _keep(self, rows: Iterator[Measurement]) -> None:
         """Append rows as they come, in files of some seconds' work each; an interruption loses none of them."""
@@ -199,7 +207,7 @@ class Profiler:
         disturbed = [kind] if any(row.is_disturbed for row in rows) else []
         missing: list[str] = [] if rows and not self.again else [kind]
         wanted = self._with_disturbed(missing, disturbed)
-        return ProfilingTask(len(wanted), 1 - len(wanted), measure, len(disturbed))
+        return ProfilingTask(len(wanted), 1 - len(wanted), measure, len(disturbed), is_series=True)
 
     def _passes(self, device_type: str, num_devices: int) -> ProfilingTask:
         """Make the task that measures the runtime's overhead: only on CPUs, whose cores compute and communicate."""
@@ -247,7 +255,8 @@ class Profiler:
                 yield from measure_collectives(names, ranks, device_type, progress=step)
 
         size = len(SIZES_BYTES)
-        return ProfilingTask(size * len(missing), size * (wanted - len(missing)), measure, len(disturbed))
+        known_sizes = size * (wanted - len(missing))
+        return ProfilingTask(size * len(missing), known_sizes, measure, len(disturbed), is_series=True)
 
     def _own_subjects(self, kind: str, device_type: str) -> set[str]:
         """Return what of this kind was measured on this machine itself."""
@@ -263,12 +272,14 @@ class ProfilingTask:
         num_missing: measurements to take now, including disturbed ones if the machine is quiet.
         measure: calls its argument before each measurement.
         num_disturbed: measurements that were only ever taken while other work ran.
+        is_series: seconds of one thing at several sizes, which bound each other.
     """
 
     num_missing: int
     num_known: int
     measure: Measure
     num_disturbed: int = 0
+    is_series: bool = False
 
 
 KINDS: Family[Callable[[Profiler, str, int], ProfilingTask]] = Family(
