@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -153,6 +154,32 @@ def test_a_deadline_is_hit_and_never_a_hang(client: distributed.Client, tiny: Wo
         assert time.monotonic() < stop
         time.sleep(0.05)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    """Dask gives up the whole cluster then."""
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        """The first worker that appears: a fork of the forkserver, which is there first."""
+        while not killed and not over.is_set():
+            new = [one for one in psutil.Process().children(recursive=True) if one.pid not in before]
+            for process in (one for one in new if one.ppid() != os.getpid()):
+                process.kill()
+                killed.append(process.pid)
+                break
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with local_client(1, tmp_path) as client:
+            assert client.submit(os.getpid).result(timeout=60) not in killed
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) == 1
 
 
 def test_what_workers_are_forked_from_has_one_thread() -> None:

@@ -62,7 +62,7 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
         gpus: each worker sees only one GPU, and offers it as a resource.
 
     Raises:
-        TrialError: there are fewer GPUs than workers.
+        TrialError: there are fewer GPUs than workers, or workers do not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -79,7 +79,7 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
     with dask.config.set(settings):
         get_mp_context().set_forkserver_preload(list(PRELOADED))  # Dask sets its own list only once, without these
         with (
-            distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL") as cluster,
+            _cluster(workers, scheduler) as cluster,
             distributed.Client(cluster) as client,
         ):
             try:
@@ -88,6 +88,16 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
                 for name in os.environ.keys() - environment.keys():
                     del os.environ[name]
                 os.environ.update(environment)
+
+
+def _cluster(workers: dict[int, dict[str, Any]], scheduler: dict[str, Any]) -> distributed.SpecCluster:
+    """Start the processes; all of them again, where one of them was killed before it was ready."""
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            return distributed.SpecCluster(workers, scheduler, silence_logs="CRITICAL")
+        except RuntimeError as error:  # distributed's, which has closed what it had started
+            why = error
+    raise TrialError(f"the workers on this machine do not start, after {MOST_ATTEMPTS} attempts: {why}") from why
 
 
 def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:
