@@ -13,6 +13,8 @@ from dejavu.track.run import Metric, Run
 
 FLUSH_SECONDS = 10.0  # a call of MLflow takes some 30 ms of a core that ranks use, too
 SAMPLE_SECONDS = 2.0
+LOOK_SECONDS = 0.5  # until all ranks are there: a short training is over before the next sample
+MOST_LOOKS = 20  # of these, in vain where ranks are on other hosts
 RANK = "rank "  # what processes of ranks are called, with their number
 
 
@@ -60,7 +62,7 @@ def _sample(run: Run, num_ranks: int, stop: threading.Event) -> None:
     rows: list[Metric] = []
     sent_at, number = time.monotonic(), 0
     psutil.cpu_percent()  # the first answer is about nothing
-    while not stop.wait(SAMPLE_SECONDS):
+    while not stop.wait(SAMPLE_SECONDS if ranks.are_known or number >= MOST_LOOKS else LOOK_SECONDS):
         rows += [Metric(f"system/{name}", value, number, time.time()) for name, value in _machine() + ranks.sample()]
         number += 1
         if time.monotonic() - sent_at > FLUSH_SECONDS:
@@ -83,27 +85,33 @@ class _Ranks:
         self._num_ranks = num_ranks
         self._known: list[psutil.Process] = []
 
+    @property
+    def are_known(self) -> bool:
+        return len(self._known) >= self._num_ranks
+
     def sample(self) -> list[tuple[str, float]]:
+        new = [] if self.are_known else self._look()
         found: list[tuple[str, float]] = []
         try:
             for process in self._known:
                 with process.oneshot():
                     rank = process.name().replace(" ", "_")
-                    found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
+                    if process not in new:
+                        found.append((f"{rank}/cpu_percent", process.cpu_percent()))  # since the sample before
                     found.append((f"{rank}/memory_bytes", float(process.memory_info().rss)))
         except psutil.Error:  # it has just ended
             self._known = []
-        if len(self._known) < self._num_ranks:
-            self._look()
         return found
 
-    def _look(self) -> None:
+    def _look(self) -> list[psutil.Process]:
+        """Look for ranks, and return the new ones."""
         now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
         new = [one for one in now if one not in self._known]
         for process in new:
             with contextlib.suppress(psutil.Error):
                 process.cpu_percent()  # from here on its processor time is counted
         self._known += new
+        return new
 
 
 def _is_rank(process: psutil.Process) -> bool:
