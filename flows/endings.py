@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
@@ -69,7 +70,11 @@ def _unreachable(error: object) -> str:
 
 
 def end_at_once_when_interrupted_again() -> None:
-    """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends."""
+    """Let only the first Ctrl-C be an exception: all that a command started ends with its process, however it ends.
+
+    While Python takes itself down, after all threads and what was to be done at the end, a Ctrl-C changes nothing: the
+    exit code is that of the first.
+    """
 
     def first(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, second)
@@ -81,6 +86,7 @@ def end_at_once_when_interrupted_again() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, first)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is done last
 
 
 def _say_interrupted(project: Path, before: dict[Path, int]) -> None:

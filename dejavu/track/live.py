@@ -14,6 +14,7 @@ from dejavu.track.run import Metric, Run
 FLUSH_SECONDS = 10.0  # a call of MLflow takes some 30 ms of a core that ranks use, too
 SAMPLE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # until all ranks are known: a short training is over before the second sample
+MOST_LOOKS = 40  # so often; later, and where ranks are on other hosts, with each sample
 RANK = "rank "  # what processes of ranks are called, with their number
 
 
@@ -62,7 +63,7 @@ def _sample(run: Run, num_ranks: int, stop: threading.Event) -> None:
     number, sent_at = 0, time.monotonic()
     due_at = sent_at + SAMPLE_SECONDS
     psutil.cpu_percent()  # the first answer is about nothing
-    while not stop.wait(SAMPLE_SECONDS if ranks.all_known else LOOK_SECONDS):
+    while not stop.wait(LOOK_SECONDS if ranks.are_awaited else SAMPLE_SECONDS):
         found = ranks.look()
         if time.monotonic() >= due_at - LOOK_SECONDS / 2:
             found += _machine() + ranks.sample()
@@ -88,15 +89,18 @@ class _Ranks:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._known: list[psutil.Process] = []
+        self._looks = 0
 
     @property
-    def all_known(self) -> bool:
-        return len(self._known) >= self._num_ranks
+    def are_awaited(self) -> bool:
+        """Whether the next look is worth more than a sample's pause."""
+        return len(self._known) < self._num_ranks and self._looks < MOST_LOOKS
 
     def look(self) -> list[tuple[str, float]]:
         """Look for ranks that are missing; return the memory of those found, whose processor time counts from now."""
-        if self.all_known:
+        if len(self._known) >= self._num_ranks:
             return []
+        self._looks += 1
         now = [one for one in psutil.Process().children(recursive=True) if _is_rank(one)]
         found: list[tuple[str, float]] = []
         for process in (one for one in now if one not in self._known):

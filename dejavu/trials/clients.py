@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,7 @@ def local_client(num_workers: int, folder: Path, *, gpus: bool = False) -> Itera
     environment = dict(os.environ)
     with dask.config.set(settings):
         get_mp_context().set_forkserver_preload(list(PRELOADED))  # Dask sets its own list only once, without these
+        _start_forkserver()
         with (
             _cluster(workers, scheduler) as cluster,
             distributed.Client(cluster) as client,
@@ -98,6 +102,20 @@ def _cluster(workers: dict[int, dict[str, Any]], scheduler: dict[str, Any]) -> d
         except RuntimeError as error:  # distributed's, which has closed what it had started
             why = error
     raise TrialError(f"the workers on this machine do not start, after {MOST_ATTEMPTS} attempts: {why}") from why
+
+
+def _start_forkserver() -> None:
+    """Start Python's forkserver, if it does not run yet, so that it and its forks ignore interrupts.
+
+    A Ctrl-C in a terminal reaches them, too, and each would print where it was: this process ends them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there may Python say what a signal does
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _workers(num_workers: int, folder: Path, gpus: bool) -> list[dict[str, Any]]:
