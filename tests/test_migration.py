@@ -160,4 +160,5 @@ def test_a_device_that_becomes_slow_is_planned_around(tmp_path: Path) -> None:
         result, decisions = train(binding, tmp_path, 2, once(slow_down, 60), workload=long, watches=True)
     assert any("device 0 of beta takes" in str(decision) for decision in decisions)
     assert result.migrations and all(migration.steps_lost <= 1 for migration in result.migrations)
+    assert result.was_slowed and not result.kept_its_plan, "its times are none of the devices as they usually are"
     assert largest_difference(long, result.losses) < 10 * TOLERANCE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,8 @@ from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on
 from dejavu.plans import NoPlanError, Plan, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job.migration import Migration
 from dejavu.simulation import simulate_plan
 from dejavu.workload import ReplanSettings
 from tests.changing import running_problem
@@ -188,3 +191,17 @@ def test_a_margin_is_a_share_or_per_cent() -> None:
     for wrong in ("3", "x%", 1.5, "-1%"):
         with pytest.raises(ValueError, match="margin"):
             ReplanSettings.model_validate({"margin": wrong})
+
+
+@pytest.mark.parametrize("was_slowed", [False, True])
+@pytest.mark.parametrize("changed", [False, True])
+def test_times_are_told_of_a_plan_only_where_all_steps_ran_under_it_on_usual_devices(
+    was_slowed: bool, changed: bool
+) -> None:
+    plan = bound(running_on(2)).plan
+    other = replace(plan, num_microbatches=2 * plan.num_microbatches)
+    migration = Migration(3, "host h1 is lost", plan, other if changed else plan, 1.0, 0)
+    result = TrainingResult(0, (1.0,), 0.5, (), 0, None, "", migrations=(migration,), was_slowed=was_slowed)
+    assert TrainingResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert result.kept_its_plan == (not was_slowed and not changed)
+    assert result.of_its_plan.step_seconds == (0.5 if result.kept_its_plan else None)

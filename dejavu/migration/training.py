@@ -92,7 +92,7 @@ class ChangingTraining:
         self._restart_seconds = RESTART_SECONDS
         self._lost_hosts: dict[int, list[str]] = {}
         self._deaths: Counter[Seat] = Counter()
-        self._in_vain, self._furthest = 0, -1
+        self._in_vain, self._furthest, self._was_slowed = 0, -1, False
 
     def run(self) -> TrainingResult:
         """Train to the job's last step.
@@ -184,6 +184,7 @@ class ChangingTraining:
         if not changes:
             return None
         self.now = self.now.after(*changes)
+        self._was_slowed = self._was_slowed or bool(self.now.slowness or self.now.link_slowness)
         decision = replan(self.running, self.job.binding, self.now, self._remaining(), changes)
         self.on_decision(decision)
         return None if decision.stays else decision
@@ -296,7 +297,12 @@ class ChangingTraining:
         if not self.job.result_path.exists():
             raise self._error()
         result = TrainingResult.from_dict(json.loads(self.job.result_path.read_text()))
-        result = replace(result, failures=tuple(self._failures()), migrations=tuple(self.migrations))
+        result = replace(
+            result,
+            failures=tuple(self._failures()),
+            migrations=tuple(self.migrations),
+            was_slowed=self._was_slowed,
+        )
         write_json(self.job.result_path, result.to_dict())
         return result
 

@@ -155,6 +155,7 @@ class TrainingResult:
         step_times: how long the last attempt's steps took, and whether other work ran at the same time.
         migrations: the changes of the plan, or of the ranks under it, while the training ran.
         warnings: sentences of ranks about what they saw, and went on.
+        was_slowed: a device or a link was seen to take longer than usual, so that its times are none of its type's.
     """
 
     first_step: int
@@ -170,6 +171,7 @@ class TrainingResult:
     step_times: StepTimes | None = None
     migrations: tuple[Migration, ...] = ()
     warnings: tuple[str, ...] = ()
+    was_slowed: bool = False
 
     @property
     def times(self) -> TrainingTimes:
@@ -178,12 +180,12 @@ class TrainingResult:
 
     @property
     def kept_its_plan(self) -> bool:
-        """Whether all steps ran under the job's plan, so that times can be told of it."""
-        return not any(migration.changes_plan for migration in self.migrations)
+        """Whether all steps ran under the job's plan on devices as they are, so that times can be told of it."""
+        return not self.was_slowed and not any(migration.changes_plan for migration in self.migrations)
 
     @property
     def of_its_plan(self) -> TrainingResult:
-        """The same without times, where some steps ran under another plan: they would be told of the wrong one."""
+        """The same without times, where some steps ran under another plan, or slower: they would be told wrongly."""
         if self.kept_its_plan:
             return self
         return replace(self, step_seconds=None, step_times=None, stages=(), last_step_passes=(), last_step_once=())
