@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.cluster import load_cluster
+from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.rates import rates
+from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.planning import Planner, PlanRequest
 from dejavu.planning.plan_json import choice_to_dict
@@ -86,3 +87,58 @@ def test_a_choice_says_its_rates(tmp_path: Path) -> None:
 )
 def test_numbers_have_three_digits(number: float, written: str) -> None:
     assert _short(number) == written
+
+
+PRICED = """
+nodes:
+- {{name: dear, count: 2, devices: {{type: A100-SXM4-80GB, count: 4}}, price: {dear}}}
+- {{name: cheap, count: 2, devices: {{type: A100-SXM4-80GB, count: 2}}, price: {cheap}}}
+- {{name: other, count: 1, devices: {{type: T4, count: 4}}{other}}}
+links: {{default: {{bandwidth: 25 Gbit/s}}}}
+"""
+
+
+def priced(folder: Path, dear: str = "8 USD/hour", cheap: str = "3.50 USD/hour", other: str = "") -> Cluster:
+    path = folder / "cluster.yaml"
+    path.write_text(PRICED.format(dear=dear, cheap=cheap, other=other))
+    return load_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cost"),
+    [(1, 3.5), (2, 3.5), (3, 7.0), (4, 7.0), (5, 15.0), (8, 15.0), (9, 23.0), (12, 23.0)],
+)
+def test_whole_nodes_are_paid_and_the_cheapest_of_equal_devices_first(
+    devices: int, cost: float, tmp_path: Path
+) -> None:
+    cluster = priced(tmp_path)
+    stage = Stage(0, 3, StageConfiguration("A100-SXM4-80GB", 1, devices, data_parallel=devices))
+    graph = capture(GPT, "cuda")
+    found = rates(GPT, graph, cluster, Plan((stage,), "1f1b", 4), 2.0)
+    assert found.cost == (pytest.approx(cost), "USD")
+    tokens_per_hour = 3600 * 16 * 256 / 2.0
+    assert found.cost_of_1e9_tokens == pytest.approx(cost / tokens_per_hour * 1e9)
+
+
+def test_what_has_no_price_has_no_cost_and_a_price_changes_no_plan(tmp_path: Path) -> None:
+    cluster = priced(tmp_path)
+    stage = Stage(0, 3, StageConfiguration("T4"))
+    assert rates(GPT, capture(GPT, "cuda"), cluster, Plan((stage,), "1f1b", 4), 1.0).cost is None
+    dearer = priced(tmp_path, dear="80 USD/hour")
+    assert dearer.fingerprint == cluster.fingerprint and dearer != cluster
+    assert Cluster.from_dict(json.loads(json.dumps(dearer.to_dict()))) == dearer
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dear": "8"}, r"cluster.yaml:3:\d+: .*wanted a price such as '2.10 USD/hour'"),
+        ({"dear": "-8 USD/hour"}, "is negative; wanted a price"),
+        ({"dear": "0 USD/hour"}, "is zero; wanted a price"),
+        ({"dear": "8 USD/day"}, "unknown unit 'USD/day'; wanted a price"),
+        ({"dear": "8 EUR/hour"}, r"cluster.yaml:4:\d+: .*in USD, and an earlier one in EUR; wanted one currency"),
+    ],
+)
+def test_what_is_no_price_is_refused_with_its_place(fields: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        priced(tmp_path, **fields)

@@ -53,6 +53,11 @@ _FlopsPerSecond = Annotated[
 ]
 
 
+_Price = Annotated[
+    tuple[float, str], BeforeValidator(units.parse_price), _text_schema("[A-Z]{3}/hour", "2.10 USD/hour")
+]
+
+
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,6 +107,7 @@ class NodesForm(_Form):
     link: LinkForm | None = Field(
         default=None, description="between devices inside a node; from the catalogue's interconnect if absent"
     )
+    price: _Price | None = Field(default=None, description="of one node, such as 2.10 USD/hour")
 
     @model_validator(mode="after")
     def _count_or_hosts(self) -> "NodesForm":

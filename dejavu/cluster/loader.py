@@ -67,6 +67,7 @@ class _Builder:
         self._define_devices()
         self._check_names()
         self._check_devices()
+        self._check_currencies()
         self._stop_on_problems()
         groups = tuple(self._group(index, form) for index, form in enumerate(self.node_forms))
         links = self._links_between(groups)
@@ -119,6 +120,13 @@ class _Builder:
             self._problem(("nodes",), f"more than {MAX_LISTED_HOSTS:,} hosts are listed; write equal hosts as a count")
         else:
             self._check_host_names()
+
+    def _check_currencies(self) -> None:
+        priced = [(index, form.price[1]) for index, form in enumerate(self.node_forms) if form.price is not None]
+        for index, currency in priced:
+            if currency != priced[0][1]:
+                message = f"the price is in {currency}, and an earlier one in {priced[0][1]}; wanted one currency"
+                self._problem(("nodes", index, "price"), message)
 
     def _check_group_names(self) -> None:
         lines: dict[str, int] = {}
@@ -176,6 +184,7 @@ class _Builder:
             hosts=tuple(form.hosts or ()),
             devices=tuple((entry.type, entry.count) for entry in _entries(form)),
             link=self._link_inside(index, form),
+            price=form.price,
         )
 
     def _link_inside(self, index: int, form: NodesForm) -> Link:

@@ -74,6 +74,7 @@ class NodeGroup:
         hosts: their names; empty where only a count is given.
         devices: (type name, how many per node), in the order of the devices inside a node.
         link: between two devices inside one node; where a node has one device, that device's own memory.
+        price: of one node: an amount an hour, and its currency; None where it is not said. No plan depends on it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class NodeGroup:
     hosts: tuple[str, ...]
     devices: tuple[tuple[str, int], ...]
     link: Link
+    price: tuple[float, str] | None = None
 
     @property
     def devices_per_node(self) -> int:
@@ -170,6 +172,8 @@ class Cluster:
         del content["name"], content["assumptions"]
         for device_type in content["device_types"]:
             del device_type["source"]
+        for group in content["groups"]:
+            del group["price"]
         for link in [entry["link"] for entry in content["groups"] + content["links_between"]]:
             del link["assumed"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -180,7 +184,9 @@ class Cluster:
         return {
             "name": self.name,
             "groups": [
-                asdict(group) | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
+                asdict(group)
+                | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
+                | {"price": list(group.price) if group.price else None}
                 for group in self.groups
             ],
             "device_types": [
@@ -210,6 +216,7 @@ class Cluster:
                         hosts=tuple(group["hosts"]),
                         devices=tuple((type_name, count) for type_name, count in group["devices"]),
                         link=Link(**group["link"]),
+                        price=tuple(group["price"]) if group.get("price") else None,
                     )
                     for group in content["groups"]
                 ),

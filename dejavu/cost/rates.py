@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from dejavu.cluster import Cluster
@@ -22,12 +23,20 @@ class Rates:
             appendix B): of one forward and one backward pass of each example, whatever is computed again. None: a
             device's peak in this dtype is not known.
         dtype: that the products are computed in, and the peak is of.
+        cost: an hour of all nodes that the plan uses a device of, and the currency; None: a price is not said.
     """
 
     samples_per_second: float
     tokens_per_second: float | None
     utilization: float | None
     dtype: str
+    cost: tuple[float, str] | None = None
+
+    @property
+    def cost_of_1e9_tokens(self) -> float | None:
+        """In the cost's currency; of samples, where the examples are no tokens."""
+        a_second = self.samples_per_second if self.tokens_per_second is None else self.tokens_per_second
+        return None if self.cost is None else self.cost[0] / 3600.0 * 1e9 / a_second
 
 
 def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_seconds: float) -> Rates:
@@ -46,7 +55,28 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
     if all(peaks) and step_seconds > 0:
         peak = sum((peak or 0.0) * one.num_devices for peak, one in zip(peaks, ranks, strict=True))
         utilization = _flops(graph) * plan.num_microbatches / step_seconds / peak
-    return Rates(samples, samples * math.prod(shape.input_shape) if is_text else None, utilization, dtype)
+    tokens = samples * math.prod(shape.input_shape) if is_text else None
+    return Rates(samples, tokens, utilization, dtype, _cost(cluster, plan))
+
+
+def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:
+    """Return what the plan's nodes cost in an hour, each counted whole; equal devices are those of the cheapest."""
+    wanted: Counter[str] = Counter()
+    for rank in range(len(plan.ranks)):
+        one = plan.rank_configuration(rank)
+        wanted[one.device_type] += one.num_devices
+    nodes: Counter[str] = Counter()
+    groups = {group.name: group for group in cluster.groups}
+    for name, count in wanted.items():
+        having = [(dict(group.devices)[name], group) for group in cluster.groups if name in dict(group.devices)]
+        for each, group in sorted(having, key=lambda one: one[1].price[0] / one[0] if one[1].price else math.inf):
+            used = min(group.count, -(-count // each))
+            nodes[group.name], count = max(nodes[group.name], used), max(0, count - used * each)
+    prices = [(groups[name].price, count) for name, count in nodes.items() if count]
+    known = [(price, count) for price, count in prices if price is not None]
+    if not known or len(known) < len(prices):
+        return None
+    return sum(price[0] * count for price, count in known), known[0][0][1]
 
 
 def _flops(graph: Graph) -> float:

@@ -63,6 +63,14 @@ def parse_seconds(text: str) -> float:
     return float(_parse(text, _SECONDS, "a duration such as '5 us' or '1.5 ms'"))
 
 
+def parse_price(text: str) -> tuple[float, str]:
+    """Parse `"2.10 USD/hour"` to an amount an hour and its currency. Raises ValueError if it is no price above zero."""
+    wanted = "a price such as '2.10 USD/hour'"
+    found = re.search(r"\s([A-Z]{3})/hour\s*$", text) if isinstance(text, str) else None
+    currency = found[1] if found else "USD"
+    return _positive(text, {f"{currency}/hour": Fraction(1)}, wanted), currency
+
+
 def _positive(text: str, units: Mapping[str, Fraction], wanted: str) -> float:
     value = float(_parse(text, units, wanted))
     if value == 0:

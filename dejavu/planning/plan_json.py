@@ -78,12 +78,15 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _rates(found: Rates) -> dict[str, float | None]:
+def _rates(found: Rates) -> dict[str, float | str | None]:
     share = found.utilization
     return {
         "samples_per_second": found.samples_per_second if math.isfinite(found.samples_per_second) else None,
         "tokens_per_second": found.tokens_per_second,
         "model_flops_utilization_percent": None if share is None else 100.0 * share,
+        "cost_per_hour": found.cost and found.cost[0],
+        "cost_of_1e9_tokens": found.cost_of_1e9_tokens,
+        "currency": found.cost and found.cost[1],
     }
 
 

@@ -31,6 +31,12 @@ def what_it_yields(choice: Choice) -> str:
     if found.utilization is not None:
         peak = "peak of the devices it uses" if choice.chosen.num_devices > 1 else "device's peak"
         said.append(f"{found.utilization:.1%} of the {found.dtype} {peak} (MFU)")
+    if found.cost is not None:
+        what = "samples" if found.tokens_per_second is None else "tokens"
+        amount, currency = found.cost
+        said.append(
+            f"{_short(amount)} {currency}/hour, {_short(found.cost_of_1e9_tokens or 0.0)} {currency} for 10⁹ {what}"
+        )
     return f"Predicted: {', '.join(said)}."
 
 
