@@ -65,7 +65,8 @@ def _mapped(path: Path, dtype: str, vocabulary: int) -> tuple[np.ndarray, str]:
         InputError: the file cannot be mapped, or a sampled token is not of the vocabulary.
     """
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False) if path.suffix == ".npy" else _raw(path, np.dtype(dtype))
+        is_npy = path.suffix == ".npy"
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False) if is_npy else _raw(path, np.dtype(dtype))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {str(error)[:200]}", FIELD) from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
