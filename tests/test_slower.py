@@ -101,5 +101,10 @@ def test_slow_steps_are_a_suspicion_and_hosts_try_whose_link_it_is() -> None:
     assert change == LinkSlowed("h1", pytest.approx(10))  # type: ignore[arg-type]
     assert link_changes(usual, tried, NOW.after(change)) == []
     assert link_changes(usual, usual, NOW.after(change)) == [LinkSlowed("h1", 1.0)]
+    silent = {a: heard for a, heard in tried.items() if a != "h1"}  # it does not answer in time
+    assert link_changes(usual, silent, NOW) == [change]
+    assert link_changes(usual, silent, NOW.after(change)) == []
     two = {a: {b: tried[a][b] for b in tried[a] if b != "h2"} for a in ("h0", "h1")}
-    assert link_changes(usual, two, NOW) == [LinkSlowed("h0", pytest.approx(10))], "of two hosts either"  # type: ignore[arg-type]
+    (either,) = link_changes(usual, two, NOW)
+    assert either == LinkSlowed("h0", 10.0)
+    assert link_changes(usual, two, NOW.after(LinkSlowed("h0", 10.0))) == [], "and not the other one next time"

@@ -35,7 +35,7 @@ from dejavu.migration.changes import HostLost
 from dejavu.runtime.process import die_with_parent, named_parent
 from dejavu.runtime.single import train_single
 
-NUM_STEPS = 90
+NUM_STEPS, MANY_STEPS = 90, 300  # the latter where a change has to be noticed, or a host to start, before it can pay
 OURS, BASELINE, NO_REPLAN = "ours", "torchrun restart", "no re-plan"
 
 
@@ -47,7 +47,7 @@ def table(
     if unknown := set(faults) - set(known):
         raise InputError(f"there is no fault {unknown.pop()!r}; wanted one of {', '.join(map(repr, known))}")
     measured = measured_rows(site)
-    expected = train_single(WORKLOAD, Draw(), range(NUM_STEPS))
+    expected = train_single(WORKLOAD, Draw(), range(MANY_STEPS))
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     for name in faults or tuple(known):
@@ -68,7 +68,7 @@ def _rows(site: Site, fault: Any, measured: Any, expected: list[float], has: boo
     running = running_problem(measured, replicas=has)
     before = ClusterNow(running.cluster).after(*([HostLost(fault.changes[0].host)] if fault.comes else []))
     try:
-        mine = ours(site, running, fault, NUM_STEPS, replicas=has)
+        mine = ours(site, running, fault, NUM_STEPS if fault.ends_ranks else MANY_STEPS, replicas=has)
         bindings = {OURS: mine.binding, BASELINE: first_binding(running, before, replicas=has)}
         shares, _ = throughput(site, running, fault, bindings)
     finally:

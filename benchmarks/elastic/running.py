@@ -235,7 +235,7 @@ def row_of(
     """Return a row of the table."""
     difference = None
     if outcome is not None and outcome.losses:
-        difference = max(abs(a - b) for a, b in zip(outcome.losses, expected, strict=True))
+        difference = max(abs(a - b) for a, b in zip(outcome.losses, expected[: len(outcome.losses)], strict=True))
     return {
         "fault": fault.name,
         "replicas": "replicas" if replicas else "none",

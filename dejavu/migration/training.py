@@ -27,7 +27,7 @@ from dejavu.watching.links import Tried
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02
-WATCH_SECONDS = 0.2
+WATCH_SECONDS = 0.1
 SETTLING_SECONDS = 10.0  # after a change, before another because of a slower device or link: no going to and fro
 TRY_SECONDS = 10.0  # between two tries of links
 COME_SECONDS = 5.0  # between two questions for hosts that have come

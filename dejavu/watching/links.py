@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,8 @@ def fastest(usual: Tried, tried: Tried) -> dict[str, dict[str, float]]:
 def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[str, float]:
     """Return the hosts whose links to all others have become slower, or as fast as usual.
 
-    Of two hosts that only hear of each other, one is named.
+    A host is slow that hears all others slowly, or that all others hear slowly: it may not have answered in time itself.
+    Messages with a host that is known to be slow say nothing of the other end; of two hosts, one is named.
 
     Args:
         known: by host, how many times as long as usual its messages were known to take; absent: 1.
@@ -111,16 +112,27 @@ def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[s
         By host whose links have changed: times as long as usual now, to one digit; 1 as usual.
     """
     found: dict[str, float] = {}
-    for host in sorted({*tried} & {*usual}):
-        ratios = [seconds / usual[host][other] for other, seconds in tried[host].items() if other in usual[host]]
-        if not ratios:
+    for host in sorted({*tried} | {other for heard in tried.values() for other in heard}):
+        slow = {other for other, factor in {**known, **found}.items() if factor != 1} - {host}
+        factor = _factor_of(host, usual, tried, slow)
+        if factor is None:
             continue
-        before, factor = known.get(host, 1.0), min(ratios)
-        if before == 1 and factor > SLOW_LINK and not found:
+        if known.get(host, 1.0) == 1 and factor > SLOW_LINK:
             found[host] = float(f"{factor:.1g}")
-        elif before != 1 and factor < RECOVERED_LINK:
+        elif known.get(host, 1.0) != 1 and factor < RECOVERED_LINK:
             found[host] = 1.0
     return found
+
+
+def _factor_of(host: str, usual: Tried, tried: Tried, left_out: Container[str]) -> float | None:
+    """Return how slow what it hears is, or what is heard of it, each by the fastest message; None: it is not known."""
+    ratios: tuple[list[float], list[float]] = [], []
+    for receiver, heard in tried.items():
+        for sender, seconds in heard.items():
+            other = sender if receiver == host else receiver
+            if host in (receiver, sender) and other not in left_out and sender in usual.get(receiver, {}):
+                ratios[receiver == host].append(seconds / usual[receiver][sender])
+    return max((min(ways) for ways in ratios if ways), default=None)
 
 
 def with_slow_links(cluster: Cluster, slowness: Mapping[str, float]) -> Cluster:

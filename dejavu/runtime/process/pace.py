@@ -18,7 +18,7 @@ from dejavu.plans.schedule import Pass
 from dejavu.timing.clock import Clock, Timed
 
 PACE = "DEJAVU_PACE"  # in a rank's environment, where the launcher wants to be told
-EVERY_SECONDS = 0.2
+EVERY_SECONDS = 0.1  # ten reports have to agree, and a device that is slow for 30 steps is to be seen
 
 
 @dataclass(frozen=True)
