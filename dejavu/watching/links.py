@@ -102,8 +102,8 @@ def fastest(usual: Tried, tried: Tried) -> dict[str, dict[str, float]]:
 def slow_links(usual: Tried, tried: Tried, known: Mapping[str, float]) -> dict[str, float]:
     """Return the hosts whose links to all others have become slower, or as fast as usual.
 
-    A host is slow that hears all others slowly, or that all others hear slowly: it may not have answered in time itself.
-    Messages with a host that is known to be slow say nothing of the other end; of two hosts, one is named.
+    A host is slow that hears all others slowly, or that all others hear slowly: it may not have answered in time
+    itself. Messages with a host that is known to be slow say nothing of the other end; of two hosts, one is named.
 
     Args:
         known: by host, how many times as long as usual its messages were known to take; absent: 1.
