@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from dejavu.runtime.snapshots.files import (
     whole,
     write,
 )
+from dejavu.runtime.snapshots.serving import TOKEN as TOKEN_HEADER
 from dejavu.runtime.snapshots.serving import fetch, leave_copy
 from dejavu.runtime.state import CheckpointError, State, gather_state
 from dejavu.workload import OptimizerSettings
@@ -70,6 +73,40 @@ def test_a_rank_reads_its_layers_from_here_and_from_another_host(tmp_path: Path,
     with pytest.raises(CheckpointError, match="no host has the snapshot of x after step 7 of attempt 0: gone: "):
         read_start(memory, Start(0, 7, (Part(("x",), ((0, "gone"),)),)), {"x"}, rank=0)
     assert Memory.from_environment() is None
+
+
+def test_a_copy_whose_sender_is_killed_is_none(tmp_path: Path, served: tuple[Path, str]) -> None:
+    """However much of it has arrived."""
+    there, url = served
+    taken, content = Taken(0, 3, 1), packed(state_of("a", "b"), {})
+    place = urlsplit(url)
+    for arrived in (0, 1, 8, len(content) // 2, len(content) - 1):
+        with socket.create_connection((place.hostname or "", place.port or 0)) as sender:
+            head = (
+                f"PUT /0/3/1 HTTP/1.1\r\nHost: x\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: {len(content)}\r\n\r\n"
+            )
+            sender.sendall(head.encode() + content[:arrived])
+            sender.shutdown(socket.SHUT_WR)
+            assert sender.recv(1000) == b""
+        assert inventory(there) == []
+    leave_copy(url, TOKEN, taken, content)
+    assert inventory(there) == [taken]
+
+
+def test_a_damaged_snapshot_is_read_from_another_host(tmp_path: Path, served: tuple[Path, str]) -> None:
+    there, url = served
+    here, own = tmp_path / "here", state_of("a")
+    taken, content = Taken(0, 7, 0), packed(own, {})
+    part, wanted = Part(("a",), ((0, "here"), (0, "there"))), {"a"}
+    memory = Memory(str(here), "here", {"there": url}, TOKEN)
+    start = Start(0, 7, (part,))
+    write(taken.path(there), content)
+    for length in (0, 8, len(content) - 1):
+        write(taken.path(here), content[:length])
+        assert torch.equal(read_start(memory, start, wanted, rank=0)["model.a.weight"], own["model.a.weight"])
+    write(taken.path(there), content[:-1])
+    with pytest.raises(CheckpointError, match=r"no host has the snapshot .*here: .* is damaged: .*there: "):
+        read_start(memory, start, wanted, rank=0)
 
 
 def test_shards_are_put_together(tmp_path: Path, served: tuple[Path, str]) -> None:

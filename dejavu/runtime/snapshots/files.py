@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -107,11 +107,18 @@ def forget(folder: Path, kept: Collection[int]) -> None:
 
 
 def read_layers(path: Path, layers: Collection[str]) -> tuple[State, dict[str, Shard]]:
-    """Read what a file has of these layers."""
+    """Read what a file has of these layers.
+
+    Raises:
+        OSError: it is not there, or damaged.
+    """
     wanted = set(layers)
-    with safe_open(path, framework="pt") as file:
-        shards = shards_of((file.metadata() or {}).get(SHARDS))
-        state = {name: file.get_tensor(name) for name in file.keys() if belongs(name, wanted)}  # noqa: SIM118
+    try:
+        with safe_open(path, framework="pt") as file:
+            shards = shards_of((file.metadata() or {}).get(SHARDS))
+            state = {name: file.get_tensor(name) for name in file.keys() if belongs(name, wanted)}  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(f"{path} is damaged: {error}") from error
     return state, {name: shard for name, shard in shards.items() if name in state}
 
 

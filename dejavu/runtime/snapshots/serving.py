@@ -5,6 +5,7 @@ The agent of a host serves it, so it outlives the host's ranks.
 
 from __future__ import annotations
 
+import http.client
 import re
 import secrets
 import threading
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from dejavu.runtime.snapshots.files import Shard, Taken, read_layers, shards_of, shards_text, write
@@ -65,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
             layers = urllib.parse.parse_qs(asked.query).get("layer", [])
             try:
                 state, shards = read_layers(path, layers)
-            except FileNotFoundError:
+            except OSError:  # it is not there, or damaged
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
             self._send(save(state), shards_text(shards))
@@ -78,9 +80,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_PUT(self) -> None:
-        """Keep a copy of another host's snapshot."""
+        """Keep a copy of another host's snapshot, if all of it arrives: its rank may be killed while it sends."""
         if self._is_allowed() and (path := self._path(self.path)) is not None:
-            write(path, self.rfile.read(int(self.headers["Content-Length"])))
+            wanted = int(self.headers["Content-Length"])
+            content = self.rfile.read(wanted)
+            if len(content) < wanted:
+                self.close_connection = True
+                return
+            write(path, content)
             self.send_response(HTTPStatus.NO_CONTENT)
             self.end_headers()
 
@@ -114,7 +121,10 @@ def fetch(base: str, token: str, taken: Taken, layers: Collection[str]) -> tuple
     query = urllib.parse.urlencode([("layer", layer) for layer in sorted(layers)])
     asked = urllib.request.Request(f"{_url(base, taken)}?{query}", headers={TOKEN: token})
     with _open(asked) as answer:
-        return load(answer.read()), shards_of(answer.headers[SHARDS_HEADER])
+        try:
+            return load(answer.read()), shards_of(answer.headers[SHARDS_HEADER])
+        except (http.client.HTTPException, SafetensorError) as error:  # it ended while it sent
+            raise OSError(f"the answer of {base} is damaged: {error}") from error
 
 
 def leave_copy(base: str, token: str, taken: Taken, content: bytes) -> None:
