@@ -16,7 +16,7 @@ from prefect.states import State
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.process.failures import what_failed
-from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending
+from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending, without_tracebacks
 from flows.inputs import read_inputs
 from flows.room import check_room
 from tests.conftest import TINY
@@ -155,3 +155,21 @@ def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(
     assert isinstance(ended, State) and ended.is_completed()
     assert "run is complete: 8 steps are trained" in ended.message
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("client", ["prefect.events.clients", "prefect._internal.concurrency", "websockets.client"])
+def test_a_connection_that_is_lost_and_opened_again_is_no_traceback(
+    client: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # put back after the test, as the level is
+    logger = logging.getLogger(client)
+    level = logger.level
+    try:
+        without_tracebacks()
+        try:
+            raise ConnectionResetError(errno.ECONNRESET, "the server was killed")
+        except ConnectionResetError:
+            logger.exception("keepalive ping failed")
+    finally:
+        logger.setLevel(level)
+    assert capsys.readouterr() == ("", "")

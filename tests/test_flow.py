@@ -23,6 +23,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from benchmarks._processes import processes_of
 from dejavu.cluster import load_cluster
 from dejavu.plans import Plan
 from dejavu.track import sweep_killed
@@ -54,27 +55,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("prefect.yaml", "cluster.yaml", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     yield folder
-    assert not family_of(folder), "processes are left behind"
+    assert not processes_of(folder), "processes are left behind"
 
 
 def environment() -> dict[str, str]:
     """What a shell with the virtual environment active has, and nothing of Prefect's or MLflow's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "PYTEST"))}
     return {**kept, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-
-
-def family_of(folder: Path) -> list[psutil.Process]:
-    """Every process that works in the folder or was told its path."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                words = " ".join(process.cmdline())
-                if str(folder) in words or Path(process.cwd()) == folder:
-                    found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def free_port() -> str:
@@ -336,9 +323,9 @@ def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project
         run.process.send_signal(number)
         assert run.process.wait(timeout=60) != 0
     stop = time.monotonic() + 30
-    while family_of(project) and time.monotonic() < stop:
+    while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
-    assert not family_of(project)
+    assert not processes_of(project)
     sweep_killed(project)  # as the next command does
     parents, children = runs_of(project)
     assert parents[0].info.status == "KILLED"

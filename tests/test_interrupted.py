@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._processes import processes_of
 from dejavu.launch.training_lock import holder_in
 from flows.endings import INTERRUPTED
-from tests.test_flow import Watched, command, family_of, needs_two_cores, runs_of
+from tests.test_flow import Watched, command, needs_two_cores, runs_of
 from tests.test_flow import project as project  # a fixture
 
 pytestmark = [pytest.mark.integration, needs_two_cores]
@@ -29,9 +30,9 @@ SETTINGS = {"num_steps": 2000, "compare": False, "trials": {"count": 3, "steps":
 def check_ended(project: Path, log: str) -> None:
     """Nothing is left: no process, no lock, no run that is called running; and nothing is shown but sentences."""
     stop = time.monotonic() + 30
-    while family_of(project) and time.monotonic() < stop:
+    while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
-    assert not family_of(project)
+    assert not processes_of(project)
     assert holder_in(project) is None
     assert "Traceback" not in log, log
     assert not list((project / ".dejavu" / "prefect").glob("temporary-*.db*"))

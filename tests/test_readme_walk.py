@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_flow import family_of, free_port
+from benchmarks._processes import processes_of
+from tests.test_flow import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
         (tmp_path / "shared").symlink_to(ROOT.parent / "shared")
     (tmp_path / "home").mkdir()
     yield tmp_path / "project"
-    for process in family_of(tmp_path / "project"):  # where the walk was broken off
+    for process in processes_of(tmp_path / "project"):  # where the walk was broken off
         process.kill()
 
 
@@ -78,7 +79,7 @@ def test_each_line_of_the_readme_works(clone: Path) -> None:
     )
     left = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True)
     assert left.stdout.split() in ([], ["??", "step.png"]), "files that git does not ignore, but the drawing"
-    assert not family_of(clone), "processes after `dejavu down`"
+    assert not processes_of(clone), "processes after `dejavu down`"
 
 
 def _with(line: str, ports: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks._processes import processes_of
 from flows import services
 from flows.prefect_api import connect
 from tests.test_flow import (
@@ -26,7 +27,6 @@ from tests.test_flow import (
     check_records,
     command,
     environment,
-    family_of,
     free_port,
     needs_two_cores,
     plan_of,
@@ -175,12 +175,14 @@ def test_a_run_cancelled_while_it_trains_leaves_nothing(up: Up) -> None:
     """Fault 7: by Prefect's API, as its page does."""
     run = up.submit("dejavu/full", workload=LONG)
     eventually(lambda: is_training(up, run), 180, "loss")
-    before = {process.pid for process in family_of(up.project)}
+    before = {process.pid for process in processes_of(up.project)}
     up.api.post(f"/flow_runs/{run}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
     assert up.end_of(run, 60) == "CANCELLED"
     servers = {one.pid for one in up.services.processes}
     tree = {pid for server in servers for pid in (server, *(c.pid for c in psutil.Process(server).children(True)))}
-    eventually(lambda: {p.pid for p in family_of(up.project)} <= tree, 30, f"end of what it started, {before - tree}")
+    eventually(
+        lambda: {p.pid for p in processes_of(up.project)} <= tree, 30, f"end of what it started, {before - tree}"
+    )
     command(up.project, "dejavu", "plan", "--workload", "examples/workloads/small.yaml")
     parents, children = runs_of(up.project)
     assert parents[0].info.status == "KILLED"

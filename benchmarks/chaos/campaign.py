@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks._processes import processes_of
 from benchmarks.chaos.faults import FAULTS, PHASES, Fault, Struck
 from benchmarks.pipeline.full_disk import Filler, small_disk
 from dejavu.launch.training_lock import holder_in
@@ -73,18 +74,6 @@ class Project:
         """How many steps the newest complete checkpoint of each training has."""
         runs = (self.folder / ".dejavu" / "runs").glob("*/checkpoints")
         return {run: checkpoint_step(complete[-1]) for run in runs if (complete := complete_checkpoints(run))}
-
-    def family(self) -> list[psutil.Process]:
-        """Every process that works in the folder or was told its path."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                told = str(self.folder) in " ".join(process.cmdline()) or Path(process.cwd()) == self.folder
-                if told and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
 
 
 @contextmanager
@@ -217,7 +206,7 @@ def check_end(where: Project, fault: Fault, code: int | None, log: str) -> None:
 def check_left(where: Project) -> None:
     """Check that no process, lock or running record of a flow is left."""
     stop = time.monotonic() + ENDING_SECONDS
-    while (left := where.family()) and time.monotonic() < stop:
+    while (left := processes_of(where.folder)) and time.monotonic() < stop:
         time.sleep(0.1)
     where.wrong += [f"left: {process.pid} {' '.join(process.cmdline())[:80]}" for process in left]
     for process in left:

@@ -19,6 +19,8 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks._processes import processes_of
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("flows", "tasks", "prefect.yaml", "constraints.txt", "pyproject.toml")
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -151,25 +153,13 @@ class Served:
 
     def left(self, ports: Sequence[int]) -> list[str]:
         """Name what is left after `dejavu down`: processes, ports, temporary files, runs called running."""
-        found = [f"process {one.pid}: {' '.join(one.cmdline())[:80]}" for one in self._family()]
+        found = [f"process {one.pid}: {' '.join(one.cmdline())[:80]}" for one in processes_of(self.folder)]
         found += [f"port {port}" for port in ports if _answers(port)]
         found += [f"{path}" for path in sorted(self.temporary.iterdir()) if path.name not in OTHERS]
         found += [f"{path}" for path in sorted((self.folder / ".dejavu").rglob("*")) if _is_temporary(path)]
         if (self.folder / ".dejavu" / "mlflow-spool").exists():
             found += [f"{path}" for path in (self.folder / ".dejavu" / "mlflow-spool").iterdir()]
         return found + [f"shared memory {name}" for name in sorted(_unused_shared_memory() - self.shared_before)]
-
-    def _family(self) -> list[psutil.Process]:
-        """Every process that works in the folder or was told its path."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                told = str(self.folder) in " ".join(process.cmdline()) or Path(process.cwd()) == self.folder
-                if told and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dejavu.binding import Binding
-from dejavu.cluster import Cluster, Device, Link, NodeGroup, pair
+from dejavu.cluster import Cluster, Device, Link, NodeGroup
 from dejavu.cost.collectives.transfer import TransferCost, typical_link
 from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.errors import InputError
@@ -26,6 +26,7 @@ from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.watching.links import slower_links
 from dejavu.workload import Workload
 
 
@@ -170,7 +171,7 @@ def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
         name=now.cluster.name,
         groups=tuple(groups),
         device_types={k.name: replace(now.cluster.device_types[k.type_name], name=k.name) for k in kinds.values()},
-        links_between=_links(now.cluster, links),
+        links_between=slower_links(now.cluster, links),
     )
     prices = _Prices(running, cluster, kinds)
     search, every = prices.priced(fitting=True), prices.priced(fitting=False)
@@ -202,16 +203,6 @@ def _join(groups: list[NodeGroup], name: str, host: str, kinds: list[str], link:
             return group.count
     groups.append(NodeGroup(name, 1, (host,), counts, link))
     return 0
-
-
-def _links(cluster: Cluster, groups: Mapping[str, tuple[str, float]]) -> dict[tuple[str, str], Link]:
-    found = {}
-    for a, (before_a, slow_a) in groups.items():
-        for b, (before_b, slow_b) in groups.items():
-            link = cluster.links_between.get(pair(before_a, before_b))
-            if link is not None:
-                found[pair(a, b)] = replace(link, bytes_per_second=link.bytes_per_second / max(slow_a, slow_b))
-    return found
 
 
 class _Prices:

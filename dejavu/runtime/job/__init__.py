@@ -227,6 +227,12 @@ def parse_progress(line: bytes) -> tuple[int, float] | None:
     return row["step"], row["loss"]
 
 
+def read_losses(progress: Path) -> dict[int, float]:
+    """Return the loss of each step that a file of progress has; of a step that was repeated, the last."""
+    rows = map(parse_progress, progress.read_bytes().splitlines()) if progress.is_file() else ()
+    return dict(row for row in rows if row)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)

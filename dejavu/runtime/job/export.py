@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import format_bytes
-from dejavu.runtime.job import TrainingJob, parse_progress
+from dejavu.runtime.job import TrainingJob, read_losses
 from dejavu.runtime.state import State, checkpoint_step, complete_checkpoints, read_weights, weight_sizes
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of
@@ -83,7 +83,7 @@ def export(training: Path, checkpoint: Path, to: str, folder: Path) -> Exported:
     _check_room(folder, sum(sizes.values()))
     names = model.weight_names(dataset_of(job.workload).shape, sizes)
     trained = checkpoint_step(checkpoint)
-    loss = _loss_at(training / job.progress_path.name, trained - 1)
+    loss = read_losses(training / job.progress_path.name).get(trained - 1)
     about = {"format": "pt", "step": trained, "loss": loss, "model": job.workload.model, "training": training.name}
     said = {key: str(value) for key, value in about.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,11 +117,6 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
         raise InputError(
             f"{folder}: the weights take {format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} are free there"
         )
-
-
-def _loss_at(progress: Path, step: int) -> float | None:
-    rows = map(parse_progress, progress.read_bytes().splitlines()) if progress.is_file() else ()
-    return dict(row for row in rows if row).get(step)
 
 
 def _renamed(state: State, names: Mapping[str, str]) -> State:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.foundation.errors import InputError
-from dejavu.runtime.job import earlier_job, parse_progress
+from dejavu.runtime.job import earlier_job, read_losses
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.workload import Workload
 
@@ -58,6 +58,4 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
                 "folder, and the training continues from the checkpoint before it"
             ) from error
     progress = folder / job.progress_path.name
-    rows = map(parse_progress, progress.read_bytes().splitlines()) if progress.is_file() else ()
-    losses = dict(row for row in rows if row)
-    return EarlierTraining(folder, step, workload.num_steps, losses.get(step - 1))
+    return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))

@@ -140,6 +140,23 @@ class Model(ABC):
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
+def renamed(names: Iterable[str], modules: Mapping[str, str]) -> dict[str, str]:
+    """Return weights' names with their module's replaced, `blocks.0.weight` for `blocks_0.weight`.
+
+    Args:
+        modules: the outer name of a layer, or of a module inside it, which has precedence; of the whole model it is
+            empty. Weights of others are left out.
+    """
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        known = [length for length in (1, 2) if ".".join(parts[:length]) in modules]
+        if known:
+            outer = modules[".".join(parts[: known[-1]])]
+            found[name] = ".".join([*([outer] if outer else []), *parts[known[-1] :]])
+    return found
+
+
 def check_whole_numbers(model: Model, *names: str) -> None:
     """Check that these settings are whole numbers ≥ 1.
 

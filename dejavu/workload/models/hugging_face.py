@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, check_tokens
+from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, check_tokens, renamed
 
 PREFIX = "hf:"
 # Left out, because a step has to give the same loss under every plan.
@@ -138,9 +137,11 @@ FAMILIES: dict[str, Family] = {
         lambda module, config: Head(nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon), config),
         "GPT2LMHeadModel",
         {
-            **_names("", "transformer.h.{}", "transformer.ln_f"),
             "embedding.token": "transformer.wte",
             "embedding.position": "transformer.wpe",
+            "block": "transformer.h.{}",
+            "head.norm": "transformer.ln_f",
+            "head.logits": "lm_head",
         },
     ),
     "gpt_neox": Family(
@@ -209,8 +210,11 @@ class HuggingFace(Model):
 
     def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
         """Return the names in transformers' own whole model."""
-        outer = FAMILIES[self._config().model_type].names
-        return {name: rewritten for name in names if (rewritten := _rewritten(name, outer)) is not None}
+        config = self._config()
+        outer = dict(FAMILIES[config.model_type].names)
+        block = outer.pop("block")
+        blocks = {f"block{i}.block": block.format(i) for i in range(config.num_hidden_layers)}
+        return renamed(names, {**outer, **blocks})
 
     def save_config(self, folder: Path) -> None:
         """Write the config.json of the model as it was trained: its head has weights of its own."""
@@ -251,18 +255,6 @@ class HuggingFace(Model):
         module = _module(family)
         rotary = getattr(module, family.rotary)(config=config) if family.rotary else None
         return Block(getattr(module, family.block)(config, layer_idx=index), rotary)
-
-
-def _rewritten(name: str, outer: Mapping[str, str]) -> str | None:
-    """Return a weight's name with its module's outer one; None: the whole model has no such weight."""
-    if found := re.match(r"block(\d+)\.block\.", name):
-        return f"{outer['block'].format(found[1])}.{name[found.end() :]}"
-    parts = name.split(".")
-    for length in (2, 1):
-        module = ".".join(parts[:length])
-        if outer.get(module):
-            return ".".join([outer[module], *parts[length:]])
-    return None
 
 
 def _module(family: Family) -> Any:

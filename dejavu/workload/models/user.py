@@ -15,7 +15,7 @@ from torch import nn
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, source_hash
+from dejavu.workload.models._base import LayerBuilder, Model, renamed, source_hash
 
 WHOLE = "model"  # the name of the one layer of a model that cannot be cut
 _BATCH_SIZE = 2  # of the examples on which a model's boundaries are looked for; nothing is computed
@@ -44,12 +44,12 @@ class UserModel(Model):
     def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
         """Return the names in the factory's own module, `blocks.0.weight` for `blocks_0.weight`."""
         groups, _ = self._cut(shape)
-        outer = {WHOLE: ""} if not groups else {}
+        outer = {} if groups else {WHOLE: ""}
         for group in groups:
             layer = _layer_name(group)
             single = len(group) == 1
-            outer |= {layer if single else f"{layer}.{_layer_name((name,))}": f"{name}." for name in group}
-        return {name: rewritten for name in names if (rewritten := _rewritten(name, outer)) is not None}
+            outer |= {layer if single else f"{layer}.{_layer_name((name,))}": name for name in group}
+        return renamed(names, outer)
 
     @property
     def code(self) -> str:
@@ -78,15 +78,6 @@ class UserModel(Model):
 def _layer_name(group: tuple[str, ...]) -> str:
     """Name a layer without dots, which separate a layer's name from its weights' in checkpoints."""
     return (group[0] if len(group) == 1 else f"{group[0]}-{group[-1]}").replace(".", "_")
-
-
-def _rewritten(name: str, prefixes: Mapping[str, str]) -> str | None:
-    """Return a weight's name with the longest of these beginnings replaced; None: it has none of them."""
-    layer, _, rest = name.partition(".")
-    part, _, weight = rest.partition(".")
-    if f"{layer}.{part}" in prefixes:
-        return prefixes[f"{layer}.{part}"] + weight
-    return prefixes[layer] + rest if layer in prefixes else None
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
