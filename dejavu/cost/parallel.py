@@ -117,8 +117,10 @@ class ParallelPrices:
             configuration, [float(size) for size in weights_L], gradient
         )
         device = self._cluster.device_types[configuration.device_type]
+        tied_L = [self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in layers]
+        once_L = passes.optimizer_L + per_byte * weights_L + np.array(tied_L)
         memory = configuration_memory(configuration, graph, workload, device, examples)
-        return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
+        return _Column(forward, backward, once_L, latency, memory)
 
     def _communication(
         self,

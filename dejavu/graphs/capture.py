@@ -6,7 +6,7 @@ that was traced before on an equal input is not traced again, neither in this pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -64,6 +64,8 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             traced[key] = tracing.layer(builder, inputs, end if last else None)
         layer, inputs = traced[key]
         layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    for position, size in tied_bytes(builders, dtype).items():
+        layers[position] = replace(layers[position], tied_bytes=size)
     if layers[-1].output_shape[-1] < shape.num_classes:
         raise CaptureError(
             f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
@@ -71,6 +73,21 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             f"as many or more in the last dimension"
         )
     return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
+
+
+def tied_bytes(builders: Sequence[LayerBuilder], dtype: torch.dtype) -> dict[int, int]:
+    """Return the bytes of each layer's tied weights, by its position; of layers that have none, nothing."""
+    position_of = {builder.name: position for position, builder in enumerate(builders)}
+    found: dict[int, int] = {}
+    for position, builder in enumerate(builders):
+        if builder.tied:
+            with fake_tensors():
+                module = builder.build()
+            for own, used in builder.tied:
+                size = module.get_parameter(own).numel() * dtype.itemsize
+                for end in (position, position_of[used.partition(".")[0]]):
+                    found[end] = found.get(end, 0) + size
+    return found
 
 
 class Form(NamedTuple):

@@ -11,6 +11,7 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
+from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -60,6 +61,10 @@ class Pipeline:
         loss = model_of(workload).loss
         weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * self._share)
         self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
+        self._ties = ties_of(builders)
+        layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
+        tied = TiedGradients(self._ties, layers, layout, place)
+        self._sum_tied = self.clock.watch_once(tied.sum_gradients) if self._ties else tied.sum_gradients
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
 
     @property
@@ -80,6 +85,7 @@ class Pipeline:
         arguments = (self._own(inputs),) if self._is_first else ()
         known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
+        self._sum_tied()
         mean = torch.stack(losses).mean().detach() if self._is_last else None
         if mean is not None and self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
@@ -94,7 +100,8 @@ class Pipeline:
         return are_finite(self._stages[stage].received_gradients())
 
     def clip_gradients(self, most: float) -> None:
-        clip_gradients(self.modules.values(), self.configuration.num_devices, most)
+        counted = [one for module in self.modules.values() for one in without_copies(module, self._ties)]
+        clip_gradients(list(self.parameters()), counted, self.configuration.num_devices, most)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""

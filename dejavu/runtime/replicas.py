@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.state import local_of
 from dejavu.workload.models import LayerBuilder
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -63,7 +64,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            local = _local(parameter.grad)
+            local = local_of(parameter.grad)
             by_dtype.setdefault(local.dtype, []).append(local)
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -72,30 +73,30 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
             gradient.copy_(part.view_as(gradient))
 
 
-def clip_gradients(modules: Iterable[nn.Module], num_devices: int, most: float) -> float:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], counted: Iterable[nn.Parameter], num_devices: int, most: float
+) -> float:
     """Clip the gradients of the whole model to a global norm of at most `most`; return the norm before.
 
     Every rank of the world calls it. Gradients that several devices of a pipeline rank hold alike are counted once.
 
     Args:
+        parameters: of this rank's stages.
+        counted: those of them that count in the norm.
         num_devices: of this rank's pipeline rank.
     """
-    gradients = [p.grad for module in modules for p in module.parameters() if p.grad is not None]
+    gradients, in_norm = ([p.grad for p in some if p.grad is not None] for some in (parameters, counted))
     squares = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        squares += _local(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
-    device = _local(gradients[0]).device if gradients else torch.device("cpu")
+    for gradient in in_norm:
+        squares += local_of(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
+    device = local_of(gradients[0]).device if gradients else torch.device("cpu")
     total = squares.to(device if device.type == "cuda" else "cpu")
     dist.all_reduce(total)
     norm = float(total.sqrt())
     if norm > most:
         for gradient in gradients:
-            _local(gradient).mul_(most / norm)
+            local_of(gradient).mul_(most / norm)
     return norm
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parts(tensor: torch.Tensor) -> int:

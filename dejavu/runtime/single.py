@@ -17,9 +17,10 @@ from dejavu.init import SCHEMES, Draw, calibrate
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial
-from dejavu.runtime.training import Layers, WholeModel, build_layers, train
+from dejavu.runtime.training import Layers, WholeModel, build_layers, tie_weights, train
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of
 
 OnFirst = Callable[[float, float], None]
 
@@ -34,8 +35,7 @@ class _Watched(WholeModel):
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         loss = super().__call__(step, inputs, targets)
         if step == 0:
-            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-            self.on_first(loss, nn.utils.get_total_norm(gradients).item())
+            self.on_first(loss, self.gradient_norm())
         return loss
 
 
@@ -66,7 +66,7 @@ def train_single(
         if start_from:
             restore_state(module, optimizer, read_trial(start_from, {name for name, _ in module.named_children()}))
         elif named(SCHEMES, draw.scheme).calibrated:
-            _calibrate(module, workload, device)
+            _calibrate(module, workload, draw, device)
         losses: list[float] = []
 
         def on_step(step: int, loss: float | None, seconds: float, per_step_seconds: float) -> None:
@@ -83,10 +83,11 @@ def train_single(
         torch.set_num_threads(threads)
 
 
-def _calibrate(module: Layers, workload: Workload, device: torch.device) -> None:
+def _calibrate(module: Layers, workload: Workload, draw: Draw, device: torch.device) -> None:
     """Rescale weights on the training's first batch, whatever steps come now: they depend on the draw alone."""
     inputs, _ = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
     calibrate(module, inputs.to(device, DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs.to(device))
+    tie_weights(dict(module.named_children()), layers_of(workload), draw)
 
 
 def trained_module(job: TrainingJob, checkpoint: Path) -> tuple[nn.Module, torch.Tensor]:

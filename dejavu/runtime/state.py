@@ -63,7 +63,7 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            _local(tensor).copy_(_part(state[f"model.{name}"], tensor))
+            local_of(tensor).copy_(own_part(state[f"model.{name}"], tensor))
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
         found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -71,11 +71,12 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
             optimizer.state[parameter] = {what: _like(value, parameter) for what, value in found.items()}
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this device holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def own_part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """Return this device's part of a whole tensor."""
     if not isinstance(held, DTensor):
         return whole
@@ -88,13 +89,13 @@ def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
         return whole
     moment = torch.zeros_like(parameter.data, dtype=whole.dtype)
-    _local(moment).copy_(_part(whole, moment))
+    local_of(moment).copy_(own_part(whole, moment))
     return moment
 
 
 def first_not_finite(state: Mapping[str, torch.Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity on this device; None: all are finite."""
-    return next((name for name, tensor in state.items() if not _local(tensor).isfinite().all()), None)
+    return next((name for name, tensor in state.items() if not local_of(tensor).isfinite().all()), None)
 
 
 def belongs(name: str, layers: set[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -88,7 +89,23 @@ def build_layers(
         (builder.name, draw_layer(builder, draw, position=position, depth=len(builders)))
         for position, builder in enumerate(builders[start:stop], start)
     )
+    tie_weights(drawn, builders, draw)
     return Layers(drawn, workload, start, recompute=recompute).to(device, DTYPES[workload.dtype])
+
+
+def tie_weights(layers: Mapping[str, nn.Module], builders: Sequence[LayerBuilder], draw: Draw) -> None:
+    """Give a tied weight its owner's values; an owner that is not among these layers is drawn for it."""
+    for tie in ties_of(builders):
+        copy = tie.copy.of(layers)
+        if copy is None:
+            continue
+        at, known = tie.owner.position, dict(layers)
+        if tie.owner.layer not in known:
+            known[tie.owner.layer] = draw_layer(builders[at], draw, position=at, depth=len(builders))
+        owner = tie.owner.of(known)
+        assert owner is not None
+        with torch.no_grad():
+            copy.copy_(owner)
 
 
 class WholeModel:
@@ -96,6 +113,8 @@ class WholeModel:
 
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
+        self.ties = ties_of(layers_of(workload))
+        self._tied = TiedGradients(self.ties, dict(module.named_children()), None, None)
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         losses = []
@@ -105,10 +124,16 @@ class WholeModel:
             loss = self.loss(self.module(x), y)
             (loss / self.num_microbatches).backward()
             losses.append(loss.item())
+        self._tied.sum_gradients()
         return sum(losses) / len(losses)
 
     def clip_gradients(self, most: float) -> None:
-        nn.utils.clip_grad_norm_(self.module.parameters(), most)
+        nn.utils.clip_grads_with_norm_(self.module.parameters(), most, torch.tensor(self.gradient_norm()))
+
+    def gradient_norm(self) -> float:
+        """Return the norm of all gradients, a tied weight's once."""
+        counted = without_copies(self.module, self.ties)
+        return nn.utils.get_total_norm([p.grad for p in counted if p.grad is not None]).item()
 
 
 def train(

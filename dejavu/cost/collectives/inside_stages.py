@@ -70,6 +70,20 @@ class StageCollectives:
             for name in names
         )
 
+    def tied_seconds(self, device_type: str, size_bytes: float) -> float:
+        """Price what the ends of a tied weight tell each other once a step, over the slowest link of this type.
+
+        Each tells its own gradient, one after the other. Where both ends are on one rank, nothing is told: there it is
+        an upper bound.
+
+        Args:
+            size_bytes: of the gradient.
+        """
+        if not size_bytes:
+            return 0.0
+        link = between_link(self._cluster, device_type)
+        return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
+
     def per_step_line(
         self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
     ) -> tuple[float, float]:

@@ -80,12 +80,15 @@ class LayerBuilder:
         tensor_parallel: how it may be sharded; None: not at all.
         residual: names of the modules inside the layer whose output is added to a residual stream; a scheme may draw
             their weights smaller. Empty: none is known.
+        tied: weights that are the same matrix as an earlier layer's throughout the training, each as (own name,
+            `<layer>.<weight>` of that one). Both layers hold it, and may be on different stages.
     """
 
     name: str
     build: Callable[[], nn.Module]
     tensor_parallel: TensorParallel | None = None
     residual: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
 
 
 class Model(ABC):
