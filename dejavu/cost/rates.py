@@ -48,7 +48,7 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
     shape = dataset_of(workload).shape
     samples = workload.batch_size / step_seconds if step_seconds > 0 else math.inf
     is_text = not shape.input_dtype.is_floating_point
-    dtype = "bfloat16" if workload.mixed_precision else workload.dtype
+    dtype = workload.autocast or workload.dtype
     ranks = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
     peaks = [cluster.device_types[one.device_type].peak_flops_per_second.get(dtype) for one in ranks]
     utilization = None

@@ -29,6 +29,7 @@ class Pipeline:
     Attributes:
         modules: the layers of each of the rank's stages, by stage.
         clock: when each pass ran.
+        loss_scale: what the loss of the next step is multiplied by, and with it the gradients.
     """
 
     def __init__(self, workload: Workload, draw: Draw, layout: Layout, place: Placement, device: torch.device) -> None:
@@ -57,9 +58,10 @@ class Pipeline:
             stages.append(stage)
         self._stages = {stage.stage_index: stage for stage in stages}
         start, stop = layout.rows(place)
-        self._share = (stop - start) / layout.microbatch_size
+        self.loss_scale = 1.0
+        self._part = (stop - start) / workload.batch_size  # of the step that this replica has of each microbatch
         loss = model_of(workload).loss
-        weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * self._share)
+        weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * (self._part * self.loss_scale))
         self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
         self._ties = ties_of(builders)
         layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
@@ -86,10 +88,10 @@ class Pipeline:
         known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
         self._sum_tied()
-        mean = torch.stack(losses).mean().detach() if self._is_last else None
+        mean = torch.stack(losses).sum().detach() if self._is_last else None
         if mean is not None and self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
-        loss = None if mean is None else float(mean)
+        loss = None if mean is None else float(mean) / self.loss_scale
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.clock.end_step()

@@ -35,7 +35,7 @@ class _Watched(WholeModel):
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         loss = super().__call__(step, inputs, targets)
         if step == 0:
-            self.on_first(loss, self.gradient_norm())
+            self.on_first(loss, self.gradient_norm() / self.loss_scale)
         return loss
 
 

@@ -141,11 +141,11 @@ class ListedSchedule(_PipelineScheduleRuntime):
     """Torch's runtime executing torch's own action list of any schedule, also of schedules with one stage per rank.
 
     One runtime for all, so that what is simulated is what runs, messages overlap with computation under every schedule,
-    and shapes are known beforehand.
+    and shapes are known beforehand. Gradients add up as they are: the loss of a microbatch is its part of the step's.
     """
 
     def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__(stages, num_microbatches, loss_fn=loss)  # type: ignore[no-untyped-call]  # torch's has no types
+        super().__init__(stages, num_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
         self._prepare_schedule_with_comms(torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches))
 
     def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:

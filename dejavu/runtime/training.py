@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.gradients.scaling import LossScale
 from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
@@ -29,7 +30,13 @@ class DivergedError(DejavuError):
 
 
 class Executor(Protocol):
-    """Runs a batch forward and backward and leaves the mean gradient in `.grad`."""
+    """Runs a batch forward and backward and leaves the mean gradient in `.grad`.
+
+    Attributes:
+        loss_scale: what the loss is multiplied by before the backward pass, and with it the gradients.
+    """
+
+    loss_scale: float
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Return the batch's mean loss, or None on a rank that does not have it."""
@@ -52,17 +59,18 @@ class Layers(nn.Sequential):
     def __init__(self, layers: OrderedDict[str, nn.Module], workload: Workload, start: int, *, recompute: bool) -> None:
         super().__init__(layers)
         self.start, self.recompute = start, recompute
-        self.seed, self.mixed_precision = workload.seed, workload.mixed_precision
+        self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key = f"{self.seed} {self.step} {self.microbatch} {self.first_example}"
         stream = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed_precision):
+        autocast = getattr(torch, self.autocast) if self.autocast else None
+        with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
                 x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
-                if self.mixed_precision and x.is_floating_point():
+                if autocast is not None and x.is_floating_point():
                     x = x.float()  # so that messages do not depend on where the cut is
         return x
 
@@ -113,6 +121,7 @@ class WholeModel:
 
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
+        self.loss_scale = 1.0
         self.ties = ties_of(layers_of(workload))
         self._tied = TiedGradients(self.ties, dict(module.named_children()), None, None)
 
@@ -122,7 +131,7 @@ class WholeModel:
         self.module.step = step
         for self.module.microbatch, (x, y) in enumerate(pairs):
             loss = self.loss(self.module(x), y)
-            (loss / self.num_microbatches).backward()
+            (loss * (self.loss_scale / self.num_microbatches)).backward()
             losses.append(loss.item())
         self._tied.sum_gradients()
         return sum(losses) / len(losses)
@@ -154,17 +163,22 @@ def train(
         on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
     """
     dataset, dtype = dataset_of(workload), DTYPES[workload.dtype]
+    scale = LossScale(optimizer) if workload.autocast == "float16" else None
     busy = time.thread_time if device.type == "cpu" else time.perf_counter
     for step in steps:
         inputs, targets = dataset.batch(step, workload.batch_size, seed=workload.seed)
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
+        executor.loss_scale = 1.0 if scale is None else scale.scale
         loss = executor(step, inputs, targets.to(device))
-        on_gradients(step)
+        are_usable = scale is None or scale.unscale(step)
+        if are_usable:
+            on_gradients(step)
         computed = busy()
-        if workload.optimizer.clip_norm is not None:
+        if are_usable and workload.optimizer.clip_norm is not None:
             executor.clip_gradients(workload.optimizer.clip_norm)
         set_learning_rate(optimizer, workload, step)
-        optimizer.step()
+        if are_usable:
+            optimizer.step()
         on_step(step, loss, time.perf_counter() - started, busy() - computed)

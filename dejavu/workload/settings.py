@@ -163,8 +163,8 @@ class Workload(_Record):
         held_out: share of the examples that are never trained on, to test with; which ones depends on `seed`. Of a text
             or of tokens it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
         sequence_length: characters or tokens in one example, where the data is no images.
-        mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
-            crosses a cut stay float32.
+        mixed_precision: layers compute in `bfloat16` (`true`: likewise) or `float16` where torch's autocast holds that
+            safe; weights, gradients and what crosses a cut stay float32. With float16 the loss is scaled.
         batch_size: examples in one step, over all devices.
         schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
         num_microbatches: into how many equal parts a step is split (gradient accumulation).
@@ -192,7 +192,7 @@ class Workload(_Record):
     num_microbatches: int = Field(8, ge=1)
     schedule: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
-    mixed_precision: bool = False
+    mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
     num_steps: int = Field(160, ge=1)
     checkpoint_every: int = Field(10, ge=1)
@@ -210,6 +210,16 @@ class Workload(_Record):
                 "their own masters; wanted dtype: bfloat16, or no master_weights"
             )
         return optimizer
+
+    @field_validator("mixed_precision")
+    @classmethod
+    def _scaled_gradients_are_wide(cls, found: bool | str, info: ValidationInfo) -> bool | str:
+        if found == "float16" and info.data.get("dtype") != "float32":
+            raise ValueError(
+                f"mixed_precision float16 keeps weights and gradients in float32, and dtype is "
+                f"{info.data.get('dtype')!r}; wanted dtype: float32, or mixed_precision: bfloat16"
+            )
+        return found
 
     @field_validator("text")
     @classmethod
@@ -273,6 +283,13 @@ class Workload(_Record):
                 f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
             )
         return trials
+
+    @property
+    def autocast(self) -> Literal["bfloat16", "float16"] | None:
+        """The type in which layers compute where that is safe; None: that of the weights."""
+        if isinstance(self.mixed_precision, bool):
+            return "bfloat16" if self.mixed_precision else None
+        return self.mixed_precision
 
     @property
     def trial_steps(self) -> int:
