@@ -53,7 +53,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
         (size, *shape.input_shape), dtype if shape.input_dtype.is_floating_point else shape.input_dtype
     )
     end = End(model, Form.contiguous((size, *shape.target_shape), torch.int64))
-    tracing = _Tracing(dtype, kind, kept)
+    tracing = _Tracing(dtype, workload.autocast, kind, kept)
     builders = layers_of(workload)
     layers: list[Layer] = []
     traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
@@ -147,8 +147,8 @@ Traced = tuple[Layer, Form]
 class _Tracing:
     """Traces the layers of one model, or reuses those that were traced before."""
 
-    def __init__(self, dtype: torch.dtype, kind: Kind, kept: KeptLayers | None) -> None:
-        self._dtype, self._kind, self._kept = dtype, kind, kept
+    def __init__(self, dtype: torch.dtype, computes_in: str | None, kind: Kind, kept: KeptLayers | None) -> None:
+        self._dtype, self._computes_in, self._kind, self._kept = dtype, computes_in, kind, kept
 
     @cached_property
     def _mode(self) -> FakeTensorMode:
@@ -161,7 +161,8 @@ class _Tracing:
         """Return one layer, and its output: as a form, where that is sufficient."""
         if self._kept is None or not isinstance(inputs, Form):
             return self._trace(builder, inputs, end)
-        asked = (builder, inputs, str(self._dtype).removeprefix("torch."), self._kind, end)
+        types = "+".join([str(self._dtype).removeprefix("torch."), *([self._computes_in] if self._computes_in else [])])
+        asked = (builder, inputs, types, self._kind, end)
         known = self._kept.load(*asked)
         if known is not None:
             return known
@@ -179,7 +180,7 @@ class _Tracing:
         with fake_tensors(self._mode):
             received = inputs.tensor() if isinstance(inputs, Form) else inputs
             loss = _loss_of(end.model.loss, end.target.tensor()) if end else None
-            layer, output = trace_layer(built, received, self._dtype, loss)
+            layer, output = trace_layer(built, received, self._dtype, loss, self._computes_in)
             return layer, Form.of(output) or output
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dejavu.foundation.autocast import autocast
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
@@ -65,13 +66,10 @@ class Layers(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key = f"{self.seed} {self.step} {self.microbatch} {self.first_example}"
         stream = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-        autocast = getattr(torch, self.autocast) if self.autocast else None
-        with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+        with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
-                x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
-                if autocast is not None and x.is_floating_point():
-                    x = x.float()  # so that messages do not depend on where the cut is
+                x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
         return x
 
 
