@@ -11,6 +11,7 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
+from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -80,14 +81,26 @@ class Pipeline:
         arguments = (self._own(inputs),) if self._is_first else ()
         known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
-        mean = torch.stack(losses).mean().detach() if self._is_last else None
-        if mean is not None and self._losses_group is not None:
-            dist.all_reduce(mean, group=self._losses_group)
-        loss = None if mean is None else float(mean)
+        loss = self._mean(losses)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.clock.end_step()
         return loss
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""
+        own = self._own(inputs) if self._is_first else None
+        with evaluating(list(self.modules.values())):
+            return self._mean(self._schedule.evaluate(own, self._own(targets) if self._is_last else None))
+
+    def _mean(self, losses: list[torch.Tensor]) -> float | None:
+        """Return the mean over microbatches and replicas, on ranks that hold the last stage."""
+        if not self._is_last:
+            return None
+        mean = torch.stack(losses).mean().detach()
+        if self._losses_group is not None:
+            dist.all_reduce(mean, group=self._losses_group)
+        return float(mean)
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""

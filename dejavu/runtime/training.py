@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -109,6 +110,13 @@ class WholeModel:
 
     def clip_gradients(self, most: float) -> None:
         nn.utils.clip_grad_norm_(self.module.parameters(), most)
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Return the mean loss of a batch, forward only."""
+        pairs = zip(inputs.chunk(self.num_microbatches), targets.chunk(self.num_microbatches), strict=True)
+        with evaluating([self.module]):
+            losses = [self.loss(self.module(x), y).item() for x, y in pairs]
+        return sum(losses) / len(losses)
 
 
 def train(

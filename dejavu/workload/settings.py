@@ -16,6 +16,7 @@ TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compar
 # second step for the one comparison without which no draw is chosen by how it learns. (The winner's steps are not lost:
 # the training continues from them.)
 HALVED_PART, COMPARED_PART = 4, 2
+HAVE_A_TEST_PART = ("cifar10",)  # data that may be evaluated where nothing is held out
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -177,6 +178,9 @@ class Workload(_Record):
         seed: of the order of the data, the split and the trials; two equal runs train the same.
         trials: which initial weights are tried before the training, and for how long.
         replan: what happens when a rank, host or link goes, slows down or comes while the training runs.
+        evaluate_every: steps between two evaluations of the loss on what is held out; one follows the last step.
+            0: none.
+        evaluation_examples: how many held-out examples that loss is the mean of, in whole batches.
     """
 
     model: str = "gpt"
@@ -200,6 +204,8 @@ class Workload(_Record):
     seed: int = Field(0, ge=0, lt=2**31)
     trials: TrialSettings = TrialSettings()
     replan: ReplanSettings = ReplanSettings()
+    evaluate_every: int = Field(0, ge=0)
+    evaluation_examples: int = Field(256, ge=1)
 
     @field_validator("optimizer")
     @classmethod
@@ -240,6 +246,16 @@ class Workload(_Record):
         if tokens is not None and not tokens.path.is_file():
             raise ValueError(f"there is no file {tokens.path}")
         return tokens
+
+    @field_validator("evaluate_every")
+    @classmethod
+    def _something_is_held_out(cls, evaluate_every: int, info: ValidationInfo) -> int:
+        if evaluate_every and info.data.get("held_out") == 0 and info.data.get("data") not in HAVE_A_TEST_PART:
+            raise ValueError(
+                f"evaluate_every is {evaluate_every}, but held_out is 0 and data {info.data.get('data')!r} has no test "
+                "part of its own; wanted a share of the examples to evaluate with, as held_out: 0.1"
+            )
+        return evaluate_every
 
     @field_validator("num_microbatches")
     @classmethod

@@ -7,14 +7,25 @@ from dataclasses import replace
 
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
-from dejavu.workload.data._base import Dataset, ExampleShape
+from dejavu.workload.data._base import Batch, Dataset, ExampleShape
 from dejavu.workload.data.cifar10 import Cifar10
 from dejavu.workload.data.digits import Digits
 from dejavu.workload.data.synthetic import Synthetic
 from dejavu.workload.data.text import Text
 from dejavu.workload.data.tokens import Tokens
 
-__all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "ExampleShape", "Synthetic", "Text", "Tokens", "dataset_of"]
+__all__ = [
+    "DATASETS",
+    "Batch",
+    "Cifar10",
+    "Dataset",
+    "Digits",
+    "ExampleShape",
+    "Synthetic",
+    "Text",
+    "Tokens",
+    "dataset_of",
+]
 
 
 def _cifar10(workload: Workload) -> Cifar10:
