@@ -58,8 +58,9 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
     data = dataset_of(workload)
-    file = workload.tokens.path if workload.tokens else None
-    source = workload.text or workload.images or file or f"dejavu data set {workload.data}"
+    files = [one.path for one in (workload.tokens, workload.parquet, workload.image_folder) if one]
+    factory = workload.examples.factory if workload.examples else f"dejavu data set {workload.data}"
+    source = workload.text or workload.images or (files[0] if files else factory)
     run.data_sets([DataSet(workload.data, data.fingerprint, str(source), "training", {"example": str(data.shape)})])
     run.artifact_text("plan/cluster.yaml", cluster_file)
     run.artifact_json("plan/cluster.json", cluster.to_dict())

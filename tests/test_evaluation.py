@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.launch.preflight import check_evaluation
 from dejavu.report.summary import held_out
 from dejavu.runtime.batches.held_out import HeldOut, evaluating, held_out_examples
 from dejavu.runtime.job import (
@@ -27,7 +26,7 @@ from dejavu.runtime.single import train_single
 from dejavu.runtime.training import WholeModel, build_layers
 from dejavu.trials.spec import TrialSpec
 from dejavu.workload import Workload
-from dejavu.workload.data import dataset_of
+from dejavu.workload.data import check_data, dataset_of
 from tests.conftest import TINY
 from tests.launching import DRAW, job_of, once, ranks
 from tests.own_models import with_dropout
@@ -123,11 +122,11 @@ def test_nothing_to_evaluate_is_said(data: str) -> None:
     Workload.model_validate({"data": data, "evaluate_every": 5, "held_out": 0.1, **shape})
 
 
-def test_a_part_too_small_to_hold_anything_out_is_said_before_ranks_start(tmp_path: Path) -> None:
+def test_a_part_too_small_to_hold_anything_out_is_said_before_ranks_start() -> None:
     small = {"data": "digits", "model": "mlp", "model_options": {}, "held_out": 1e-9, "evaluate_every": 5}
     workload = Workload.model_validate(TINY.model_dump() | small)
     with pytest.raises(InputError, match=r"held_out 1e-09 leaves 1,797 examples to train on and 0 to test on"):
-        check_evaluation(job_of(workload, tmp_path))
+        check_data(workload)
 
 
 def test_trials_are_remembered_whatever_is_evaluated() -> None:

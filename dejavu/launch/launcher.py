@@ -16,7 +16,6 @@ from typing import Any
 from dejavu.launch.preflight import (
     check_devices,
     check_draw,
-    check_evaluation,
     check_hosts,
     check_plan,
     check_spreading,
@@ -36,6 +35,7 @@ from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats
 from dejavu.runtime.process.own_rank import HOST, ranks_on
+from dejavu.workload.data import check_data
 
 POLL_SECONDS = 0.2
 OnLoss = Callable[[int, float], None]
@@ -66,7 +66,7 @@ def launch(
     check_plan(job)
     check_spreading(job)
     check_draw(job)
-    check_evaluation(job)
+    check_data(job.workload)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
         check_hosts(names)

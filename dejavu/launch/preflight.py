@@ -18,7 +18,6 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.shapes import boundaries
-from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 
 
@@ -97,16 +96,6 @@ def check_draw(job: TrainingJob) -> None:
             f"the scheme {job.draw.scheme!r} rescales weights by a batch through the whole model, which no stage has; "
             "wanted the saved weights of a trial to start from, or another scheme"
         )
-
-
-def check_evaluation(job: TrainingJob) -> None:
-    """Check that something is held out, where it is to be evaluated.
-
-    Raises:
-        InputError: nothing is.
-    """
-    if job.workload.evaluate_every:
-        dataset_of(job.workload).test_batch(1, seed=job.workload.seed)
 
 
 def check_split(builders: Sequence[LayerBuilder], configuration: StageConfiguration) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dejavu.launch.launcher import OnLoss, report
-from dejavu.launch.preflight import check_draw, check_evaluation, check_plan, check_spreading
+from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
 from dejavu.migration.problem_now import RunningProblem
@@ -25,6 +25,7 @@ from dejavu.runtime.process.heartbeat import heartbeats, read_beats
 from dejavu.runtime.snapshots import Start
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.watching.links import Tried
+from dejavu.workload.data import check_data
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02
@@ -115,7 +116,7 @@ class ChangingTraining:
         check_plan(job)
         check_spreading(job)
         check_draw(job)
-        check_evaluation(job)
+        check_data(job.workload)
         known = {(device.host, device.index) for device in self.running.cluster.devices()}
         for placed in job.binding.placements:
             if (seat := (placed.device.host, placed.device.index)) not in known:
