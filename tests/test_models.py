@@ -148,7 +148,7 @@ class Tuples(nn.Module):
 
 def test_the_zoo_is_covered() -> None:
     assert set(MODELS) <= set(ZOO)
-    needs_files = {"cifar10", "tokens"}  # tests/test_data.py and tests/test_tokens.py write some
+    needs_files = {"cifar10", "tokens", "parquet", "image_folder", "examples"}  # tests/test_data*.py write some
     assert {workload.data for workload in ZOO.values()} == set(DATASETS) - needs_files
 
 

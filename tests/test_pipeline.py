@@ -45,11 +45,15 @@ GPT = Workload(
     checkpoint_every=2,
     optimizer=OptimizerSettings(learning_rate=1e-2, clip_norm=0.5, decay="cosine"),
     trials=TrialSettings(count=0),
+    held_out=0.25,
+    evaluate_every=2,
+    evaluation_examples=40,
 )
 DIGITS = GPT.model_copy(
     update={
         "model": "cnn",
         "model_options": {"num_blocks": 2, "width": 8},
+        "evaluate_every": 3,
         "data": "digits",
         "synthetic": None,
         "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
@@ -79,6 +83,7 @@ BERT = GPT.model_copy(update={"model": "bert", "model_options": {"num_blocks": 2
 
 def of_zoo(name: str) -> Workload:
     settings = {"num_microbatches": 4, "batch_size": 16, "num_steps": STEPS, "trials": TrialSettings(count=0)}
+    settings |= {"held_out": 0.25, "evaluate_every": 2, "evaluation_examples": 16}
     return ZOO[name].model_copy(update=settings)
 
 
@@ -164,6 +169,32 @@ def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -
     in_16_bits = CASES[name][0].dtype == "bfloat16"
     assert found == pytest.approx(expected, abs=BFLOAT16_TOLERANCE if in_16_bits else TOLERANCE)
     assert expected[-1] != expected[0]
+
+
+_evaluated: dict[str, list[float]] = {}
+
+
+def evaluated(workload: Workload) -> list[float]:
+    """What one process finds on the held-out part; its training's losses are those without it, to the last bit."""
+    key = workload.model_dump_json()
+    if key not in _evaluated:
+        rows: list[tuple[int, float]] = []
+        losses = train_single(workload, Draw(), range(STEPS), on_evaluation=lambda *row: rows.append(row))
+        assert losses == single(workload)
+        every = workload.evaluate_every
+        assert [step for step, _ in rows] == [k for k in range(STEPS) if (k + 1) % every == 0 or k + 1 == STEPS]
+        _evaluated[key] = [loss for _, loss in rows]
+    return _evaluated[key]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_held_out_is_evaluated_as_by_a_single_process(trained: dict[str, Trained], name: str) -> None:
+    """Forward only, under every schedule and every way to spread a stage; the training's own losses stay, above."""
+    found, expected = trained[name].evaluations, evaluated(CASES[name][0])
+    assert len(found) == len(expected) == 2
+    in_16_bits = CASES[name][0].dtype == "bfloat16"
+    assert found == pytest.approx(expected, abs=BFLOAT16_TOLERANCE if in_16_bits else TOLERANCE)
+    assert expected[0] != expected[1]
 
 
 @pytest.mark.parametrize("name", CASES)

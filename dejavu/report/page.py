@@ -73,6 +73,8 @@ def _figures(run: ReportData) -> Iterator[tuple[str, go.Figure]]:
     yield "memory", memory_chart(run.simulation, devices, run.rank_capacity_bytes, run.rank_measured_bytes)
     if run.trials and run.winner is not None:
         yield "losses", losses_chart(sorted(run.trials, key=lambda trial: trial.score), run.winner, run.training)
+    elif run.training is not None and run.training.losses:
+        yield "training", losses_chart((), None, run.training)
 
 
 def _fullest(run: ReportData) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
+from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
@@ -88,14 +89,26 @@ class Pipeline:
         known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
         self._sum_tied()
-        mean = torch.stack(losses).sum().detach() if self._is_last else None
-        if mean is not None and self._losses_group is not None:
-            dist.all_reduce(mean, group=self._losses_group)
-        loss = None if mean is None else float(mean) / self.loss_scale
+        loss = self._whole(losses)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.clock.end_step()
         return loss
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""
+        own = self._own(inputs) if self._is_first else None
+        with evaluating(list(self.modules.values())):
+            return self._whole(self._schedule.evaluate(own, self._own(targets) if self._is_last else None))
+
+    def _whole(self, losses: list[torch.Tensor]) -> float | None:
+        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
+        if not self._is_last:
+            return None
+        mean = torch.stack(losses).sum().detach()
+        if self._losses_group is not None:
+            dist.all_reduce(mean, group=self._losses_group)
+        return float(mean) / self.loss_scale
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""

@@ -14,6 +14,7 @@ from torch import nn
 from dejavu.foundation.registry import named
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import SCHEMES, Draw, calibrate
+from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial
@@ -48,6 +49,7 @@ def train_single(
     save_to: Path | None = None,
     on_loss: Callable[[float], None] = lambda loss: None,
     on_first: OnFirst = lambda loss, gradient_norm: None,
+    on_evaluation: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Train these steps in this process, with one compute thread as a rank would, and return the losses.
 
@@ -56,6 +58,7 @@ def train_single(
         save_to: where to save the state after the last step.
         on_loss: called after each step; may raise to stop.
         on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
+        on_evaluation: (step, loss on what is held out), where the workload wants it; None: nothing is evaluated.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
@@ -73,7 +76,12 @@ def train_single(
             assert loss is not None
             losses.append(loss)
             on_loss(loss)
+            if on_evaluation is not None and held_out.is_due(step):
+                found = held_out.loss(executor)
+                assert found is not None
+                on_evaluation(step, found)
 
+        held_out = HeldOut(workload, steps.stop, device)
         executor = _Watched(module, workload, on_first)
         train(executor, optimizer, workload, steps, device=device, on_step=on_step)
         if save_to:

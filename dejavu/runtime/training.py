@@ -16,6 +16,7 @@ from dejavu.foundation.autocast import autocast
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.scaling import LossScale
 from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.optimizer import set_learning_rate
@@ -141,6 +142,13 @@ class WholeModel:
         """Return the norm of all gradients, a tied weight's once."""
         counted = without_copies(self.module, self.ties)
         return nn.utils.get_total_norm([p.grad for p in counted if p.grad is not None]).item()
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Return the mean loss of a batch, forward only."""
+        pairs = zip(inputs.chunk(self.num_microbatches), targets.chunk(self.num_microbatches), strict=True)
+        with evaluating([self.module]):
+            losses = [self.loss(self.module(x), y).item() for x, y in pairs]
+        return sum(losses) / len(losses)
 
 
 def train(
