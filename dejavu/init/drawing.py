@@ -13,6 +13,7 @@ from dejavu.foundation.registry import named
 from dejavu.init._base import Draw, Role
 from dejavu.init.schemes import SCHEMES
 from dejavu.workload.models import LayerBuilder
+from dejavu.workload.models.modules.experts import GroupedLinear
 
 
 def layer_seed(seed: int, name: str) -> int:
@@ -34,12 +35,14 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, for a millisecond
         module = builder.build()
     generator = torch.Generator().manual_seed(seed)
+    grouped = {part.weight for part in module.modules() if isinstance(part, GroupedLinear)}
     with torch.no_grad():
         for parameter, what in roles(module, builder, is_last=0 < position == depth - 1):
             if what == "bias":
                 parameter.mul_(draw.bias)
             else:
-                scheme.fill(parameter, generator, role=what, depth=depth)
+                for matrix in parameter.unbind() if parameter in grouped else (parameter,):
+                    scheme.fill(matrix, generator, role=what, depth=depth)
                 parameter.mul_(draw.factor(what, position=position, depth=depth))
     return module
 
