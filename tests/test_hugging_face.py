@@ -51,6 +51,13 @@ def test_the_families_are_covered() -> None:
     assert set(CONFIGS) == set(FAMILIES)
 
 
+def whole_class(kind: str) -> Any:
+    """Transformers' class of the whole model."""
+    import transformers
+
+    return getattr(transformers, FAMILIES[kind].whole)
+
+
 def sources(kind: str, whole: Any) -> list[list[nn.Module]]:
     """The modules of the whole model that each layer stands for."""
     if kind == "gpt2":
@@ -68,12 +75,9 @@ def sources(kind: str, whole: Any) -> list[list[nn.Module]]:
 @needs_transformers
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_chain_is_the_whole_model(kind: str, tmp_path: Path) -> None:
-    import transformers
-
     workload = workload_of(kind, tmp_path)
     model: Any = model_of(workload)
-    make: Any = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
-    whole = make.from_config(model._config())
+    whole = whole_class(kind)._from_config(model._config())
     layers = [builder.build() for builder in layers_of(workload)]
     for layer, parts in zip(layers, sources(kind, whole), strict=True):
         theirs = [parameter for part in parts for parameter in part.parameters()]

@@ -28,6 +28,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
+from dejavu.workload import Workload
+from dejavu.workload.pretrained import Pretrained
 
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
@@ -69,6 +71,19 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         if found:
             optimizer.state[parameter] = {what: _like(value, parameter) for what, value in found.items()}
+
+
+def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
+    """Load saved weights into a stage's layers, one tensor at a time; each device takes its own part.
+
+    Raises:
+        InputError: one is missing or does not fit.
+    """
+    with Pretrained(workload) as weights, torch.no_grad():
+        sources = weights.sources(module)
+        for name, held in module.state_dict().items():
+            source = weights.source(name, sources.get(name, ()), held.shape)
+            _local(held).copy_(_part(weights.read(source), held))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

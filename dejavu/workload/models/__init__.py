@@ -6,7 +6,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, source_hash
+from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, source_hash
 from dejavu.workload.models.bert import BERT
 from dejavu.workload.models.cnn import CNN
 from dejavu.workload.models.gpt import GPT
@@ -18,7 +18,17 @@ from dejavu.workload.models.user import UserModel, load_model
 from dejavu.workload.models.vgg import VGG
 from dejavu.workload.models.wide_resnet import WideResNet
 
-__all__ = ["MODELS", "LayerBuilder", "Model", "TensorParallel", "UserModel", "layers_of", "model_of", "source_hash"]
+__all__ = [
+    "MODELS",
+    "LayerBuilder",
+    "Model",
+    "Source",
+    "TensorParallel",
+    "UserModel",
+    "layers_of",
+    "model_of",
+    "source_hash",
+]
 
 MODELS: Family[type[Model]] = Family(
     "model",
