@@ -25,7 +25,7 @@ from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.pretrained import check_pretrained, fingerprint
 from tests.launching import job_of as launched
 from tests.test_export import scores
-from tests.test_hugging_face import CONFIGS, needs_transformers, whole_class
+from tests.test_hugging_face import CONFIGS, logits_of, needs_transformers, whole_class
 
 TOLERANCE = 1e-5
 STEPS = 3
@@ -39,7 +39,7 @@ def saved(kind: str, folder: Path, *, shard: str = "50GB", **fields: Any) -> Any
     config = transformers.AutoConfig.for_model(kind, **{**CONFIGS[kind], **fields})
     whole = whole_class(kind)._from_config(config, attn_implementation="sdpa")
     whole.save_pretrained(folder, max_shard_size=shard)
-    return whole.train()
+    return whole.eval()
 
 
 def workload_from(folder: Path, **fields: Any) -> Workload:
@@ -48,18 +48,10 @@ def workload_from(folder: Path, **fields: Any) -> Workload:
 
 
 def own_loss(whole: Any, workload: Workload) -> float:
-    """Of transformers' model on the first batch, with its dropout off, over every position."""
+    """Of transformers' model on the first batch, without dropout, over every position."""
     x, y = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
-    for module in whole.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     with torch.no_grad():
-        return float(nn.functional.cross_entropy(logits(whole, x).flatten(0, 1), y.flatten()))
-
-
-def logits(whole: Any, x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = whole(x).logits
-    return found
+        return float(model_of(workload).loss(logits_of(whole, x), y))
 
 
 @needs_transformers

@@ -25,6 +25,7 @@ class Family:
         base: what names begin with in the whole model, and not in the model without its head.
         in_files: parts of names as files have them, by what they are called in the whole model.
         columns, rows: of a block, what tensor-parallel devices share; empty: it cannot be trained so.
+        has_experts: its blocks have experts, as Mixtral's.
         tied: the weight of the head, and that of the embedding which a config may tie it to.
     """
 
@@ -38,6 +39,7 @@ class Family:
     tied: tuple[str, str]
     rotary: str = ""
     in_files: Mapping[str, str] = field(default_factory=dict)
+    has_experts: bool = False
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
 
@@ -93,12 +95,12 @@ def _rms_head(name: str) -> Callable[[Any, Any], nn.Module]:
     return lambda module, config: Head(getattr(module, name)(config.hidden_size, eps=config.rms_norm_eps), config)
 
 
-def _llama_like(module: str, prefix: str, *, normed_heads: bool = False) -> Family:
+def _llama_like(module: str, prefix: str, *, is_split: bool = True, has_experts: bool = False) -> Family:
     """A decoder as Llama's.
 
     Args:
-        normed_heads: each head's queries and keys have a norm, whose one weight would get a part of its gradient on
-            each device that has some of the heads.
+        is_split: it can be trained tensor-parallel. Not where each head's queries and keys have a norm (Qwen 3), whose
+            one weight would get a part of its gradient on each device that has some of the heads.
     """
     return Family(
         module,
@@ -110,8 +112,9 @@ def _llama_like(module: str, prefix: str, *, normed_heads: bool = False) -> Fami
         "model",
         ("lm_head.weight", "model.embed_tokens.weight"),
         rotary=f"{prefix}RotaryEmbedding",
-        columns=() if normed_heads else (*_attention("q", "k", "v"), "block.mlp.gate_proj", "block.mlp.up_proj"),
-        rows=() if normed_heads else (*_attention("o"), "block.mlp.down_proj"),
+        has_experts=has_experts,
+        columns=(*_attention("q", "k", "v"), "block.mlp.gate_proj", "block.mlp.up_proj") if is_split else (),
+        rows=(*_attention("o"), "block.mlp.down_proj") if is_split else (),
     )
 
 
@@ -171,8 +174,27 @@ FAMILIES: dict[str, Family] = {
         ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
         in_files={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},  # the published ones
     ),
+    "t5": Family(
+        "t5.modeling_t5",
+        _tokens,
+        "T5Block",
+        lambda module, config: Head(module.T5LayerNorm(config.d_model, eps=config.layer_norm_epsilon), config),
+        "T5ForConditionalGeneration",
+        {
+            "embedding": "shared",
+            "encoder": "encoder.block.{}",
+            "encoder_norm.norm": "encoder.final_layer_norm",
+            "decoder": "decoder.block.{}",
+            "head.norm": "decoder.final_layer_norm",
+            "head.logits": "lm_head",
+        },
+        "",
+        ("lm_head.weight", "shared.weight"),
+        in_files={"shared.": "encoder.embed_tokens."},
+    ),
     "llama": _llama_like("llama.modeling_llama", "Llama"),
     "mistral": _llama_like("mistral.modeling_mistral", "Mistral"),
     "qwen2": _llama_like("qwen2.modeling_qwen2", "Qwen2"),
-    "qwen3": _llama_like("qwen3.modeling_qwen3", "Qwen3", normed_heads=True),
+    "qwen3": _llama_like("qwen3.modeling_qwen3", "Qwen3", is_split=False),
+    "mixtral": _llama_like("mixtral.modeling_mixtral", "Mixtral", is_split=False, has_experts=True),
 }
