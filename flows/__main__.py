@@ -100,7 +100,9 @@ def run(
     from flows.room import check_room
     from flows.temporary_server import use_server
 
-    machines, wanted = read_inputs(cluster, workload, train=train and not dask)  # report mistakes before starting
+    machines, wanted = read_inputs(  # report mistakes before starting
+        cluster, workload, train=train and not dask, starts=train and not resume
+    )
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
         typer.echo(str(earlier))

@@ -78,6 +78,7 @@ def dejavu(
     with gc_frozen():
         from dejavu.launch.launcher import torchrun_line
         from dejavu.report import ReportData
+        from dejavu.workload.pretrained import check_pretrained
         from flows.initialize import initialize
         from flows.inputs import read_resume
         from flows.plan import plan
@@ -91,6 +92,8 @@ def dejavu(
     earlier = read_resume(resume, workload)
     if earlier is not None and earlier.is_complete:
         return Completed(message=str(earlier))
+    if train and not resume:
+        check_pretrained(workload)
     with session(workload, cluster, measures=True, trains=train, dask=dask, wait=wait) as here:
         profile(workload, cluster)
         planned = plan(

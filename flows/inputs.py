@@ -19,6 +19,7 @@ from dejavu.planning import PlanRequest
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.loader import load_workload
+from dejavu.workload.pretrained import check_pretrained
 
 if TYPE_CHECKING:
     from dejavu.runtime.job.resume import EarlierTraining
@@ -35,8 +36,11 @@ def load_cluster_file(cluster: Path) -> Cluster:
     return load_cluster(cluster)
 
 
-def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[Cluster, Workload]:
+def read_inputs(cluster: Path, workload: Path | None, *, train: bool, starts: bool = False) -> tuple[Cluster, Workload]:
     """Return the cluster and the workload (None: the default one), both checked.
+
+    Args:
+        starts: a training begins, so the weights that it starts from have to be there.
 
     Raises:
         InputError: a mistake, with file, line and column.
@@ -49,6 +53,8 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool) -> tuple[C
     document = strict_yaml.load(workload, Workload)
     try:
         check(document.value)
+        if starts:
+            check_pretrained(document.value)
     except InputError as error:
         raise document.error(error.field, str(error)) from error
     return machines, document.value
@@ -159,7 +165,7 @@ def check(workload: Workload) -> None:
     """
     dataset_of(workload).batch(0, 1, seed=workload.seed)
     named(PROPOSERS, workload.trials.proposer)
-    if workload.trials.count:
+    if workload.num_trials:
         space_of(workload)
     try:
         capture(workload, kept=KeptInUserCache())

@@ -48,6 +48,7 @@ from dejavu.trials import (
     search_initialization,
 )
 from dejavu.workload import Workload
+from dejavu.workload.pretrained import check_pretrained
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
 from tasks.shown import Progress
 
@@ -74,14 +75,18 @@ def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
 def try_initializations(
     workload: Workload, cluster: Cluster, folder: Path, record: Run, dask: str = "", log: Any = None
 ) -> Trials | None:
-    """Search N initializations by successive halving, in parallel; None: none wanted.
+    """Search N initializations by successive halving, in parallel; None: none wanted, or weights to start from given.
 
     Args:
         dask: address of a scheduler whose workers share the folder; empty: one worker here for each device.
         log: where its progress goes; None: the task's own.
     """
-    log, count = log or get_run_logger(), workload.trials.count
+    log, count = log or get_run_logger(), workload.num_trials
+    for note in check_pretrained(workload):
+        log.info("%s", note)
     if not count:
+        if workload.pretrained:
+            log.info("no initializations are tried: the weights to start from are given")
         return None
 
     bar, results = Progress("trials", f"initializations of {workload.model}, each with its first rung"), count_from(1)

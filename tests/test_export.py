@@ -25,7 +25,7 @@ from dejavu.runtime.state import gather_state, save_checkpoint
 from dejavu.workload import Workload
 from tests.conftest import TINY
 from tests.launching import job_of
-from tests.test_hugging_face import CONFIGS, needs_transformers, workload_of
+from tests.test_hugging_face import CONFIGS, logits_of, needs_transformers, whole_class, workload_of
 
 
 class Own(nn.Module):
@@ -97,8 +97,9 @@ def checkpointed(workload: Workload, folder: Path, step: int = 3) -> tuple[Train
 
 def scores(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        found: Any = module.float().eval()(inputs)
-    return found.logits if hasattr(found, "logits") else found
+        plain: Any = module.float().eval()
+        found: torch.Tensor = logits_of(plain, inputs) if hasattr(plain, "config") else plain(inputs)
+    return found
 
 
 def check(plain: nn.Module, state: dict[str, torch.Tensor], job: TrainingJob, checkpoint: Path) -> None:
@@ -124,15 +125,12 @@ def test_a_module_of_one_s_own_loads_its_weights(kind: str, tmp_path: Path, alon
 def test_transformers_loads_its_own_model(
     kind: str, most_bytes: int, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transformers
-
     monkeypatch.setattr(export, "MOST_FILE_BYTES", most_bytes)
     (tmp_path / "config").mkdir()
     job, checkpoint = checkpointed(workload_of(kind, tmp_path / "config"), tmp_path / "run")
     found = export.export(tmp_path / "run", checkpoint, "hf", tmp_path / "out")
     assert (len(found.files) > 2) == (most_bytes < MOST_FILE_BYTES)
-    auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
-    plain, info = auto.from_pretrained(found.folder, output_loading_info=True)
+    plain, info = whole_class(kind).from_pretrained(found.folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     trained, inputs = trained_module(job, checkpoint)
     ours = scores(trained, inputs)

@@ -34,6 +34,7 @@ from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.own_rank import HOST, ranks_on
+from dejavu.runtime.state import start_from_pretrained
 from dejavu.runtime.training import train
 from dejavu.runtime.worker import TIMEOUT, gather_moments, peak_bytes, stage_times
 from dejavu.timing.clock import Span, Timed
@@ -212,6 +213,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    for module in pipeline.modules.values() if workload.pretrained else ():
+        start_from_pretrained(module, workload)
     pipeline.clock.watch_optimizer(optimizer)
     losses: list[float] = []
     evaluations: list[float | None] = []

@@ -15,7 +15,7 @@ _FAMILY_OF = {
     name: family
     for family, names in {
         "matmul": "mm addmm bmm baddbmm linear mv addmv matmul addmm_activation scaled_mm mkldnn_linear "
-        "grouped_mm grouped_outer",
+        "grouped_mm grouped_outer transformers.grouped_mm_fallback",
         "convolution": "convolution convolution_overrideable cudnn_convolution mkldnn_convolution thnn_conv2d",
         "softmax": "softmax log_softmax safe_softmax masked_softmax",
         "normalization": "native_layer_norm native_batch_norm native_batch_norm_legit native_group_norm "
@@ -59,6 +59,7 @@ _WRITES_ONLY = {
 }
 _READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe_index", "take"}  # not its whole table
 _GROUPED = {"grouped_mm", "grouped_outer"}  # of rows, a matrix or rows of each group, and their ends
+GROUPED = "grouped_mm_fallback"  # transformers' product of sorted rows, each with its own expert's factor
 _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
 
 
@@ -116,9 +117,12 @@ def kernel_of(operator: Operator) -> Kernel | None:
 
 def _matmul(operator: Operator) -> dict[str, int]:
     """Read the sizes of the factors: the last two tensors, but in `linear` and `scaled_mm` the first two."""
-    if base_name(operator.kind) in _GROUPED:
+    name = base_name(operator.kind)
+    if name in _GROUPED:
         return _grouped(operator)
-    first = base_name(operator.kind) in ("linear", "mkldnn_linear", "scaled_mm")
+    if name.endswith(GROUPED):
+        return _grouped_in_transformers(operator)
+    first = name in ("linear", "mkldnn_linear", "scaled_mm")
     left, right = operator.input_shapes[:2] if first else operator.input_shapes[-2:]
     k = left[-1] if left else 1
     size = prod(operator.output_shapes[0])
@@ -135,6 +139,14 @@ def _grouped(operator: Operator) -> dict[str, int]:
     if len(right) == 3:
         return {"batch": max(groups, 1), "m": max(each, 1), "n": max(right[2], 1), "k": max(right[1], 1)}
     return {"batch": max(groups, 1), "m": max(left[1], 1), "n": max(right[1], 1), "k": max(each, 1)}
+
+
+def _grouped_in_transformers(operator: Operator) -> dict[str, int]:
+    """Read a product whose rows are of several factors, backward of two: evenly many rows of each."""
+    rows, factors = operator.input_shapes[:2]
+    count = max(factors[0], 1)
+    products = 2 if operator.kind.endswith("backward") else 1
+    return {"batch": products * count, "m": max(rows[0] // count, 1), "n": factors[2], "k": max(rows[1], 1)}
 
 
 def _convolution(operator: Operator) -> dict[str, int]:

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from dejavu.foundation.autocast import computing_in
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Layer, Operator, content_hash
+from dejavu.graphs.kernels import GROUPED
 from dejavu.graphs.liveness import footprint
 from dejavu.workload.models import LayerBuilder
 
@@ -145,7 +146,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Count FLOPs by torch's own formula, or two that it lacks: flash attention on the CPU, forward and backward."""
+    """Count FLOPs by torch's own formula, or what it lacks: flash attention on the CPU, and products of sorted rows."""
     packet = func.overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
@@ -153,6 +154,10 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         return _attention_flops(args[0], args[1], args[2], products=2)
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return _attention_flops(args[1], args[2], args[3], products=5)
+    if GROUPED in func.name():
+        rows, factors = args[:2]
+        products = 2 if "backward" in func.name() else 1
+        return 2.0 * products * float(rows.shape[0] * factors.shape[1] * factors.shape[2])
     return 0.0
 
 

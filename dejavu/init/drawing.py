@@ -13,7 +13,6 @@ from dejavu.foundation.registry import named
 from dejavu.init._base import Draw, Role
 from dejavu.init.schemes import SCHEMES
 from dejavu.workload.models import LayerBuilder
-from dejavu.workload.models.modules.experts import GroupedLinear
 
 
 def layer_seed(seed: int, name: str) -> int:
@@ -34,17 +33,26 @@ def draw_layer(builder: LayerBuilder, draw: Draw, *, position: int, depth: int) 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, for a millisecond
         module = builder.build()
-    generator = torch.Generator().manual_seed(seed)
-    grouped = {part.weight for part in module.modules() if isinstance(part, GroupedLinear)}
+    generator, stacks = torch.Generator().manual_seed(seed), _stacks(module)
     with torch.no_grad():
         for parameter, what in roles(module, builder, is_last=0 < position == depth - 1):
             if what == "bias":
                 parameter.mul_(draw.bias)
             else:
-                for matrix in parameter.unbind() if parameter in grouped else (parameter,):
+                for matrix in parameter if id(parameter) in stacks else [parameter]:
                     scheme.fill(matrix, generator, role=what, depth=depth)
                 parameter.mul_(draw.factor(what, position=position, depth=depth))
     return module
+
+
+def _stacks(module: nn.Module) -> set[int]:
+    """Return the ids of weights that are several matrices, one for each expert; a convolution's three sizes are one."""
+    return {
+        id(weight)
+        for part in module.modules()
+        for weight in part.parameters(recurse=False)
+        if weight.dim() == 3 and not isinstance(part, nn.Conv1d | nn.ConvTranspose1d)
+    }
 
 
 def roles(

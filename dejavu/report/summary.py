@@ -13,6 +13,7 @@ from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
 from dejavu.runtime.job import Evaluation
 from dejavu.simulation.bound import CLOSE
+from dejavu.workload.pretrained import folder_of
 
 WIDTH_COLUMNS = 100
 Rows = list[tuple[str, str]]
@@ -58,6 +59,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(
             ("initialization", f"{run.winner.draw}, the best of {len(run.trials)}: loss {run.winner.score:.4f}")
         )
+    if run.workload.pretrained:
+        rows.append(("initialization", f"the saved weights in {folder_of(run.workload)}"))
     if run.tried is not None and run.tried.bought is not None:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:

@@ -84,7 +84,7 @@ class _PartOfEach(ParallelStyle):
         module.weight = nn.Parameter(distribute_tensor(whole.detach(), device_mesh, [Shard(self.dimension)]))
 
         def with_own_part(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            return inputs, {**options, "weight": _local(part.get_parameter("weight"))}
+            return inputs, {**options, "weight": local_of(part.get_parameter("weight"))}
 
         module.register_forward_pre_hook(with_own_part, with_kwargs=True)
         return module

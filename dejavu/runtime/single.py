@@ -17,7 +17,7 @@ from dejavu.init import SCHEMES, Draw, calibrate
 from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
-from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial
+from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial, start_from_pretrained
 from dejavu.runtime.training import Layers, WholeModel, build_layers, tie_weights, train
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -54,7 +54,7 @@ def train_single(
     """Train these steps in this process, with one compute thread as a rank would, and return the losses.
 
     Args:
-        start_from: a trial's state; None: the draw's weights.
+        start_from: a trial's state; None: the saved weights that the workload names, else the draw's.
         save_to: where to save the state after the last step.
         on_loss: called after each step; may raise to stop.
         on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
@@ -68,6 +68,8 @@ def train_single(
         optimizer = make_optimizer(workload.optimizer, module.parameters())
         if start_from:
             restore_state(module, optimizer, read_trial(start_from, {name for name, _ in module.named_children()}))
+        elif workload.pretrained:
+            start_from_pretrained(module, workload)
         elif named(SCHEMES, draw.scheme).calibrated:
             _calibrate(module, workload, draw, device)
         losses: list[float] = []

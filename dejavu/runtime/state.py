@@ -29,6 +29,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
+from dejavu.workload import Workload
+from dejavu.workload.pretrained import Pretrained
 
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
@@ -83,6 +85,19 @@ def states_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
 def _of(name: str, state: Mapping[str, torch.Tensor]) -> State:
     prefix = f"optimizer.{name}."
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
+    """Load saved weights into a stage's layers, one tensor at a time; each device takes its own part.
+
+    Raises:
+        InputError: one is missing or does not fit.
+    """
+    with Pretrained(workload) as weights, torch.no_grad():
+        sources = weights.sources(module)
+        for name, held in module.state_dict().items():
+            source = weights.source(name, sources.get(name, ()), held.shape)
+            local_of(held).copy_(own_part(weights.read(source), held))
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,7 @@ with gc_frozen():
         read_trial,
         restore_state,
         save_checkpoint,
+        start_from_pretrained,
     )
     from dejavu.runtime.training import DivergedError, train
     from dejavu.timing.clock import Clock, Span, Timed
@@ -198,6 +199,8 @@ def _restore(
     elif job.start_from:
         state, resumed = read_trial(Path(job.start_from), layers), None
     else:
+        for module in modules if job.workload.pretrained else ():
+            start_from_pretrained(module, job.workload)
         return None
     for module in modules:
         restore_state(module, optimizer, state)

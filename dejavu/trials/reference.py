@@ -11,6 +11,7 @@ from dejavu.runtime.job import TrainingJob, write_json
 from dejavu.runtime.single import compared_steps, reference_losses
 from dejavu.trials.spec import Keys
 from dejavu.trials.worker import STATE
+from dejavu.workload.pretrained import fingerprint
 
 SUFFIX = ".reference"  # unlike that of a trial's result
 
@@ -28,7 +29,7 @@ def remembered_reference(job: TrainingJob, folder: Path) -> list[float]:
     start = Path(job.start_from) if job.start_from else None
     if not steps or (start is not None and (start.suffix != STATE or start.parent.resolve() != folder.resolve())):
         return reference_losses(job)
-    decides = [Keys().shared(job.workload), asdict(job.draw), start.stem if start else ""]
+    decides = [Keys().shared(job.workload), asdict(job.draw), start.stem if start else "", fingerprint(job.workload)]
     path = folder / f"{stable_hash(decides)}-{steps.start}-{steps.stop}{SUFFIX}"
     if (known := _read(path, len(steps))) is not None:
         return known

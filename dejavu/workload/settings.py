@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.workload.data_settings import (
@@ -159,6 +159,8 @@ class Workload(_Record):
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
         seed: of the order of the data, the split and the trials; two equal runs train the same.
+        pretrained: start from saved weights (safetensors): true is the folder that `hf:PATH` names; else a folder or
+            a file, with the names of the plain module or of transformers. No initial weights are tried then.
         trials: which initial weights are tried before the training, and for how long.
         replan: what happens when a rank, host or link goes, slows down or comes while the training runs.
         evaluate_every: steps between two evaluations of the loss on what is held out; one follows the last step.
@@ -189,6 +191,7 @@ class Workload(_Record):
     checkpoint_every: int = Field(10, ge=1)
     compare: bool | None = None
     seed: int = Field(0, ge=0, lt=2**31)
+    pretrained: StrictBool | Path = False
     trials: TrialSettings = TrialSettings()
     replan: ReplanSettings = ReplanSettings()
     evaluate_every: int = Field(0, ge=0)
@@ -306,11 +309,22 @@ class Workload(_Record):
             raise ValueError(SCHEDULES.unknown(schedule, AUTO))
         return schedule
 
+    @field_validator("pretrained")
+    @classmethod
+    def _weights_are_somewhere(cls, pretrained: bool | Path, info: ValidationInfo) -> bool | Path:
+        model = info.data.get("model", "")
+        if pretrained is True and not model.startswith("hf:"):
+            raise ValueError(
+                f"true is for the folder of a model by hf:PATH, and model is {model!r}; wanted a folder or a file with "
+                "weights as safetensors, such as `dejavu export` writes"
+            )
+        return pretrained
+
     @field_validator("trials")
     @classmethod
     def _trials_leave_something(cls, trials: TrialSettings, info: ValidationInfo) -> TrialSettings:
         num_steps = info.data.get("num_steps")
-        if not num_steps or not trials.count:
+        if not num_steps or not trials.count or info.data.get("pretrained"):
             return trials
         if trials.steps is None and num_steps < COMPARED_PART:
             raise ValueError(
@@ -330,6 +344,11 @@ class Workload(_Record):
         if isinstance(self.mixed_precision, bool):
             return "bfloat16" if self.mixed_precision else None
         return self.mixed_precision
+
+    @property
+    def num_trials(self) -> int:
+        """How many initial weights are tried: none where the training starts from saved ones."""
+        return 0 if self.pretrained else self.trials.count
 
     @property
     def trial_steps(self) -> int:

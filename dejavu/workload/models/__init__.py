@@ -6,7 +6,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, source_hash
+from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, source_hash
 from dejavu.workload.models.bert import BERT
 from dejavu.workload.models.gpt import GPT
 from dejavu.workload.models.hugging_face import PREFIX, load_config
@@ -20,7 +20,17 @@ from dejavu.workload.models.moe import MoE
 from dejavu.workload.models.t5 import T5
 from dejavu.workload.models.user import UserModel, load_model
 
-__all__ = ["MODELS", "LayerBuilder", "Model", "TensorParallel", "UserModel", "layers_of", "model_of", "source_hash"]
+__all__ = [
+    "MODELS",
+    "LayerBuilder",
+    "Model",
+    "Source",
+    "TensorParallel",
+    "UserModel",
+    "layers_of",
+    "model_of",
+    "source_hash",
+]
 
 MODELS: Family[type[Model]] = Family(
     "model",

@@ -102,6 +102,24 @@ class LayerBuilder:
     tied: tuple[tuple[str, str], ...] = ()
 
 
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    (tensor,) = tensors
+    return tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where saved weights may have one of ours.
+
+    Attributes:
+        names: of the saved tensors, all of which are needed.
+        join: makes our weight from them, in this order.
+    """
+
+    names: tuple[str, ...]
+    join: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _only
+
+
 class Model(ABC):
     """A model as a chain of layers: each takes the output of the one before it. Settings are the fields.
 
@@ -141,6 +159,10 @@ class Model(ABC):
             The outer name by ours; what the plain module does not have is left out.
         """
         return {name: name for name in names}
+
+    def weight_sources(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, tuple[Source, ...]]:
+        """Return where each weight may be in saved weights, in the order in which it is looked for."""
+        return {name: (Source((outer,)),) for name, outer in self.weight_names(shape, names).items()}
 
     @property
     def code(self) -> str:
