@@ -19,6 +19,8 @@ from rich.console import Console
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
+from dejavu.cost.ranges import Range
+from dejavu.cost.trainings.steps import StepFactor
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
@@ -125,12 +127,22 @@ def make_trials() -> tuple[TrialResult, ...]:
     return (*rows, failed)
 
 
+class GivenErrors:
+    """Ranges of a tenth, in place of those that follow from a model's prices."""
+
+    def step_range(
+        self, priced: PricedProblem, plan: Plan, factor: StepFactor, step_seconds: float, seed: int = 0
+    ) -> Range:
+        return Range(0.9 * step_seconds, 1.1 * step_seconds)
+
+
 class Given(Prices):
     """Prices of a table that was made by hand, in place of a model's."""
 
     def __init__(self, request: PlanRequest, table: CostTable, priced: PricedProblem) -> None:
         self.request, self.corrections = request, []
         self._table, self._given = table, priced
+        self.errors = GivenErrors()
 
     def priced(self, num_microbatches: int) -> PricedProblem:
         return self._given
