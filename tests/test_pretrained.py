@@ -19,7 +19,7 @@ from dejavu.launch.launcher import launch
 from dejavu.runtime.job import export
 from dejavu.runtime.single import build_layers, train_single, trained_module
 from dejavu.runtime.state import start_from_pretrained
-from dejavu.workload import TrialSettings, Workload
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.pretrained import check_pretrained, fingerprint
@@ -77,6 +77,24 @@ def test_a_tied_head_starts_as_a_copy_of_the_embedding(kind: str, tied: bool, tm
     embedding = held["embedding.token.weight" if kind == "gpt2" else "embedding.weight"]
     assert torch.equal(held["head.logits.weight"], embedding) == tied
     assert train_single(workload, Draw(), range(1))[0] == pytest.approx(own_loss(whole, workload), abs=1e-6)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_tied_model_trains_as_transformers_own(kind: str, tmp_path: Path) -> None:
+    """Where both ends are one matrix, its gradient is the sum of both."""
+    whole = saved(kind, tmp_path, tie_word_embeddings=True)
+    workload = workload_from(tmp_path, optimizer=OptimizerSettings(name="sgd", learning_rate=0.1))
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, weight_decay=workload.optimizer.weight_decay)
+    losses = []
+    for step in range(STEPS):
+        x, y = dataset_of(workload).batch(step, workload.batch_size, seed=workload.seed)
+        optimizer.zero_grad()
+        loss = model_of(workload).loss(logits_of(whole, x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(losses, abs=TOLERANCE)
 
 
 @needs_transformers

@@ -62,7 +62,10 @@ class Pipeline:
         self.loss_scale = 1.0
         self._part = (stop - start) / workload.batch_size  # of the step that this replica has of each microbatch
         loss = model_of(workload).loss
-        weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * (self._part * self.loss_scale))
+        weighted = self.clock.watch_loss(
+            # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
+            lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
+        )
         self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
         self._ties = ties_of(builders)
         layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}

@@ -53,6 +53,7 @@ class Llama(Model):
         num_kv_heads: heads of keys and values, which groups of query heads share.
         feedforward: the inner width.
         rope_theta: the base of the rotary positions' wavelengths; Llama 2 has 10,000.
+        tied: the head's matrix is the embedding's, as in Llama 3.2's small ones.
     """
 
     num_blocks: int = 8
@@ -61,6 +62,7 @@ class Llama(Model):
     num_kv_heads: int = 2
     feedforward: int = 352
     rope_theta: float = 500_000.0
+    tied: bool = False
 
     def __post_init__(self) -> None:
         check_decoder(self)
@@ -75,4 +77,7 @@ class Llama(Model):
             shared=("attention", "feedforward"),
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head)
+        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, tied=self.tied)
+
+    def untied_parameters(self, shape: ExampleShape) -> int:
+        return shape.num_classes * self.width if self.tied else 0
