@@ -119,7 +119,7 @@ def test_a_training_that_stops_leaves_no_thread(share: float) -> None:
 
 def test_losses_do_not_depend_on_how_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, found = own("rows", seconds=1e-4), []
-    for share in (-1.0, math.inf, 0.01):
+    for share in (-1.0, math.inf, 0.02):
         monkeypatch.setattr(ahead, "LONG_SHARE", share)
         found.append(train_single(workload, Draw(), range(6)))
     assert found[0] == found[1] == found[2]

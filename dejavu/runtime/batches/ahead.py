@@ -2,7 +2,7 @@
 
 Mapped tokens take microseconds to read, and handing a batch from thread to thread would cost a rank as much: it has one
 core. Images that are decoded, or a person's own Dataset, take as long as a step. So reading begins at once, and goes
-over to a thread when it was seen to take more than a hundredth of a step.
+over to a thread when it was seen to take as long as is worth telling.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from dejavu.runtime.job import Waited
+from dejavu.runtime.job import LONG_WAIT, Waited
 from dejavu.timing.clock import KEPT_STEPS
 from dejavu.workload import Workload
 from dejavu.workload.data import Batch, dataset_of
 
-LONG_SHARE = 0.01  # of a step: reading that takes longer goes over to a thread
+LONG_SHARE = LONG_WAIT  # of a step: reading that takes longer goes over to a thread
 STEPS_LOOKED_AT = 2  # in a row that take so long: one may have had a page to fetch
 READ_AHEAD = 1  # batches that wait for their step, beside the one that is being read
 
