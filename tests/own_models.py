@@ -205,6 +205,21 @@ class Decoder(nn.Module):
         return found
 
 
+class Encoder(nn.Module):
+    """Torch's own encoder, which copies its layer and is given a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.tokens, self.scores = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+        found: torch.Tensor = self.scores(self.encoder(self.tokens(tokens), mask=mask, is_causal=True))
+        return found
+
+
 class Skips(nn.Module):
     """Two tensors cross between its blocks, as in a U-Net; the last two are cut."""
 

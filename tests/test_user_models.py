@@ -30,6 +30,7 @@ STEPS = 3
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 CUT = {
     "Decoder": ["tokens", "blocks_0", "blocks_1", "blocks_2", "norm", "scores"],
+    "Encoder": ["tokens", "encoder_layers_0", "encoder_layers_1", "encoder_layers_2", "scores"],
     "Skips": ["down", "blocks_0-blocks_1", "blocks_2", "scores"],
     "Images": ["first", "norm", "blocks_0", "blocks_1", "blocks_2", "scores"],
     "Declared": ["layer0", "layer1", "layer2", "layer3"],
@@ -38,7 +39,7 @@ TEXT = {"data": "text", "sequence_length": 12}
 
 
 def workload_of(name: str, **options: Any) -> Workload:
-    data = TEXT if name in ("Decoder", "Padded") else {"data": "digits"}
+    data = TEXT if name in ("Decoder", "Encoder", "Padded") else {"data": "digits"}
     return Workload(
         model=f"tests.own_models:{name}",
         model_options=options,

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dejavu.foundation.errors import InputError
-from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import layer_name, parts, tie, watch
 from dejavu.workload.models.user.layer import build
@@ -54,7 +53,7 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
     Raises:
         InputError: its `dejavu_layers` are not its layers.
     """
-    mode = FakeTensorMode()
+    mode = FakeMode()
     with fake_tensors(mode):  # only boundaries are wanted: no memory, no random numbers
         module = make()
         example = torch.empty((_BATCH_SIZE, *shape.input_shape), dtype=shape.input_dtype)

@@ -60,11 +60,14 @@ def trace(module: nn.Module, example: torch.Tensor) -> tuple[list[Piece], tuple[
         example: a batch of two or more examples, as fake; any number of them can be asked later.
 
     Raises:
-        Exception: `torch.export` cannot trace the module.
+        Exception: `torch.export` cannot trace the module, or it returns something else than one tensor.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False)
+    results = program.graph_signature.user_outputs
+    if len(results) != 1:
+        raise TypeError(f"it returns {len(results)} values; wanted one tensor")
     return _Tracing(module, program).pieces()
 
 
