@@ -17,9 +17,10 @@ from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
 from dejavu.runtime.job import export
+from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single, trained_module
 from dejavu.runtime.state import start_from_pretrained
-from dejavu.workload import TrialSettings, Workload
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.pretrained import check_pretrained, fingerprint
@@ -63,6 +64,29 @@ def test_the_first_loss_is_that_of_the_saved_model(kind: str, shard: str, tmp_pa
     assert len(check_pretrained(workload)) == 1  # every tensor of the files is used
     first, *_ = train_single(workload, Draw("xavier"), range(1))
     assert first == pytest.approx(own_loss(whole, workload), abs=1e-6)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_training_goes_on_as_transformers_own_does(kind: str, tmp_path: Path) -> None:
+    """Every weight gets its gradient, also a table that all of T5's blocks share; heads have weights of their own."""
+    whole = saved(kind, tmp_path, tie_word_embeddings=False)
+    workload = workload_from(tmp_path, optimizer=OptimizerSettings(learning_rate=1e-2))
+    expected = own_loss(whole, workload)
+    head = whole.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    optimizer = make_optimizer(workload.optimizer, whole.parameters())
+    losses = []
+    for step in range(STEPS):
+        x, y = dataset_of(workload).batch(step, workload.batch_size, seed=workload.seed)
+        loss = model_of(workload).loss(logits_of(whole, x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        set_learning_rate(optimizer, workload, step)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(expected, abs=1e-6)
+    assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(losses, abs=TOLERANCE)
 
 
 @needs_transformers
