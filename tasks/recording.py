@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
+from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
 from dejavu.init._base import FACTORS
@@ -38,7 +39,7 @@ from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import weights_bytes
-from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, Tracker, save_model
+from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -191,7 +192,7 @@ def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
                 save_model(*trained_module(job, checkpoint), Path(aside) / "model", written.files)
                 shutil.rmtree(written.folder)
                 run.model(Path(aside) / "model", job.workload.model, written.step, _lineage(job, checkpoint, written))
-    except (ModelError, OSError, RuntimeError) as error:  # the training itself has succeeded
+    except (DejavuError, OSError, RuntimeError) as error:  # the training itself has succeeded
         why = " ".join(str(error).split())
     name = run.registered_model
     if name:

@@ -16,7 +16,7 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.runtime.job import export
+from dejavu.runtime.job import export, resumed
 from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single, trained_module
 from dejavu.runtime.state import start_from_pretrained
@@ -255,6 +255,20 @@ def test_there_and_back_again(kind: str, tmp_path: Path) -> None:
     layers = build_layers(again, Draw(), torch.device("cpu"))
     start_from_pretrained(layers, again)
     assert torch.equal(scores(layers, inputs), expected)
+
+
+@needs_transformers
+@pytest.mark.integration
+def test_a_checkpoint_needs_the_files_no_more(tmp_path: Path) -> None:
+    saved("t5", tmp_path / "first")
+    workload = workload_from(tmp_path / "first", num_microbatches=4, trials=TrialSettings(count=0))
+    longer = workload.model_copy(update={"num_steps": STEPS + 1})
+    unbroken = train_single(longer, Draw(), range(STEPS + 1))
+    job = launched(workload, tmp_path / "run", cuts=(2, 5))
+    assert launch(job).losses == pytest.approx(unbroken[:STEPS], abs=TOLERANCE)
+    (tmp_path / "first" / "model.safetensors").unlink()
+    again = resumed(tmp_path / "run", longer, launched(longer, tmp_path / "run", cuts=(4,)).binding)
+    assert launch(again).losses == pytest.approx(unbroken, abs=TOLERANCE)
 
 
 def test_weights_of_one_s_own_module_start_it_again(tmp_path: Path) -> None:

@@ -118,7 +118,16 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare", "replan"}
+    free = {
+        "num_steps",
+        "checkpoint_every",
+        "num_microbatches",
+        "schedule",
+        "trials",
+        "compare",
+        "replan",
+        "pretrained",
+    }
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:

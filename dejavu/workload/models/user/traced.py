@@ -123,9 +123,9 @@ class _Tracing:
             if not unit:
                 continue
             if last >= 0 and unit != units[last] and weighted and any(has_weights[position:]):
-                found = [cut for cut in range(last + 1, position + 1) if self._crosses(steps, cut) is not None]
-                if found:
-                    cuts.append(found[-1])
+                cut = next((k for k in range(position, last, -1) if self._crosses(steps, k) is not None), None)
+                if cut is not None:
+                    cuts.append(cut)
                     weighted = False
                 else:
                     notes.append(self._why_not(steps, position, units[last], unit))
