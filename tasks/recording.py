@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster
+from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.hashing import stable_hash
 from dejavu.foundation.units import format_bytes
 from dejavu.init._base import FACTORS
@@ -35,14 +36,19 @@ from dejavu.report import (
 )
 from dejavu.report.note import command_of, headline, note_markdown, strip_figure
 from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
 from dejavu.runtime.state import weights_bytes
-from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, ModelError, Run, Tracker, save_model
+from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
+from dejavu.workload.models import model_of
+from dejavu.workload.models.hugging_face import HuggingFace
+from dejavu.workload.pretrained import folder_of
 
 MOST_MODEL_BYTES = 512 * 2**20  # of weights
+COPIES = 4  # of the weights: traced and as safetensors, once to save them and once to keep them
 LEAST_FREE_BYTES = 100 * 2**20  # for the rest of a run
 MOST_TRIAL_RUNS = 100  # a run takes MLflow 0.05 s; trials.json has all trials
 STRIP = "report/strip.png"
@@ -179,18 +185,21 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
 def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
     """Register the trained weights as a new version of the model of the workload's name, and say what was done.
 
-    Not where they take more than `MOST_MODEL_BYTES`, where the disk has no room for two copies of them (one of them
-    for a moment only), or where torch cannot trace the model: then the checkpoint is what there is.
+    They are registered twice: traced, for `mlflow.pytorch.load_model`, and as safetensors under the plain module's or
+    transformers' names. Not where they take more than `MOST_MODEL_BYTES`, where the disk has no room for `COPIES` of
+    them (half of them for a moment only), or where torch cannot trace the model: then the checkpoint is what there is.
     """
     checkpoint = Path(result.final_checkpoint)
     try:
         why = _why_not_registered(checkpoint) if result.final_checkpoint else "there is no checkpoint"
         if not why:
             with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
-                save_model(*trained_module(job, checkpoint), Path(aside) / "model")
-                tags = {"dejavu.checkpoint": checkpoint, "dejavu.draw": job.draw}
-                run.model(Path(aside) / "model", job.workload.model, job.last_step, tags)
-    except (ModelError, OSError, RuntimeError) as error:  # the training itself has succeeded
+                to = "hf" if isinstance(model_of(job.workload), HuggingFace) else "safetensors"
+                written = export(Path(job.folder), checkpoint, to, Path(aside) / "weights")
+                save_model(*trained_module(job, checkpoint), Path(aside) / "model", written.files)
+                shutil.rmtree(written.folder)
+                run.model(Path(aside) / "model", job.workload.model, written.step, _lineage(job, checkpoint, written))
+    except (DejavuError, OSError, RuntimeError) as error:  # the training itself has succeeded
         why = " ".join(str(error).split())
     name = run.registered_model
     if name:
@@ -203,12 +212,33 @@ def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
     return said
 
 
+def _lineage(job: TrainingJob, checkpoint: Path, written: Exported) -> dict[str, Any]:
+    """Return what a model came from; its run, with all that was recorded, MLflow has itself."""
+    workload = job.workload
+    tags: dict[str, Any] = {
+        "dejavu.step": written.step,
+        "dejavu.checkpoint": checkpoint,
+        "dejavu.training": Path(job.folder).name,
+        "dejavu.plan": stable_hash(job.binding.plan.to_dict()),  # as its run has it
+        "dejavu.schedule": job.binding.plan.schedule,
+        "dejavu.data": f"{workload.data} {dataset_of(workload).fingerprint}",
+        "dejavu.model": f"{workload.model} {model_of(workload).code}",
+    }
+    if written.loss is not None:
+        tags["dejavu.loss"] = written.loss
+    if workload.pretrained:
+        tags["dejavu.pretrained"] = folder_of(workload)
+    else:
+        tags["dejavu.draw"] = job.draw
+    return tags
+
+
 def _why_not_registered(checkpoint: Path) -> str:
     needed_bytes, free_bytes = weights_bytes(checkpoint), shutil.disk_usage(checkpoint).free
     if needed_bytes > MOST_MODEL_BYTES:
         return f"they take {format_bytes(needed_bytes)}, and at most {format_bytes(MOST_MODEL_BYTES)} are copied"
-    if free_bytes < 2 * needed_bytes + LEAST_FREE_BYTES:
-        return f"two copies of {format_bytes(needed_bytes)} have no room where {format_bytes(free_bytes)} are free"
+    if free_bytes < COPIES * needed_bytes + LEAST_FREE_BYTES:
+        return f"{COPIES} copies of {format_bytes(needed_bytes)} have no room where {format_bytes(free_bytes)} are free"
     return ""
 
 

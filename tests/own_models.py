@@ -147,3 +147,188 @@ def with_garbage(call: int, factor: str, once: str = "") -> nn.Sequential:
     """Five layers; the factor is a word, because JSON has no NaN."""
     garbage = GarbageAt(call, float(factor), once)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), garbage, nn.ReLU(), nn.Linear(16, 10))
+
+
+class Attention(nn.Module):
+    """Attention that is given a mask and a table of rotations."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.qkv, self.out, self.drop = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        p = self.drop.p if self.training else 0.0
+        attended = nn.functional.scaled_dot_product_attention(q * turns, k * turns, v, attn_mask=mask, dropout_p=p)
+        mixed: torch.Tensor = self.drop(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
+        return mixed
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, dropout), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(inplace=True), nn.Linear(2 * width, width))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), mask, turns)
+        return x + self.mlp(self.norm2(x))
+
+
+class Decoder(nn.Module):
+    """Blocks of a list in a loop, each with the same mask and rotations, and weights of its own."""
+
+    def __init__(self, depth: int = 3, width: int = 16, dropout: float = 0.0, tied: bool = False) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, width)
+        self.places = nn.Parameter(torch.randn(64, width))
+        self.blocks = nn.ModuleList(ResidualBlock(width, dropout) for _ in range(depth))
+        self.norm, self.scores = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        self.register_buffer("speeds", torch.arange(1.0, width // 2 + 1) / width)
+        self.unused = nn.Linear(2, 2)
+        if tied:
+            self.scores.weight = self.tokens.weight
+
+    @torch.no_grad()
+    def turns(self, length: int, device: torch.device) -> torch.Tensor:
+        return torch.cos(torch.arange(length, device=device)[:, None] * self.speeds)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        x = self.tokens(tokens) + self.places[:length]
+        mask = torch.full((length, length), float("-inf"), device=tokens.device).triu(1)
+        turns = self.turns(length, tokens.device)
+        for block in self.blocks:
+            x = block(x, mask, turns)
+        found: torch.Tensor = self.scores(self.norm(x))
+        return found
+
+
+class Encoder(nn.Module):
+    """Torch's own encoder, which copies its layer and is given a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.tokens, self.scores = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+        found: torch.Tensor = self.scores(self.encoder(self.tokens(tokens), mask=mask, is_causal=True))
+        return found
+
+
+class Skips(nn.Module):
+    """Two tensors cross between its blocks, as in a U-Net; the last two are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(64, 16)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.scores = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = self.down(x.flatten(1))
+        x = torch.relu(self.blocks[0](skip))
+        x = torch.relu(self.blocks[1](x))
+        x = self.blocks[2](x + skip)
+        found: torch.Tensor = self.scores(torch.relu(x))
+        return found
+
+
+class Padded(Decoder):
+    """Its mask depends on the tokens, so it crosses every cut."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        mask = (tokens != 0)[:, None, None, :]
+        turns = self.turns(tokens.shape[1], tokens.device)
+        for block in self.blocks:
+            x = block(x, mask, turns)
+        found: torch.Tensor = self.scores(self.norm(x))
+        return found
+
+
+class Images(nn.Module):
+    """Convolutions with batch norms, and a residual stream between them."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)) for _ in range(3)
+        )
+        self.dropout, self.scores = nn.Dropout(dropout), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu_(self.norm(self.first(x)))
+        for block in self.blocks:
+            x = x + block(x)
+        found: torch.Tensor = self.scores(self.dropout(x.mean((2, 3))))
+        return found
+
+
+class Branching(Skips):
+    """What it does depends on its numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(x.flatten(1))
+        if x.sum() > 0:
+            x = self.blocks[0](x) + x
+        found: torch.Tensor = self.scores(x)
+        return found
+
+
+class _Front(nn.Module):
+    def __init__(self, down: nn.Module) -> None:
+        super().__init__()
+        self.down = down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both: torch.Tensor = self.down(x.flatten(1))
+        return torch.stack((both, both), 1)
+
+
+class _Middle(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, both: torch.Tensor) -> torch.Tensor:
+        return torch.stack((torch.relu(self.block(both[:, 0])), both[:, 1]), 1)
+
+
+class _Back(nn.Module):
+    def __init__(self, block: nn.Module, scores: nn.Module) -> None:
+        super().__init__()
+        self.block, self.scores = block, scores
+
+    def forward(self, both: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.scores(torch.relu(self.block(both[:, 0] + both[:, 1])))
+        return found
+
+
+class Declared(Skips):
+    """The same, and it says how one tensor can carry both."""
+
+    def dejavu_layers(self) -> list[nn.Module]:
+        return [_Front(self.down), _Middle(self.blocks[0]), _Middle(self.blocks[1]), _Back(self.blocks[2], self.scores)]
+
+
+class DeclaredWrong(Skips):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def dejavu_layers(self) -> object:
+        front, *middle = Declared.dejavu_layers(self)  # type: ignore[arg-type]
+        return {
+            "a number": 3,
+            "none": [],
+            "no module": {"front": front, "last": "scores"},
+            "a weight is missing": [front, middle[0], middle[2]],
+            "out of order": {"back": middle[2], "front": front, "a": middle[0], "b": middle[1]},
+            "another output": [front, *middle[:2], middle[2].block, middle[2].scores],
+        }[self.how]

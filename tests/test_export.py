@@ -139,6 +139,18 @@ def test_transformers_loads_its_own_model(
     torch.testing.assert_close(scores(plain, inputs), ours, atol=1e-5, rtol=0)
 
 
+@needs_transformers
+@pytest.mark.parametrize("kind", ["mixtral", "t5"])
+def test_a_traced_model_needs_no_operators_of_transformers(kind: str, tmp_path: Path, alone: None) -> None:
+    (tmp_path / "config").mkdir()
+    job, checkpoint = checkpointed(workload_of(kind, tmp_path / "config"), tmp_path / "run")
+    module, inputs = trained_module(job, checkpoint)
+    program = torch.export.export(module, (inputs,), strict=False)
+    called = {str(node.target).split(".")[0] for node in program.graph.nodes if node.op == "call_function"}
+    assert "transformers" not in called
+    torch.testing.assert_close(program.module()(inputs), module(inputs), atol=1e-6, rtol=0)
+
+
 @pytest.mark.integration
 def test_what_several_ranks_trained_loads_as_a_whole(tmp_path: Path) -> None:
     """Two stages, whose weights are in two ranks' files."""

@@ -36,6 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": SIZES,
     "llama": GROUPED,
     "mistral": {**GROUPED, "sliding_window": 64},
+    "gemma": GROUPED,
     "qwen2": GROUPED,
     "qwen3": GROUPED,
     "t5": {"num_layers": 2, "num_decoder_layers": 3, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}

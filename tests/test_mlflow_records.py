@@ -16,15 +16,18 @@ import pytest
 import torch
 import typer.main
 from mlflow import MlflowClient
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
 from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.foundation.hashing import stable_hash
 from dejavu.init._base import FACTORS
 from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.note import command_of
+from dejavu.runtime.single import trained_module
 from dejavu.track import (
     VERDICT_TAG,
     Curve,
@@ -212,6 +215,11 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     client = client_of(tmp_path)
     (version,) = client.search_model_versions("name = 'gpt'")
     assert version.run_id == run.run_id
+    tags = version.tags
+    assert (tags["dejavu.step"], tags["dejavu.loss"]) == (str(TINY.num_steps), str(result.losses[-1]))
+    assert tags["dejavu.plan"] == stable_hash(job.binding.plan.to_dict())
+    assert tags["dejavu.data"] == f"text {recording.dataset_of(TINY).fingerprint}"
+    assert {"dejavu.checkpoint", "dejavu.training", "dejavu.model", "dejavu.draw"} <= set(tags)
     (output,) = client.get_run(run.run_id).outputs.model_outputs
     assert output.step == TINY.num_steps
     shown = json.loads(client.get_logged_model(output.model_id).tags["mlflow.modelVersions"])
@@ -219,8 +227,14 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     try:
         model = mlflow.pytorch.load_model("models:/gpt/1")
+        files = Path(mlflow.artifacts.download_artifacts("models:/gpt/1"))
     finally:
         mlflow.set_tracking_uri(None)
+    plain, _ = trained_module(job, Path(result.final_checkpoint))
+    saved = load_file(files / "extra_files" / "model.safetensors")
+    assert saved.keys() == plain.state_dict().keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in plain.state_dict().items())
+    assert (files / "input_example.json").is_file()
     assert not list((tmp_path / "job").glob("model-*")), "the copy on the way is gone"
     rows = client.get_metric_history(run.run_id, HELD_OUT_LOSS)
     assert [(row.step, row.value) for row in rows] == list(result.evaluations)

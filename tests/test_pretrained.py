@@ -16,7 +16,8 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.launch.launcher import launch
-from dejavu.runtime.job import export
+from dejavu.runtime.job import export, resumed
+from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
 from dejavu.runtime.single import build_layers, train_single, trained_module
 from dejavu.runtime.state import start_from_pretrained
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
@@ -63,6 +64,29 @@ def test_the_first_loss_is_that_of_the_saved_model(kind: str, shard: str, tmp_pa
     assert len(check_pretrained(workload)) == 1  # every tensor of the files is used
     first, *_ = train_single(workload, Draw("xavier"), range(1))
     assert first == pytest.approx(own_loss(whole, workload), abs=1e-6)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_training_goes_on_as_transformers_own_does(kind: str, tmp_path: Path) -> None:
+    """Every weight gets its gradient, also a table that all of T5's blocks share; heads have weights of their own."""
+    whole = saved(kind, tmp_path, tie_word_embeddings=False)
+    workload = workload_from(tmp_path, optimizer=OptimizerSettings(learning_rate=1e-2))
+    expected = own_loss(whole, workload)
+    head = whole.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    optimizer = make_optimizer(workload.optimizer, whole.parameters())
+    losses = []
+    for step in range(STEPS):
+        x, y = dataset_of(workload).batch(step, workload.batch_size, seed=workload.seed)
+        loss = model_of(workload).loss(logits_of(whole, x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        set_learning_rate(optimizer, workload, step)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(expected, abs=1e-6)
+    assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(losses, abs=TOLERANCE)
 
 
 @needs_transformers
@@ -249,6 +273,20 @@ def test_there_and_back_again(kind: str, tmp_path: Path) -> None:
     layers = build_layers(again, Draw(), torch.device("cpu"))
     start_from_pretrained(layers, again)
     assert torch.equal(scores(layers, inputs), expected)
+
+
+@needs_transformers
+@pytest.mark.integration
+def test_a_checkpoint_needs_the_files_no_more(tmp_path: Path) -> None:
+    saved("t5", tmp_path / "first")
+    workload = workload_from(tmp_path / "first", num_microbatches=4, trials=TrialSettings(count=0))
+    longer = workload.model_copy(update={"num_steps": STEPS + 1})
+    unbroken = train_single(longer, Draw(), range(STEPS + 1))
+    job = launched(workload, tmp_path / "run", cuts=(2, 5))
+    assert launch(job).losses == pytest.approx(unbroken[:STEPS], abs=TOLERANCE)
+    (tmp_path / "first" / "model.safetensors").unlink()
+    again = resumed(tmp_path / "run", longer, launched(longer, tmp_path / "run", cuts=(4,)).binding)
+    assert launch(again).losses == pytest.approx(unbroken, abs=TOLERANCE)
 
 
 def test_weights_of_one_s_own_module_start_it_again(tmp_path: Path) -> None:

@@ -11,6 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
+class FakeMode(FakeTensorMode):
+    """Torch's mode, which a deep copy of a fake tensor shares (`nn.TransformerEncoder` copies its layer)."""
+
+    def __deepcopy__(self, memo: object) -> FakeMode:
+        return self
+
+
 @contextmanager
 def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: bool = False) -> Iterator[None]:
     """Make tensors created in this block fake.
@@ -22,7 +29,7 @@ def fake_tensors(mode: FakeTensorMode | None = None, *, allow_non_fake_inputs: b
     """
     before, _LOG.disabled = _LOG.disabled, True
     try:
-        with mode or FakeTensorMode(allow_non_fake_inputs=allow_non_fake_inputs):
+        with mode or FakeMode(allow_non_fake_inputs=allow_non_fake_inputs):
             yield
     finally:
         _LOG.disabled = before

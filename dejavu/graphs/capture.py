@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dejavu.cluster.records import Kind
-from dejavu.foundation.tracing import fake_tensors
+from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.foundation.units import plural
 from dejavu.graphs.attention import AttendsOnGPU
 from dejavu.graphs.graph import DTYPES, Graph, Layer
@@ -151,9 +151,9 @@ class _Tracing:
         self._dtype, self._computes_in, self._kind, self._kept = dtype, computes_in, kind, kept
 
     @cached_property
-    def _mode(self) -> FakeTensorMode:
+    def _mode(self) -> FakeMode:
         """The mode for all layers. Made lazily: it imports torch's compiler, which takes nearly a second."""
-        return FakeTensorMode(allow_non_fake_inputs=False)
+        return FakeMode(allow_non_fake_inputs=False)
 
     def layer(
         self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,12 @@ class ModelError(DejavuError):
     """A model could not be traced or saved."""
 
 
-def save_model(module: torch.nn.Module, example: torch.Tensor, folder: Path) -> None:
+def save_model(module: torch.nn.Module, example: torch.Tensor, folder: Path, files: Sequence[Path] = ()) -> None:
     """Save a module with its weights for `Run.model`; `mlflow.pytorch.load_model` reads it.
 
     Args:
         example: an input of two or more examples; any number of them can be asked later. Of one, only one.
+        files: are kept beside it, in its folder `extra_files`.
 
     Raises:
         ModelError: torch cannot trace the module (`torch.export`), or the disk is full.
@@ -43,6 +45,7 @@ def save_model(module: torch.nn.Module, example: torch.Tensor, folder: Path) -> 
                 signature=infer_signature(_numpy(example), _numpy(output)),
                 input_example=example.numpy(),
                 serialization_format="pt2",
+                extra_files=[str(file) for file in files] or None,
                 pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],  # else a process looks for them
             )
     except Exception as error:  # torch.export's, of many kinds

@@ -30,6 +30,8 @@ def use_static_experts(config: Any) -> None:
 
 def _experts(module: Any, x: torch.Tensor, expert: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Return (N, W): the sum of each token's experts, by its shares (N, k)."""
+    if torch.compiler.is_exporting():  # a graph that is kept has to load where transformers' operators are not known
+        return _every_expert(module, x, expert, share)
     chosen = expert.shape[-1]
     ordered, order = torch.sort(expert.reshape(-1))
     numbers = torch.arange(module.num_experts, device=x.device)
@@ -40,6 +42,14 @@ def _experts(module: Any, x: torch.Tensor, expert: torch.Tensor, share: torch.Te
     weighted = done * share.reshape(-1)[order].unsqueeze(-1)
     back = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=x.device))
     return weighted[back].view(len(x), chosen, -1).sum(dim=1).to(x.dtype)
+
+
+def _every_expert(module: Any, x: torch.Tensor, expert: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return the same, with each token sent through all experts."""
+    shares = torch.zeros(len(x), module.num_experts, dtype=share.dtype, device=x.device).scatter_add(1, expert, share)
+    gate, up = torch.einsum("nw,efw->enf", x, module.gate_up_proj).chunk(2, dim=-1)
+    done = torch.einsum("enf,ewf->enw", module.act_fn(gate) * up, module.down_proj)
+    return torch.einsum("enw,ne->nw", done, shares.to(done.dtype)).to(x.dtype)
 
 
 def _product(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,14 @@ class Head(nn.Module):
 
 def _tokens(module: Any, config: Any) -> nn.Module:
     return nn.Embedding(config.vocab_size, config.hidden_size)
+
+
+def _gemma_tokens(module: Any, config: Any) -> nn.Module:
+    scale = config.hidden_size**0.5
+    embedding: nn.Module = module.GemmaTextScaledWordEmbedding(
+        config.vocab_size, config.hidden_size, config.pad_token_id, embed_scale=scale
+    )
+    return embedding
 
 
 def _rms_head(name: str) -> Callable[[Any, Any], nn.Module]:
@@ -194,6 +202,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _llama_like("llama.modeling_llama", "Llama"),
     "mistral": _llama_like("mistral.modeling_mistral", "Mistral"),
+    "gemma": replace(_llama_like("gemma.modeling_gemma", "Gemma", is_split=False), embedding=_gemma_tokens),
     "qwen2": _llama_like("qwen2.modeling_qwen2", "Qwen2"),
     "qwen3": _llama_like("qwen3.modeling_qwen3", "Qwen3", is_split=False),
     "mixtral": _llama_like("mixtral.modeling_mixtral", "Mixtral", is_split=False, has_experts=True),

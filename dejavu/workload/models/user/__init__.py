@@ -1,0 +1,101 @@
+"""A user's own model, by `package.module:factory`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.tracing import fake_tensors
+from dejavu.workload.data import ExampleShape
+from dejavu.workload.models._base import LayerBuilder, Model, source_hash
+from dejavu.workload.models.user.cutting import Cut, Take, cut
+
+_CUTS: dict[tuple[Any, ...], Cut] = {}  # of this process: tracing takes up to seconds
+_MOST_CUTS = 16
+
+
+@dataclass(frozen=True)
+class UserModel(Model):
+    """The user's model, cut where it can be (`cutting.cut`).
+
+    Layers that share weights are one layer, with everything between them.
+    """
+
+    factory: Callable[..., nn.Module]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
+        return tuple(LayerBuilder(name, partial(self._layer, take)) for name, take in self._cut(shape).takes.items())
+
+    def notes(self, shape: ExampleShape) -> tuple[str, ...]:
+        return self._cut(shape).notes
+
+    def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
+        """Return the names in the factory's own module, `blocks.0.weight` for `blocks_0.weight`.
+
+        Layers are taken from one module, so a tensor of theirs is a tensor of its.
+        """
+        wanted, found = set(names), dict[str, str]()
+        with fake_tensors():
+            module = self.factory(**self.options)
+        outer: dict[int, list[str]] = {}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            outer.setdefault(id(tensor), []).append(name)
+        for layer, take in self._cut(shape).takes.items():
+            left = {one: list(every) for one, every in outer.items()}
+            for name, tensor in take(module).state_dict(keep_vars=True).items():
+                every = left.get(id(tensor), [])
+                if every and f"{layer}.{name}" in wanted:
+                    same = next((one for one in every if one == name), every[0])  # a traced layer has the whole's names
+                    every.remove(same)
+                    found[f"{layer}.{name}"] = same
+        return found
+
+    @property
+    def code(self) -> str:
+        return source_hash(self.factory)
+
+    def _cut(self, shape: ExampleShape) -> Cut:
+        key = (self.factory, repr(sorted(self.options.items())), shape)
+        if key not in _CUTS:
+            if len(_CUTS) >= _MOST_CUTS:
+                _CUTS.clear()
+            _CUTS[key] = cut(partial(self.factory, **self.options), shape)
+        return _CUTS[key]
+
+    def _layer(self, take: Take) -> nn.Module:
+        return take(self.factory(**self.options))
+
+
+def load_model(reference: str, options: Mapping[str, Any]) -> Model:
+    """Load the model of `package.module:factory`, which returns a module or a `Model`.
+
+    Raises:
+        InputError: there is no such module or attribute, it fails, or returns something else.
+    """
+    module_name, _, attribute = reference.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # whatever a user's file does wrong when it is read
+        message = (
+            f"model {reference!r} cannot be imported: {type(error).__name__}: {error}; wanted package.module:factory"
+        )
+        raise InputError(message, ("model",)) from error
+    try:
+        with torch.device("meta"):
+            made = factory(**options)
+    except Exception as error:
+        message = f"model {reference!r} fails with model_options {dict(options)}: {type(error).__name__}: {error}"
+        raise InputError(message, ("model_options",)) from error
+    if isinstance(made, Model):
+        return made
+    if not isinstance(made, nn.Module):
+        raise InputError(f"model {reference!r} returns a {type(made).__name__}; wanted a module or a Model", ("model",))
+    return UserModel(factory, options)

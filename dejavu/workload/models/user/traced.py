@@ -1,0 +1,341 @@
+"""Cut a module that is no chain of children, where its traced graph has one tensor at a boundary between its modules.
+
+`torch.export` gives the forward pass as a list of operators, each with the module and the line that it is from. What
+depends on neither the input nor weights (masks, rotary tables, the number of examples) is computed in every layer that
+reads it; of all else exactly one tensor may cross a cut.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from dejavu.workload.models.user.children import layer_name
+
+INPUT = "x"  # of a layer's graph
+TORCH = Path(torch.__file__).parent
+MOST_NOTES = 3  # boundaries that cannot be cut
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+# Operators whose result may be their input's memory, though they do not declare it.
+_MAY_ALIAS = {"reshape", "contiguous", "to", "flatten", "dropout", "expand_as", "type_as", "view_as"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One layer of a traced module.
+
+    Attributes:
+        graph: from `INPUT` to one tensor; it reads weights by their names in the whole module.
+        tensors: names of the weights and buffers that it reads, and of those that no layer reads; with all names of a
+            weight that has several.
+        constants: tensors and graphs that tracing made, by the names that the graph reads them by.
+    """
+
+    name: str
+    graph: fx.Graph
+    tensors: tuple[str, ...]
+    constants: dict[str, Any]
+
+
+@dataclass
+class _Segment:
+    nodes: list[fx.Node]
+    units: list[str]
+
+
+def trace(module: nn.Module, example: torch.Tensor) -> tuple[list[Piece], tuple[str, ...]]:
+    """Return the layers of a module in order, and sentences about boundaries that could not be cut.
+
+    Args:
+        module: of fake tensors; nothing is computed.
+        example: a batch of two or more examples, as fake; any number of them can be asked later.
+
+    Raises:
+        Exception: `torch.export` cannot trace the module, or it returns something else than one tensor.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False)
+    results = program.graph_signature.user_outputs
+    if len(results) != 1:
+        raise TypeError(f"it returns {len(results)} values; wanted one tensor")
+    return _Tracing(module, program).pieces()
+
+
+class _Tracing:
+    def __init__(self, module: nn.Module, program: torch.export.ExportedProgram) -> None:
+        self.module, self.program = module, program
+        signature = program.graph_signature
+        self.weights = dict(signature.inputs_to_parameters)
+        self.buffers = dict(signature.inputs_to_buffers)
+        self.constants = dict(signature.inputs_to_lifted_tensor_constants)
+        self.nodes = list(program.graph.nodes)
+        (name,) = signature.user_inputs
+        self.input = next(node for node in self.nodes if node.name == name)
+        self.batch = str(self.input.meta["val"].shape[0])
+        self.mutated = {root for node in self.nodes for root in map(_root, _written(node))}
+        self.free: set[fx.Node] = set()
+        for node in self.nodes:
+            if self._is_free(node):
+                self.free.add(node)
+        self.aliases: dict[str, list[str]] = {}
+        every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        by_id: dict[int, list[str]] = {}
+        for name, tensor in every:
+            by_id.setdefault(id(tensor), []).append(name)
+            self.aliases[name] = by_id[id(tensor)]
+
+    def _is_free(self, node: fx.Node) -> bool:
+        """Return whether any layer can compute it: from constants and the number of examples."""
+        if node.op == "get_attr":
+            return True
+        if node.op == "placeholder":
+            return node.name not in self.weights and node is not self.input and node not in self.mutated
+        if node.op != "call_function" or _root(node) in self.mutated or _written(node):
+            return False
+        if node.target is torch.ops.aten.sym_size.int and str(node.meta["val"]) == self.batch:
+            return True
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return False
+        return all(one in self.free for one in node.all_input_nodes)
+
+    def pieces(self) -> tuple[list[Piece], tuple[str, ...]]:
+        segments, notes = self._segments()
+        segments, tied = self._tie(segments)
+        return self._graphs(segments), (*notes[:MOST_NOTES], *tied)
+
+    def _segments(self) -> tuple[list[_Segment], list[str]]:
+        """Cut where one unit's operators end and another's begin, as late as one tensor crosses."""
+        steps = [n for n in self.nodes if n.op == "call_function" and n not in self.free and not _is_assertion(n)]
+        units = [self._unit(node) for node in steps]
+        has_weights = [any(one.name in self.weights for one in node.all_input_nodes) for node in steps]
+        cuts, notes, last, weighted = [0], list[str](), -1, False
+        for position, unit in enumerate(units):
+            if not unit:
+                continue
+            if last >= 0 and unit != units[last] and weighted and any(has_weights[position:]):
+                cut = next((k for k in range(position, last, -1) if self._crosses(steps, k) is not None), None)
+                if cut is not None:
+                    cuts.append(cut)
+                    weighted = False
+                else:
+                    notes.append(self._why_not(steps, position, units[last], unit))
+            last, weighted = position, weighted or has_weights[position]
+        segments = []
+        for start, stop in pairwise([*cuts, len(steps)]):
+            named = [unit for unit, has in zip(units[start:stop], has_weights[start:stop], strict=True) if unit and has]
+            segments.append(_Segment(steps[start:stop], list(dict.fromkeys(named or filter(None, units[start:stop])))))
+        return segments, notes
+
+    def _crossing(self, steps: Sequence[fx.Node], cut: int) -> list[fx.Node]:
+        before = [self.input, *steps[:cut]]
+        after = {*steps[cut:], self.nodes[-1]}
+        return [node for node in before if any(user in after for user in node.users)]
+
+    def _crosses(self, steps: Sequence[fx.Node], cut: int) -> fx.Node | None:
+        """Return the one tensor that crosses a cut, with the examples as its first dimension; None: no such."""
+        crossing = self._crossing(steps, cut)
+        value = crossing[0].meta.get("val") if len(crossing) == 1 else None
+        fits = isinstance(value, torch.Tensor) and value.dim() and str(value.shape[0]) == self.batch
+        return crossing[0] if fits else None
+
+    def _why_not(self, steps: Sequence[fx.Node], cut: int, before: str, after: str) -> str:
+        crossing = self._crossing(steps, cut)
+        values = "; ".join(_describe(node) for node in crossing[:MOST_NOTES])
+        if len(crossing) == 1:
+            return f"no cut between {before!r} and {after!r}: what crosses does not begin with the examples: {values}"
+        return (
+            f"no cut between {before!r} and {after!r}, where {len(crossing)} values cross, and one tensor may: {values}"
+        )
+
+    def _unit(self, node: fx.Node) -> str:
+        """Return the module whose operators stay together: an item of the outermost list, or one without lists."""
+        stack = node.meta.get("nn_module_stack") or {}
+        path = str(next(reversed(stack.values()))[0]) if stack else ""
+        prefix, module = list[str](), self.module
+        for part in path.split(".") if path else ():
+            child = module._modules.get(part)
+            if child is None:
+                break
+            prefix.append(part)
+            if isinstance(module, LISTS) or not any(isinstance(one, LISTS) for one in child.modules()):
+                return ".".join(prefix)
+            module = child
+        return ""
+
+    def _tie(self, segments: list[_Segment]) -> tuple[list[_Segment], list[str]]:
+        """Merge segments that read the same weight, with everything between them."""
+        first: dict[str, int] = {}
+        until = list(range(len(segments)))
+        notes: dict[str, None] = {}
+        for number, segment in enumerate(segments):
+            for name in self._owned(segment.nodes):
+                owner = first.setdefault(name, number)
+                if owner != number:
+                    until[owner] = max(until[owner], number)
+                    said = f"{name!r} is read in {_called(segments[owner])!r} and in {_called(segment)!r}"
+                    notes[f"{said}: they are one layer with all between them"] = None
+        merged: list[_Segment] = []
+        number = 0
+        while number < len(segments):
+            stop = position = number
+            while position <= stop:
+                stop = max(stop, until[position])
+                position += 1
+            together = segments[number : stop + 1]
+            merged.append(
+                _Segment(
+                    [node for one in together for node in one.nodes],
+                    list(dict.fromkeys(unit for one in together for unit in one.units)),
+                )
+            )
+            number = stop + 1
+        return merged, list(notes)[:MOST_NOTES]
+
+    def _owned(self, nodes: Iterable[fx.Node]) -> list[str]:
+        """Return the weights that operators read, and the buffers that they write."""
+        read = {one for node in nodes for one in node.all_input_nodes if one.op == "placeholder"}
+        owned = [self.weights[one.name] for one in read if one.name in self.weights]
+        return owned + [self.buffers[one.name] for one in read if one.name in self.buffers and one in self.mutated]
+
+    def _graphs(self, segments: list[_Segment]) -> list[Piece]:
+        made = []
+        used: set[str] = set()
+        for number, segment in enumerate(segments):
+            done = [node for one in segments[:number] for node in one.nodes]
+            steps = [node for one in segments for node in one.nodes]
+            arriving = self._crosses(steps, len(done)) if number else self.input
+            leaving = self._crosses(steps, len(done) + len(segment.nodes)) if number < len(segments) - 1 else None
+            copy = _Copy(self, arriving, segment.nodes)
+            copy.end(leaving if leaving is not None else self.nodes[-1].args[0][0])
+            used |= copy.tensors
+            made.append((segment, copy))
+        every = [*self.program.state_dict, *self.buffers.values()]
+        unused = [name for name in dict.fromkeys(every) if not {*self.aliases.get(name, (name,))} & used]
+        return [
+            Piece(
+                _called(segment),
+                copy.graph,
+                tuple(self._with_aliases([*sorted(copy.tensors), *(unused if number == len(made) - 1 else ())])),
+                copy.constants,
+            )
+            for number, (segment, copy) in enumerate(made)
+        ]
+
+    def _with_aliases(self, names: Iterable[str]) -> Iterator[str]:
+        yield from dict.fromkeys(one for name in names for one in self.aliases.get(name, [name]))
+
+
+class _Copy:
+    """One layer's operators in a graph of their own, with what every layer computes for itself."""
+
+    def __init__(self, tracing: _Tracing, arriving: fx.Node | None, nodes: Sequence[fx.Node]) -> None:
+        self.tracing, self.graph = tracing, fx.Graph()
+        self.tensors: set[str] = set()
+        self.constants: dict[str, Any] = {}
+        self.input = self.graph.placeholder(INPUT)
+        self.known: dict[fx.Node, fx.Node] = {}
+        if arriving is not None:
+            written = {_root(one) for node in nodes for one in _written(node)}
+            is_written = any(_root(node) is _root(arriving) for node in written)
+            # A tensor that crosses a cut must not be written to.
+            start = self.graph.call_function(torch.ops.aten.clone.default, (self.input,)) if is_written else self.input
+            self.known[arriving] = start
+        for node in nodes:
+            self._take(node)
+
+    def end(self, result: fx.Node) -> None:
+        self.graph.output(self._take(result))
+        self.graph.lint()
+
+    def _take(self, node: fx.Node) -> fx.Node:
+        if node not in self.known:
+            self.known[node] = self._read(node) if node.op in ("placeholder", "get_attr") else self._call(node)
+        return self.known[node]
+
+    def _call(self, node: fx.Node) -> fx.Node:
+        if node.target is torch.ops.aten.sym_size.int and str(node.meta["val"]) == self.tracing.batch:
+            return self.graph.call_function(torch.ops.aten.sym_size.int, (self.input, 0))
+        return self.graph.node_copy(node, self._take)
+
+    def _read(self, node: fx.Node) -> fx.Node:
+        tracing = self.tracing
+        if node.op == "get_attr":  # a graph of its own, as a block without gradients has
+            name = str(node.target)
+            self.constants[name] = getattr(tracing.program.graph_module, name)
+        elif node.name in tracing.weights or node.name in tracing.buffers:
+            name = tracing.weights.get(node.name) or tracing.buffers[node.name]
+            self.tensors.add(name)
+        else:
+            name = tracing.constants[node.name]
+            if _has(tracing.module, name):  # a tensor that is neither weight nor buffer
+                self.tensors.add(name)
+            else:
+                self.constants[name] = tracing.program.constants[name]
+        return self.graph.get_attr(name)
+
+
+def _called(segment: _Segment) -> str:
+    units = segment.units
+    return layer_name((units[0],)) if len(units) == 1 else layer_name((units[0], units[-1])) if units else "model"
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    try:
+        operator.attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that an operator writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return []
+    found = []
+    for number, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
+            found += [value] if isinstance(value, fx.Node) else []
+    return found
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Return the tensor whose memory a node's result may be."""
+    while node.op == "call_function" and node.all_input_nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            shares = node.target is operator.getitem
+        else:
+            shares = any(one.alias_info for one in schema.returns) or schema.name.split("::")[-1] in _MAY_ALIAS
+        if not shares:
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_assertion(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return name.startswith(("_assert", "sym_constrain"))
+
+
+def _describe(node: fx.Node) -> str:
+    """Return the user's line that made a value."""
+    if node.op == "placeholder":
+        return f"the input `{node.name}`"
+    lines = re.findall(r'File "([^"]+)", line (\d+), in .*\n(.*)', node.meta.get("stack_trace") or "")
+    own = [(file, line, text) for file, line, text in lines if TORCH not in Path(file).parents]
+    if not own:
+        return f"`{node.name}`"
+    file, line, text = own[-1]
+    return f"`{text.strip()}` ({file}:{line})"

@@ -1,0 +1,215 @@
+"""A module of one's own that is no chain of children: cut as it says, or where one tensor crosses in its graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
+from benchmarks.pipeline.ranks import Trained, train_in_turn
+from dejavu.foundation.errors import InputError
+from dejavu.graphs.capture import capture
+from dejavu.init import Draw, draw_layer
+from dejavu.runtime.job import TrainingJob, export
+from dejavu.runtime.optimizer import make_optimizer, set_learning_rate
+from dejavu.runtime.single import build_layers, train_single
+from dejavu.testing.models import check_model
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
+from tests import own_models
+from tests.test_export import alone, check, checkpointed
+from tests.test_models import load_parts
+
+_ = alone  # a fixture
+STEPS = 3
+TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
+CUT = {
+    "Decoder": ["tokens", "blocks_0", "blocks_1", "blocks_2", "norm", "scores"],
+    "Encoder": ["tokens", "encoder_layers_0", "encoder_layers_1", "encoder_layers_2", "scores"],
+    "Skips": ["down", "blocks_0-blocks_1", "blocks_2", "scores"],
+    "Images": ["first", "norm", "blocks_0", "blocks_1", "blocks_2", "scores"],
+    "Declared": ["layer0", "layer1", "layer2", "layer3"],
+}
+TEXT = {"data": "text", "sequence_length": 12}
+
+
+def workload_of(name: str, **options: Any) -> Workload:
+    data = TEXT if name in ("Decoder", "Encoder", "Padded") else {"data": "digits"}
+    return Workload(
+        model=f"tests.own_models:{name}",
+        model_options=options,
+        **data,
+        batch_size=12,
+        num_microbatches=4,
+        num_steps=STEPS,
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        trials=TrialSettings(count=0),
+    )
+
+
+def batch_of(workload: Workload, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return dataset_of(workload).batch(0, size, seed=0)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_layers_compute_what_the_module_does(name: str) -> None:
+    """For any number of examples, in training and in evaluation, and with all of its weights under its own names."""
+    workload = workload_of(name)
+    assert [builder.name for builder in layers_of(workload)] == CUT[name]
+    whole = getattr(own_models, name)()
+    parts = [builder.build() for builder in layers_of(workload)]
+    assert load_parts(workload, parts, whole) == set(whole.state_dict())
+    for size, trains in ((3, True), (2, False), (1, False), (5, False)):
+        x, _ = batch_of(workload, size)
+        chain = nn.Sequential(*parts).train(trains)
+        torch.testing.assert_close(chain(x), whole.train(trains)(x), atol=1e-6, rtol=0)
+    check_model(workload)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_masks_and_tables_go_where_the_layer_goes(name: str) -> None:
+    workload = workload_of(name)
+    layers = nn.Sequential(*(builder.build() for builder in layers_of(workload)))
+    x, _ = batch_of(workload, 3)
+    shape = layers(x).shape
+    found = layers.to("meta")(x.to("meta"))
+    assert (found.device.type, found.shape) == ("meta", shape)
+
+
+@pytest.mark.parametrize("name", ["Decoder", "Images"])
+def test_dropout_ends_with_training(name: str) -> None:
+    workload = workload_of(name, dropout=0.5)
+    whole = getattr(own_models, name)(dropout=0.5)
+    parts = [builder.build() for builder in layers_of(workload)]
+    load_parts(workload, parts, whole)
+    chain, (x, _) = nn.Sequential(*parts), batch_of(workload, 4)
+    assert not torch.equal(chain(x), chain(x))
+    load_parts(workload, parts, whole)  # batch norms have counted
+    torch.testing.assert_close(chain.eval()(x), whole.eval()(x), atol=1e-6, rtol=0)
+    assert not torch.equal(chain.train()(x), chain(x))
+
+
+def test_what_cannot_be_cut_is_said_with_its_lines() -> None:
+    file = own_models.__file__
+    lines = Path(file).read_text().splitlines()
+
+    def at(text: str, after: str) -> str:
+        start = next(k for k, line in enumerate(lines) if line.startswith(f"class {after}"))
+        number = next(k for k in range(start, len(lines)) if lines[k].strip() == text)
+        return f"`{text}` ({file}:{number + 1})"
+
+    notes = capture(workload_of("Skips")).notes
+    skip, relu = at("skip = self.down(x.flatten(1))", "Skips"), at("x = torch.relu(self.blocks[0](skip))", "Skips")
+    assert (
+        f"no cut between 'blocks.0' and 'blocks.1', where 2 values cross, and one tensor may: {skip}; {relu}" in notes
+    )
+    assert [builder.name for builder in layers_of(workload_of("Padded"))] == ["tokens-blocks_2", "norm", "scores"]
+    mask = at("mask = (tokens != 0)[:, None, None, :]", "Padded")
+    assert all(mask in note for note in capture(workload_of("Padded")).notes)
+    workload = workload_of("Branching")
+    first, why = model_of(workload).notes(dataset_of(workload).shape)
+    assert "the model is one layer: " in first
+    assert why.startswith("torch.export cannot trace it: ") and "`if x.sum() > 0:`" in why
+
+
+def test_a_tied_head_is_told() -> None:
+    workload = workload_of("Decoder", tied=True)
+    notes = capture(workload).notes
+    assert any("is read in 'tokens' and in 'scores': they are one layer with all between" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("a number", "returns a int; wanted a list or a dict of modules"),
+        ("none", "returns no layers"),
+        ("no module", "has a str as layer 1; wanted a module"),
+        ("a weight is missing", r"the weight 'blocks.1.weight' is in none of its 3 layers"),
+        ("out of order", r"layer 'back' fails on what the input gives, \(2, 1, 8, 8\): "),
+        ("another output", r"its layers, in order, give \(2, 2, 10\); the module itself \(2, 10\)"),
+    ],
+)
+def test_wrong_layers_are_refused(how: str, said: str) -> None:
+    with pytest.raises(InputError, match=rf"DeclaredWrong.dejavu_layers\(\).*{said}"):
+        layers_of(workload_of("DeclaredWrong", how=how))
+
+
+def test_an_embedding_is_drawn_as_one() -> None:
+    """A layer of a graph has the module's own parts, which say what a weight is."""
+    first = layers_of(workload_of("Decoder"))[0]
+    drawn = draw_layer(first, Draw(embedding=0.0), position=0, depth=6)
+    assert not drawn.get_parameter("tokens.weight").any()
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_an_export_loads_into_the_module(name: str, tmp_path: Path, alone: None) -> None:
+    job, checkpoint = checkpointed(workload_of(name), tmp_path / "run")
+    found = export.export(tmp_path / "run", checkpoint, "state_dict", tmp_path / "out")
+    state = torch.load(found.files[0], weights_only=True)
+    whole = getattr(own_models, name)()
+    assert list(state) and set(state) == set(whole.state_dict())
+    check(whole, state, job, checkpoint)
+
+
+one = one_device()
+WAYS = {
+    "uneven cuts": ("1f1b", 2, [one, one]),
+    "2 replicas and 1, split backward": ("zbv", 4, [one_device(2), one]),
+    "recomputed, ZeRO 2": ("1f1b", 2, [one_device(2, recompute=True, zero_level=2), one]),
+}
+
+
+def jobs() -> dict[tuple[str, str], TrainingJob]:
+    found = {}
+    for name, layers in CUT.items():
+        for way, (schedule, stages, ranks) in WAYS.items():
+            if len(layers) < stages or (name == "Images" and way != "uneven cuts"):  # batch norms see parts of a batch
+                continue
+            bounds = (0, *range(1, stages), len(layers))
+            found[name, way] = job_of(workload_of(name), by_hand(schedule, bounds, ranks, 4), STEPS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[tuple[str, str], Trained]:
+    every = jobs()
+    order = sorted(every, key=lambda case: -len(every[case].binding.placements))
+    return dict(zip(order, train_in_turn([every[case] for case in order]), strict=True))
+
+
+def plain_losses(workload: Workload) -> list[float]:
+    """Of the module itself in a loop as people write it, from the same weights."""
+    layers = build_layers(workload, Draw(), torch.device("cpu"))
+    whole: Any = model_of(workload).factory(**workload.model_options)  # type: ignore[attr-defined]
+    names = model_of(workload).weight_names(dataset_of(workload).shape, layers.state_dict())
+    whole.load_state_dict({names[name]: tensor for name, tensor in layers.state_dict().items()})
+    optimizer = make_optimizer(workload.optimizer, whole.parameters())
+    losses = []
+    for step in range(STEPS):
+        x, y = dataset_of(workload).batch(step, workload.batch_size, seed=workload.seed)
+        optimizer.zero_grad()
+        total = 0.0
+        for part, target in zip(x.chunk(4), y.chunk(4), strict=True):
+            loss = model_of(workload).loss(whole(part), target) / 4
+            loss.backward()
+            total += loss.item()
+        set_learning_rate(optimizer, workload, step)
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", jobs(), ids=", ".join)
+def test_a_pipeline_has_the_losses_of_the_plain_module(
+    case: tuple[str, str], trained: dict[tuple[str, str], Trained]
+) -> None:
+    workload = jobs()[case].workload
+    expected = plain_losses(workload)
+    assert trained[case].losses == pytest.approx(expected, abs=TOLERANCE)
+    assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(expected, abs=TOLERANCE)
