@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.foundation.autocast import autocast
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
 from dejavu.runtime.batches import Reader
