@@ -48,6 +48,7 @@ def own(factory: str, **options: Any) -> Workload:
 def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
     """From which share of a step on a thread reads: any, or none."""
     monkeypatch.setattr(ahead, "LONG_SHARE", request.param)
+    monkeypatch.setattr(ahead, "LONG_SECONDS", -1.0)
     return float(request.param)
 
 
@@ -119,6 +120,7 @@ def test_a_training_that_stops_leaves_no_thread(share: float) -> None:
 
 def test_losses_do_not_depend_on_how_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, found = own("rows", seconds=1e-4), []
+    monkeypatch.setattr(ahead, "LONG_SECONDS", -1.0)
     for share in (-1.0, math.inf, 0.02):
         monkeypatch.setattr(ahead, "LONG_SHARE", share)
         found.append(train_single(workload, Draw(), range(6)))

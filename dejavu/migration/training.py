@@ -68,9 +68,9 @@ class ChangingTraining:
         now: the cluster as it is; hosts of its file that are absent are used once they have a warm agent.
         watches: for slower devices and links.
         on_step: (step, loss), as ranks report them.
-        on_evaluation: (step, loss on what is held out), likewise.
         on_decision: called with every decision, also where the running plan stays.
         come: asked every few seconds for hosts that can be reached now, and have no agent yet.
+        on_evaluation: (step, loss on what is held out), as ranks report them.
     """
 
     job: TrainingJob
@@ -79,9 +79,9 @@ class ChangingTraining:
     now: ClusterNow
     watches: bool = True
     on_step: OnLoss = lambda step, loss: None
-    on_evaluation: OnLoss = lambda step, loss: None
     on_decision: Callable[[Decision], None] = lambda decision: None
     come: Callable[[], Mapping[str, StartsAgent]] = dict
+    on_evaluation: OnLoss = lambda step, loss: None
     migrations: list[Migration] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from dejavu.workload import Workload
 from dejavu.workload.data import Batch, dataset_of
 
 LONG_SHARE = LONG_WAIT  # of a step: reading that takes longer goes over to a thread
+LONG_SECONDS = 5e-3  # and at least so long: Python lets a thread keep the interpreter so long (sys.getswitchinterval)
 STEPS_LOOKED_AT = 2  # in a row that take so long: one may have had a page to fetch
 READ_AHEAD = 1  # batches that wait for their step, beside the one that is being read
 
@@ -67,7 +68,8 @@ class Reader:
         if self._num_given > 1:  # the first step also sets things up
             self._times.append((waited, seconds))
         if self._thread is None and self._num_given > 1:
-            self._num_long = self._num_long + 1 if waited > LONG_SHARE * seconds else 0
+            is_long = waited > max(LONG_SECONDS, LONG_SHARE * seconds)
+            self._num_long = self._num_long + 1 if is_long else 0
             if self._num_long >= STEPS_LOOKED_AT and self._steps:
                 self._thread = _Ahead(self, list(self._steps))
 
