@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -80,6 +82,15 @@ def test_every_weight_is_in_one_layer_and_read_once_going_forward(name: str) -> 
         times = 2 if name == "user_tied" and layer.name == "1-3" else 1  # one matrix, used twice
         assert read == times * layer.parameter_bytes, layer.name
         assert all(operator.parameter_bytes <= operator.read_bytes for operator in layer.operators)
+
+
+@every_model
+def test_layers_of_a_kind_differ_in_their_names_alone(name: str) -> None:
+    graph = graph_of(name)
+    kinds, kind_L = graph.kinds
+    assert len(kind_L) == len(graph.layers) and set(kind_L.tolist()) == set(range(len(kinds)))
+    for layer, kind in zip(graph.layers, kind_L, strict=True):
+        assert replace(layer, name="") == replace(kinds[kind], name="")
 
 
 @every_model

@@ -145,11 +145,11 @@ def configuration_memory(
     SC 2020, fig. 1). Of sharded gradients and weights one layer is whole at a time: a stage is charged for the model's
     largest. That and the replica's examples are held once per stage, so half is charged at each of its two cuts.
     """
-    layers = graph.layers
+    kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
-    degree_L = [degree_of(layer, configuration.tensor_parallel) for layer in layers]
-    weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(layers, degree_L, strict=True)])
-    buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in layers])
+    degrees = [degree_of(layer, configuration.tensor_parallel) for layer in kinds]
+    weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(kinds, degrees, strict=True)])[kind_L]
+    buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte = ForEachByte.of(workload.optimizer)
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
@@ -157,10 +157,10 @@ def configuration_memory(
     messages_L1 = message_bytes(graph.cut_bytes_L1, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
-        pairs = zip(layers, degree_L, strict=True)
+        pairs = zip(kinds, degrees, strict=True)
         return np.array(
             [size(layer, recompute=configuration.recompute, tensor_parallel=degree) for layer, degree in pairs]
-        )
+        )[kind_L]
 
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),

@@ -14,18 +14,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.estimates import EstimateGrid, is_prediction
 from dejavu.cost.kernels.sharding import degree_of
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
-from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts, work_of
+from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
-from dejavu.graphs.graph import Layer
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
+
+Bools = NDArray[np.bool_]
 
 
 class _Column(NamedTuple):
@@ -60,6 +63,7 @@ class ParallelPrices:
     ) -> None:
         self._cluster, self._collectives = cluster, collectives
         self._at, self._priced = at, dict[int, PricedParts]()
+        self._known_trust: dict[tuple[int, str, int], Bools] = {}
         self._parts = PartPrices(cluster, self.at, predicted)
 
     def at(self, microbatch_size: int) -> PricedParts:
@@ -98,34 +102,34 @@ class ParallelPrices:
     def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
         m, r = workload.microbatch_size, configuration.data_parallel
         graph = self.at(m // r).graph
-        layers = graph.layers
-        degree_L = np.array([degree_of(layer, configuration.tensor_parallel) for layer in layers])
-        weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
+        kinds, kind_L = graph.kinds
+        degrees = np.array([degree_of(layer, configuration.tensor_parallel) for layer in kinds])
+        weights_L = (np.array([layer.parameter_bytes for layer in kinds]) / degrees)[kind_L]
         passes = self.passes(configuration, m)
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward, backward = (
-            self._communication(configuration, layers, weights_L, gradient, name) for name in ("forward", "backward")
+            self._communication(configuration, graph, weights_L, gradient, name) for name in ("forward", "backward")
         )
         forward = passes.forward_L + forward
         backward = passes.backward_L + backward
         if (
             configuration.recompute
         ):  # gathered weights and inputs still exist, but recomputation repeats the sums inside layers
-            again = self._tensor_sums(configuration, layers, "forward")
+            again = self._tensor_sums(configuration, graph, "forward")
             backward = backward + passes.forward_L + again
         latency, per_byte = self._collectives.per_step_line(
             configuration, [float(size) for size in weights_L], gradient
         )
         device = self._cluster.device_types[configuration.device_type]
-        tied_L = [self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in layers]
-        once_L = passes.optimizer_L + per_byte * weights_L + np.array(tied_L)
+        tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
+        once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
         memory = configuration_memory(configuration, graph, workload, device, examples)
         return _Column(forward, backward, once_L, latency, memory)
 
     def _communication(
         self,
         configuration: StageConfiguration,
-        layers: Sequence[Layer],
+        graph: Graph,
         weights_L: Floats,
         gradient_bytes: float,
         direction: str,
@@ -138,10 +142,10 @@ class ParallelPrices:
         sizes = set(weights_L.tolist())
         gathers = {size: self._collectives.data_seconds(configuration, names, size, gradient_bytes) for size in sizes}
         return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(
-            configuration, layers, direction
+            configuration, graph, direction
         )
 
-    def _tensor_sums(self, configuration: StageConfiguration, layers: Sequence[Layer], direction: str) -> Floats:
+    def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:
         def seconds(layer: Layer) -> float:
             split = layer.tensor_parallel
             if split is None or degree_of(layer, configuration.tensor_parallel) == 1:
@@ -149,9 +153,8 @@ class ParallelPrices:
             sums = split.forward_sums if direction == "forward" else split.backward_sums
             return self._collectives.tensor_seconds(configuration, [share * layer.output_bytes for share in sums])
 
-        distinct = {work_of(layer): layer for layer in layers}
-        sums = {work: seconds(layer) for work, layer in distinct.items()}
-        return np.array([sums[work_of(layer)] for layer in layers])
+        kinds, kind_L = graph.kinds
+        return np.array([seconds(layer) for layer in kinds])[kind_L]
 
     def passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         """Price computation only: the table's number times the predicted factor of a part of the layer or batch."""
@@ -171,7 +174,7 @@ class ParallelPrices:
         found = []
         for k, name in enumerate(Passes._fields):
             grids = [priced.table.grids[name.removesuffix("_L")] for priced in (large, small)]
-            trust = [np.array([not is_prediction(s) for s in grid.source_LD[:, column]]) for grid in grids]
+            trust = [self._trusted(size, name, column) for size in (microbatch_size, own)]
             scaled = trust[0] & ~trust[1]
             seconds = table[k]
             if scaled.any():
@@ -179,6 +182,14 @@ class ParallelPrices:
                 seconds = np.where(scaled, grids[0].seconds_LD[:, column] * _ratio(few, many), seconds)
             found.append(seconds)
         return Passes(*found)
+
+    def _trusted(self, microbatch_size: int, name: str, column: int) -> Bools:
+        """Return which layers' numbers are not predictions; asked for every configuration of a type."""
+        key = (microbatch_size, name, column)
+        if key not in self._known_trust:
+            grid: EstimateGrid = self.at(microbatch_size).table.grids[name.removesuffix("_L")]
+            self._known_trust[key] = np.array([not is_prediction(str(s)) for s in grid.source_LD[:, column]])
+        return self._known_trust[key]
 
     def _column_of(self, device_type: str, microbatch_size: int) -> Passes:
         table = self.at(microbatch_size).table

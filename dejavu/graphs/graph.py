@@ -108,6 +108,22 @@ class Graph:
     def parameter_bytes(self) -> int:
         return sum(layer.parameter_bytes for layer in self.layers)
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, ...], NDArray[np.int64]]:
+        """One layer of each kind, and each layer's kind: those of one kind differ in nothing but their names.
+
+        Layers that were traced once share what they keep, so it is the same object; comparing it would take longer
+        than what this saves.
+        """
+        kinds: dict[object, tuple[int, Layer]] = {}
+        kind_L = []
+        for layer in self.layers:
+            shared = (id(layer.operators), id(layer.footprint), id(layer.recompute_footprint))
+            sizes = (layer.parameter_bytes, layer.activation_bytes, layer.output_bytes, layer.tied_bytes)
+            same = (*shared, *sizes, layer.signature, layer.output_shape, layer.tensor_parallel)
+            kind_L.append(kinds.setdefault(same, (len(kinds), layer))[0])
+        return tuple(layer for _, layer in kinds.values()), np.array(kind_L, dtype=np.int64)
+
     @property
     def cut_bytes_L1(self) -> NDArray[np.float64]:
         """What crosses a cut before layer k, one microbatch; nothing before the first layer and after the last."""
