@@ -52,12 +52,16 @@ def _moe(num_blocks: int, width: int, num_experts: int) -> dict[str, Any]:
     return _heads(num_blocks, width, 16, num_experts=num_experts)
 
 
+def _grouped(num_blocks: int, width: int, num_heads: int, feedforward: int) -> dict[str, Any]:
+    return _heads(num_blocks, width, num_heads, num_kv_heads=8, feedforward=feedforward)
+
+
 def _alpa(blocks: tuple[int, ...], width: int, width_factor: int) -> dict[str, Any]:
     return {"blocks": blocks, "width": width, "width_factor": width_factor, "widened": "output"}
 
 
 _50, _101 = (3, 4, 6, 3), (3, 4, 23, 3)
-_GPT2, _BERT, _T5, _MOE = ({"num_classes": size} for size in (50257, 30522, 32128, 32000))
+_GPT2, _BERT, _T5, _MOE, _LLAMA3 = ({"num_classes": size} for size in (50257, 30522, 32128, 32000, 128256))
 _HF = "transformers, counted from its config"
 _VISION = "torchvision's table of models"
 _DAPPLE = "Fan et al., PPoPP 2021"
@@ -69,6 +73,9 @@ PUBLISHED: dict[str, Published] = {
     "gpt3-175b": Published(
         "gpt", _heads(96, 12288, 96), _GPT2, 2048, 174_600_000_000, False, "Brown et al., 2020, table D.1"
     ),
+    "llama3-8b": Published("llama", _grouped(32, 4096, 32, 14336), _LLAMA3, 8192, 8_030_261_248, True, _HF),
+    "llama3-70b": Published("llama", _grouped(80, 8192, 64, 28672), _LLAMA3, 8192, 70_553_706_496, True, _HF),
+    "mixtral-8x7b": Published("mixtral", _grouped(32, 4096, 32, 14336), _MOE, 4096, 46_702_792_704, True, _HF),
     "bert-base": Published("bert", _heads(12, 768, 12), _BERT, 512, 109_514_298, True, _HF),
     "bert-large": Published("bert", _heads(24, 1024, 16), _BERT, 512, 335_174_458, True, _HF),
     "bert-48": Published("bert", _heads(48, 1024, 16), _BERT, 512, 640_000_000, False, _DAPPLE),

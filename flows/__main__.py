@@ -248,15 +248,28 @@ def profile(
         typer.echo(f"microbatches of {one.microbatch_size}: {measured}")
 
 
+ClustersOption = Annotated[
+    list[Path] | None,
+    typer.Option("--cluster", help="the cluster file, cluster.yaml without it; several, each with --cluster: compared"),
+]
+AddOption = Annotated[
+    list[str] | None, typer.Option("--add", metavar="2xa100", help="what would so many more nodes of a group buy?")
+]
+RemoveOption = Annotated[
+    list[str] | None, typer.Option("--remove", metavar="1xl4", help="and what would fewer nodes cost?")
+]
+
+
 @app.command(
     cls=Listing,
     epilog="Examples:  dejavu plan --model t5-11b --cluster examples/clusters/4x8-v100.yaml  |  "
-    "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json",
+    "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json  |  dejavu plan --add 2xa100  |  "
+    "dejavu plan --cluster a.yaml --cluster b.yaml --goal cheapest --within 14days --tokens 300e9",
 )
 def plan(
     model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
     workload: WorkloadOption = None,
-    cluster: ClusterOption = Path("cluster.yaml"),
+    cluster: ClustersOption = None,
     search: SearchOption = "",
     schedule: ScheduleOption = "",
     microbatches: MicrobatchesOption = "",
@@ -269,6 +282,14 @@ def plan(
         str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
     ] = None,
     database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
+    add: AddOption = None,
+    remove: RemoveOption = None,
+    sequence_length: Annotated[str, typer.Option(help="in place of the workload's; several, as 2048,4096: each")] = "",
+    batch_size: Annotated[str, typer.Option(help="likewise")] = "",
+    goal: Annotated[str, typer.Option(help="`cheapest`: of the clusters' nodes, which and how many")] = "",
+    within: Annotated[str, typer.Option(help="of --goal: the time there is, as 14days")] = "",
+    tokens: Annotated[str, typer.Option(help="of --goal: what is trained on, as 300e9")] = "",
+    nodes: Annotated[str, typer.Option(help="of --goal: how many of each, as 1-16; default: up to the file's")] = "",
 ) -> None:
     """What if: find the best plan for a model on any cluster, present or not, and bound how far it is from optimal."""
     from contextlib import ExitStack
@@ -283,10 +304,18 @@ def plan(
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if
         from flows.progress import rows_bar
+        from flows.what_if import WhatIf, wide_console, write_answer
 
-    machines, wanted = read_what_if(cluster, model, workload)
+    clusters = tuple(cluster or (Path("cluster.yaml"),))
+    asked = WhatIf(
+        clusters,
+        *(tuple(add or ()), tuple(remove or ())),
+        *(sequence_length, batch_size, goal, within, tokens, nodes),
+    )
+    machines, wanted = read_what_if(clusters[0], model, workload)
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     request = typed.request(wanted, machines, database, wanted.seed if seed is None else seed)
+    target = None if json_target in (None, STDOUT) else Path(str(json_target))
     with ExitStack() as stack:
         ask: Ask = in_this_process
         if dask:
@@ -295,11 +324,19 @@ def plan(
             ask = on_dask(stack.enter_context(client_of(dask)))
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
-        choice = Planner(ask, tell=tell).plan(request)
-    if json_target != STDOUT:
-        print_choice(choice)
-    if json_target is not None:
-        write_choice(choice, None if json_target == STDOUT else Path(json_target))
+        planner = Planner(ask, tell=tell)
+        several = asked.answer(request, planner.plan) if asked.is_asked else None
+        choice = None if several else planner.plan(asked.one(request))
+    if several is not None:
+        if json_target != STDOUT:
+            several.show(wide_console())
+        if json_target is not None:
+            write_answer(several.content, target)
+    elif choice is not None:
+        if json_target != STDOUT:
+            print_choice(choice)
+        if json_target is not None:
+            write_choice(choice, target)
 
 
 @app.command(

@@ -16,14 +16,15 @@ from griffe import Docstring, DocstringSectionKind
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from dejavu.workload.settings import (
-    OptimizerSettings,
-    ReplanSettings,
+from dejavu.workload.data_settings import (
+    ExamplesSettings,
+    ImageFolderSettings,
+    ParquetSettings,
     SyntheticSettings,
+    TokenizerSettings,
     TokensSettings,
-    TrialSettings,
-    Workload,
 )
+from dejavu.workload.settings import OptimizerSettings, ReplanSettings, TrialSettings, Workload
 from flows.processes import RUN
 
 FAMILIES = {
@@ -37,6 +38,10 @@ RECORDS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
     "synthetic": SyntheticSettings,
     "tokens": TokensSettings,
+    "tokenizer": TokenizerSettings,
+    "parquet": ParquetSettings,
+    "image_folder": ImageFolderSettings,
+    "examples": ExamplesSettings,
     "trials": TrialSettings,
     "replan": ReplanSettings,
 }

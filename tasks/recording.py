@@ -52,6 +52,7 @@ COPIES = 4  # of the weights: traced and as safetensors, once to save them and o
 LEAST_FREE_BYTES = 100 * 2**20  # for the rest of a run
 MOST_TRIAL_RUNS = 100  # a run takes MLflow 0.05 s; trials.json has all trials
 STRIP = "report/strip.png"
+HELD_OUT_LOSS = "held_out_loss"  # beside the metric loss, which is of training batches
 
 
 def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file: str) -> None:
@@ -63,8 +64,9 @@ def record_question(run: Run, workload: Workload, cluster: Cluster, cluster_file
     run.parameters({"workload": workload.model_dump(mode="json"), "cluster": cluster.name})
     run.tags({"dejavu.cluster_fingerprint": cluster.fingerprint})
     data = dataset_of(workload)
-    file = workload.tokens.path if workload.tokens else None
-    source = workload.text or workload.images or file or f"dejavu data set {workload.data}"
+    files = [one.path for one in (workload.tokens, workload.parquet, workload.image_folder) if one]
+    factory = workload.examples.factory if workload.examples else f"dejavu data set {workload.data}"
+    source = workload.text or workload.images or (files[0] if files else factory)
     run.data_sets([DataSet(workload.data, data.fingerprint, str(source), "training", {"example": str(data.shape)})])
     run.artifact_text("plan/cluster.yaml", cluster_file)
     run.artifact_json("plan/cluster.json", cluster.to_dict())
@@ -156,11 +158,14 @@ def _record_trial(run: Run, number: int, trial: TrialResult, *, is_winner: bool)
     run.add_child(name, factors, figures, tags, trial.seconds)
 
 
-def record_training(run: Run, losses: Curve, result: TrainingResult) -> None:
-    """Record the loss of every step that was not recorded while it ran, and the measured times."""
+def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingResult) -> None:
+    """Record the losses that were not recorded while it ran, and the measured times."""
     for step, loss in enumerate(result.losses, result.first_step):
         losses.add(step, loss)
+    for step, loss in result.evaluations:
+        held_out.add(step, loss)
     losses.flush()
+    held_out.flush()
     run.metric("restarts", result.restarts)
     run.tags({"dejavu.attempt": result.restarts + 1, "dejavu.checkpoint": result.final_checkpoint})
     run.metric("migrations", len(result.migrations))
@@ -250,6 +255,8 @@ def record_report(run: Tracker, data: ReportData) -> None:
     first, then = (
         [Metric(name, value) for name, value in part.items() if value is not None] for part in _figures_of(data)
     )
+    if data.training:
+        losses += [Metric(HELD_OUT_LOSS, one.loss, one.step) for one in data.training.evaluations]
     run.metrics([*first, *losses, *then])  # in the order in which MLflow shows them
     record_plan(run, data.binding)
     if data.comparison is not None:

@@ -49,7 +49,7 @@ from dejavu.trials import (
 )
 from dejavu.workload import Workload
 from dejavu.workload.pretrained import check_pretrained
-from tasks.recording import record_logs, record_model, record_training, record_trials
+from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
 from tasks.shown import Progress
 
 REPORTED_EVERY_STEPS = 5
@@ -234,6 +234,10 @@ def train_pipeline(
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
             log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
 
+    def on_evaluation(step: int, loss: float) -> None:
+        held_out.add(step, loss)
+        log.info("step %d of %d: loss %.4f on what is held out", step + 1, job.last_step, loss)
+
     def tell(decision: Decision) -> None:
         log.warning("%s", decision)
 
@@ -242,20 +246,22 @@ def train_pipeline(
         log.info("to launch it by hand: %s", line)
         record.tags({FOLDER_TAG: job.folder})
         with record.child("training", {"torchrun": line}, {FOLDER_TAG: job.folder}) as run:
-            losses = Curve(run, "loss")
+            losses, held_out = Curve(run, "loss"), Curve(run, HELD_OUT_LOSS)
+            told: dict[str, Any] = {"on_step": on_step, "on_evaluation": on_evaluation}
             try:
                 with sampled_ranks(run, len(job.binding.placements)):
                     if job.workload.replan.action == "migrate":
                         running = RunningProblem.of_plan(plan, job.workload, cluster, database)
                         result = launch_changing(
-                            job, running, client, needed_bytes=needed_bytes, on_step=on_step, on_decision=tell
+                            job, running, client, needed_bytes=needed_bytes, on_decision=tell, **told
                         )
                     else:
-                        result = launch(job, client, needed_bytes=needed_bytes, on_step=on_step)
+                        result = launch(job, client, needed_bytes=needed_bytes, **told)
             finally:
                 losses.flush()
+                held_out.flush()
                 record_logs(run, Path(job.folder))
-            record_training(run, losses, result)
+            record_training(run, losses, held_out, result)
             log.info("%s", record_model(run, job, result))
     bar.end()
     for warning in result.warnings:

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.published import PUBLISHED
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
+from dejavu.graphs.kernels import kernel_of, without_family
 from dejavu.init import Draw
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
@@ -157,6 +158,10 @@ def test_the_largest_models_are_captured() -> None:
     matrices = blocks * 12 * width**2 + width * 50257
     assert flops == 6 * matrices * tokens + blocks * (4 + 10) * width * tokens**2
     assert {layer.output_bytes for layer in gpt3.layers[:-1]} == {tokens * width * 2}
+    mixtral = capture(PUBLISHED["mixtral-8x7b"].workload(dtype="bfloat16"), "cuda").layers[1]
+    tokens, width, inner = 4096, 4096, 14336
+    used = width * (2 * width + 2 * 1024) + width * 8 + 2 * 3 * width * inner  # two of eight experts
+    assert mixtral.flops("forward") == 2 * used * tokens + 4 * width * tokens**2
     t5 = capture(PUBLISHED["t5-11b"].workload())
     assert len({layer.signature for layer in t5.layers}) == 5
     assert {layer.output_bytes for layer in t5.layers[:-1]} == {1024 * 1024 * 4}
@@ -223,6 +228,23 @@ def test_attention_that_no_fused_kernel_takes_is_written_out() -> None:
     kinds = {operator.kind for operator in shared.operators}
     assert {"aten.bmm"} <= kinds
     assert not any("scaled_dot_product" in kind for kind in kinds)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_a_gpu_has_one_kernel_for_a_norm(name: str) -> None:
+    """It keeps its input and a float32 of each row, where the CPU's operators keep what they compute on the way."""
+    workload = ZOO[name].model_copy(update={"dtype": "bfloat16"})
+    cpu, cuda = (capture(workload, kind).layers[1] for kind in ("cpu", "cuda"))  # type: ignore[arg-type]
+    norms = [operator for operator in cuda.operators if "rms_norm" in operator.kind]
+    assert [operator.direction for operator in norms] == ["forward"] * 2 + ["backward"] * 2
+    rows, width = 2 * 16, 32
+    assert norms[0].input_shapes == ((2, 16, width), (width,))
+    assert norms[0].output_shapes == ((2, 16, width), (2, 16, 1))
+    assert norms[2].input_shapes[2] == (2, 16, 1)
+    assert cpu.activation_bytes - cuda.activation_bytes >= 2 * 4 * rows * width  # at least the input in float32
+    kinds = {kernel.name for operator in cuda.operators if (kernel := kernel_of(operator)) and "rms" in kernel.name}
+    assert kinds == {"fused_rms_norm", "fused_rms_norm_backward"}
+    assert not without_family(cuda.operators)
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "moe"])

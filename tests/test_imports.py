@@ -24,7 +24,7 @@ FLOORS = (
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
     ("launch", "planning", "profiling", "testing", "trials", "watching"),
-    ("migration", "report"),
+    ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),
 )

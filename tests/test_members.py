@@ -39,7 +39,7 @@ from dejavu.testing import check_schedule
 from dejavu.workload import Workload
 from dejavu.workload.data import DATASETS, Digits, dataset_of
 from dejavu.workload.models import MODELS, layers_of
-from dejavu.workload.models.mlp import MLP
+from dejavu.workload.models.images.mlp import MLP
 from flows.__main__ import app
 from flows.inputs import TypedQuestion, read_inputs
 

@@ -48,7 +48,7 @@ from dejavu.track.server import FAILURE_TAG
 from dejavu.trials import TrialResult, Trials
 from flows.__main__ import app
 from tasks import recording
-from tasks.recording import record_model, record_training, record_trials
+from tasks.recording import HELD_OUT_LOSS, record_model, record_training, record_trials
 from tests.conftest import TINY
 from tests.launching import DRAW, TOLERANCE, job_of, largest_difference
 
@@ -200,11 +200,12 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     import mlflow.pytorch
 
     monkeypatch.setattr(live, "SAMPLE_SECONDS", 0.05)
-    job = job_of(TINY, tmp_path / "job")
+    held_out = {"held_out": 0.2, "evaluate_every": 5}
+    job = job_of(TINY.model_copy(update=held_out), tmp_path / "job")
     with Tracker.open(tmp_path, "a flow") as flow, flow.child("training") as run:
         with sampled_ranks(run, len(job.binding.placements)):
             result = launch(job)
-        record_training(run, Curve(run, "loss"), result)
+        record_training(run, Curve(run, "loss"), Curve(run, HELD_OUT_LOSS), result)
         said = record_model(run, job, result)
         monkeypatch.setattr(recording, "MOST_MODEL_BYTES", 1000)
         with flow.child("too large") as other:
@@ -235,8 +236,10 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     assert all(torch.equal(tensor, saved[name]) for name, tensor in plain.state_dict().items())
     assert (files / "input_example.json").is_file()
     assert not list((tmp_path / "job").glob("model-*")), "the copy on the way is gone"
-    longer = TINY.model_copy(update={"num_steps": TINY.num_steps + 1})
-    inputs, targets = recording.dataset_of(TINY).batch(TINY.num_steps, TINY.batch_size, seed=TINY.seed)
+    rows = client.get_metric_history(run.run_id, HELD_OUT_LOSS)
+    assert [(row.step, row.value) for row in rows] == list(result.evaluations)
+    longer = job.workload.model_copy(update={"num_steps": TINY.num_steps + 1})
+    inputs, targets = recording.dataset_of(longer).batch(TINY.num_steps, TINY.batch_size, seed=TINY.seed)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
     assert largest_difference(longer, [*result.losses, loss]) < TOLERANCE

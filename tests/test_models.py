@@ -36,6 +36,8 @@ ZOO = {
     "bert": small("bert", HEADS, sequence_length=16),
     "t5": small("t5", {**HEADS, "head_width": 16, "feedforward": 48, "encoder_length": 10}, sequence_length=16),
     "t5_gated": small("t5", {**HEADS, "head_width": 8, "feedforward": 48, "gated": True}, **TOKENS),
+    "llama": small("llama", {**HEADS, "num_kv_heads": 2, "feedforward": 48}, **TOKENS),
+    "mixtral": small("mixtral", {**HEADS, "num_kv_heads": 2, "feedforward": 48, "num_experts": 4}, **TOKENS),
     "moe": small("moe", {**HEADS, "num_experts": 4, "feedforward_factor": 2}, **TOKENS),
     "cnn": small("cnn", {}, data="digits"),
     "cnn_plain": small("cnn", {"plain": True}, data="digits"),
@@ -148,7 +150,7 @@ class Tuples(nn.Module):
 
 def test_the_zoo_is_covered() -> None:
     assert set(MODELS) <= set(ZOO)
-    needs_files = {"cifar10", "tokens"}  # tests/test_data.py and tests/test_tokens.py write some
+    needs_files = {"cifar10", "tokens", "parquet", "image_folder", "examples"}  # tests/test_data*.py write some
     assert {workload.data for workload in ZOO.values()} == set(DATASETS) - needs_files
 
 
@@ -163,7 +165,7 @@ def test_its_data_are_the_same_for_the_same_step(name: str) -> None:
     check_data_set(dataset_of(ZOO[name]))
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
+@pytest.mark.parametrize("name", ["gpt", "bert", "t5", "llama", "mixtral"])
 def test_equal_blocks_share_a_signature(name: str) -> None:
     graph = graph_of(name)
     kinds = {layer.name.rstrip("0123456789") for layer in graph.layers}
@@ -272,6 +274,13 @@ def test_the_examples_can_be_read(path: Path) -> None:
         ({"model": "vgg", "model_options": {"convolutions": [2, 2]}}, "wanted 5 whole numbers"),
         ({"model": "wide_resnet", "model_options": {"blocks": [3, 4, 0, 3]}}, "wanted 4 whole numbers"),
         ({"model": "wide_resnet", "model_options": {"widened": "some"}}, "wanted one of both, output"),
+        ({"model": "llama", "data": "digits"}, "model llama reads tokens"),
+        ({"model": "llama", "model_options": {"num_kv_heads": 3}}, "num_heads 4 does not divide into num_kv_heads 3"),
+        ({"model": "llama", "model_options": {"width": 36}}, "a head is 9 wide .* wanted an even number"),
+        ({"model": "llama", "model_options": {"rope_theta": 0.5}}, "rope_theta is 0.5; wanted a number > 1"),
+        ({"model": "mixtral", "data": "digits"}, "model mixtral reads tokens"),
+        ({"model": "mixtral", "model_options": {"num_choices": 9}}, "num_choices is 9; wanted at most num_experts, 8"),
+        ({"model": "mixtral", "model_options": {"num_experts": 0}}, "num_experts is 0; wanted a whole number"),
         ({"model": "moe", "model_options": {"num_experts": 1}}, "num_experts is 1; wanted at least 2"),
         ({"model": "moe", "model_options": {"capacity_factor": -1.0}}, "capacity_factor is -1.0"),
         ({"model": "tests.test_models:failing", "data": "digits"}, "ValueError: no such size"),
@@ -343,5 +352,6 @@ def test_a_loss_is_the_mean_over_targets() -> None:
 
 def test_the_code_of_a_model_is_that_of_its_shared_modules_too() -> None:
     shared = {name: model().code.count("-") for name, model in MODELS.items()}
-    assert shared == {**dict.fromkeys(MODELS, 0), **dict.fromkeys(("gpt", "bert", "moe", "cnn", "wide_resnet"), 1)}
+    some = {**dict.fromkeys(("gpt", "bert", "cnn", "wide_resnet"), 1), "moe": 2, "llama": 2, "mixtral": 3}
+    assert shared == {**dict.fromkeys(MODELS, 0), **some}
     assert len({model().code for model in MODELS.values()}) == len(MODELS)

@@ -288,7 +288,7 @@ def test_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     cluster = Path("examples/clusters/4x8-v100.yaml")
     assert read_what_if(cluster, "t5-11b", None)[1].model_options["feedforward"] == 65536
-    for name in ("gpt", "bert", "t5", "moe", "cnn", "mlp", "vgg", "wide_resnet"):
+    for name in ("gpt", "llama", "mixtral", "bert", "t5", "moe", "cnn", "mlp", "vgg", "wide_resnet"):
         assert read_what_if(cluster, name, None)[1].model == name
 
 

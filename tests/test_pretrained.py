@@ -104,6 +104,24 @@ def test_a_tied_head_starts_as_a_copy_of_the_embedding(kind: str, tied: bool, tm
 
 
 @needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_tied_model_trains_as_transformers_own(kind: str, tmp_path: Path) -> None:
+    """Where both ends are one matrix, its gradient is the sum of both."""
+    whole = saved(kind, tmp_path, tie_word_embeddings=True)
+    workload = workload_from(tmp_path, optimizer=OptimizerSettings(name="sgd", learning_rate=0.1))
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, weight_decay=workload.optimizer.weight_decay)
+    losses = []
+    for step in range(STEPS):
+        x, y = dataset_of(workload).batch(step, workload.batch_size, seed=workload.seed)
+        optimizer.zero_grad()
+        loss = model_of(workload).loss(logits_of(whole, x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert train_single(workload, Draw(), range(STEPS)) == pytest.approx(losses, abs=TOLERANCE)
+
+
+@needs_transformers
 def test_a_stage_reads_its_own_tensors_only(tmp_path: Path) -> None:
     """The files of all others may be broken."""
     saved("llama", tmp_path, shard="10KB")

@@ -41,6 +41,8 @@ WORKLOADS = {
         **TEXT,
     },
     "moe": {"model": "moe", "model_options": {"num_blocks": 2, "width": 64, "num_heads": 4, "num_experts": 4}, **TEXT},
+    "llama": {"model": "llama", "model_options": {"num_blocks": 2, "width": 64, "num_kv_heads": 4}, **TEXT},
+    "mixtral": {"model": "mixtral", "model_options": {"num_blocks": 2, "width": 64, "num_kv_heads": 4}, **TEXT},
     "cnn": {"model": "cnn", "model_options": {"num_blocks": 3, "width": 16}, "data": "digits"},
 }
 every_workload = pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
@@ -250,7 +252,7 @@ def test_measured_microbatches_stay_measured(empty: ProfileDatabase) -> None:
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize("name", ["gpt", "t5", "moe"])
+@pytest.mark.parametrize("name", ["gpt", "t5", "moe", "llama", "mixtral"])
 def test_parts_of_a_layer_make_the_whole(name: str, degree: int) -> None:
     """All devices together do the layer's work, and no more than padding on top."""
     for layer in graph_of(name, 8).layers:

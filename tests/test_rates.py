@@ -15,7 +15,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.planning import Planner, PlanRequest
 from dejavu.planning.plan_json import choice_to_dict
-from dejavu.planning.sentences import _short, what_it_yields
+from dejavu.planning.sentences import short, what_it_yields
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.workload import SyntheticSettings, Workload
 
@@ -78,7 +78,7 @@ def test_a_choice_says_its_rates(tmp_path: Path) -> None:
     assert content["tokens_per_second"] == pytest.approx(256 * content["samples_per_second"])
     assert 0 < content["model_flops_utilization_percent"] < 100
     said = what_it_yields(choice)
-    assert f"{_short(choice.rates.tokens_per_second or 0)} tokens/s" in said and "(MFU)" in said
+    assert f"{short(choice.rates.tokens_per_second or 0)} tokens/s" in said and "(MFU)" in said
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_choice_says_its_rates(tmp_path: Path) -> None:
     [(0.1234, "0.123"), (1.236, "1.24"), (12.34, "12.3"), (28434.0, "28,400"), (999.9, "1,000"), (math.inf, "inf")],
 )
 def test_numbers_have_three_digits(number: float, written: str) -> None:
-    assert _short(number) == written
+    assert short(number) == written
 
 
 PRICED = """

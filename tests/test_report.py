@@ -19,6 +19,8 @@ from rich.console import Console
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup
 from dejavu.cost import CostTable, EstimateGrid
+from dejavu.cost.ranges import Range
+from dejavu.cost.trainings.steps import StepFactor
 from dejavu.foundation.units import format_bytes, format_seconds
 from dejavu.init import Draw
 from dejavu.launch.comparison import Comparison
@@ -36,8 +38,9 @@ from dejavu.report import (
     where_to_look,
 )
 from dejavu.report.charts import timeline_chart
+from dejavu.report.page import _figures
 from dejavu.report.timeline import IDLE, Work
-from dejavu.runtime.job import TrainingResult
+from dejavu.runtime.job import Evaluation, TrainingResult
 from dejavu.simulation import Simulation
 from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
@@ -124,12 +127,22 @@ def make_trials() -> tuple[TrialResult, ...]:
     return (*rows, failed)
 
 
+class GivenErrors:
+    """Ranges of a tenth, in place of those that follow from a model's prices."""
+
+    def step_range(
+        self, priced: PricedProblem, plan: Plan, factor: StepFactor, step_seconds: float, seed: int = 0
+    ) -> Range:
+        return Range(0.9 * step_seconds, 1.1 * step_seconds)
+
+
 class Given(Prices):
     """Prices of a table that was made by hand, in place of a model's."""
 
     def __init__(self, request: PlanRequest, table: CostTable, priced: PricedProblem) -> None:
         self.request, self.corrections = request, []
         self._table, self._given = table, priced
+        self.errors = GivenErrors()
 
     def priced(self, num_microbatches: int) -> PricedProblem:
         return self._given
@@ -382,7 +395,8 @@ def test_a_training_without_a_measured_step_ends_in_a_page_and_a_table(schedule:
     run = make_data(schedule=schedule, named=True)
     run = run if tried else replace(run, tried=None)
     done = TrainingResult(TRIAL_STEPS, run.training.losses, None, (), 0, NUM_STEPS, "/run/checkpoints/30")
-    for training in (done, replace(done, losses=()), None):
+    held_out = (Evaluation(TRIAL_STEPS + 1, 3.2), Evaluation(NUM_STEPS - 1, float("inf")))
+    for training in (done, replace(done, losses=()), replace(done, evaluations=held_out), None):
         said_of(replace(run, training=training), schedule)
 
 
@@ -544,6 +558,21 @@ def every_text(value: Any) -> list[str]:
     if isinstance(value, list):
         return [text for one in value for text in every_text(one)]
     return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("tried", [True, False], ids=["trials", "no trials"])
+def test_what_is_held_out_is_a_line_of_its_own(run: ReportData, tried: bool) -> None:
+    rows = (Evaluation(TRIAL_STEPS + 1, 3.0417), Evaluation(NUM_STEPS - 1, 2.9123))
+    run = replace(run, training=replace(run.training, evaluations=rows), tried=run.tried if tried else None)
+    drawn = dict(_figures(run))["losses" if tried else "training"]
+    (line,) = (trace for trace in drawn.data if trace.name == "on what is held out")
+    assert (list(line.x), list(line.y)) == ([row.step + 1 for row in rows], [3.0417, 2.9123])
+    said = f"3.0417 after step {rows[0].step + 1} and 2.9123 after step {NUM_STEPS}"
+    assert said in Page(page(run)).text
+    assert f"3.0417 after {rows[0].step + 1} steps, 2.9123 after {NUM_STEPS}" in printed(run)
+    if tried:
+        (axes,) = losses_figure(run.trials, run.winner, run.training).axes
+        assert "on what is held out" in axes.get_legend_handles_labels()[1]
 
 
 def test_the_losses_go_on_from_the_winner(run):

@@ -6,6 +6,8 @@ queued kernels, without the optimizer and without host stalls. NeuSight's own fi
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.cost.device_table import chosen, device_of, device_types, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
-from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned
+from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight.kernels import SIZE_COLUMNS, kernels_of
 
@@ -177,6 +179,7 @@ def _models(
                 "measured_ms": float(row["e2e_ms"]),
                 "ours_ms": sum(ours) / MS,
                 "ours_percent": _error(sum(ours), MS * row["e2e_ms"]),
+                **_interval(prediction, program),
                 "forward_percent": _error(ours[0], measured[0]),
                 "backward_percent": _error(ours[1], measured[1]) if measured[1] > 0 else None,
                 "roofline_percent": _error(roofline, MS * row["e2e_ms"]),
@@ -194,6 +197,17 @@ def _passes(seconds_K: Floats, program: Program) -> tuple[float, float]:
     """Forward and backward seconds."""
     spent = seconds_K * program.count_K
     return float(spent[~program.backward_K].sum()), float(spent[program.backward_K].sum())
+
+
+def _interval(prediction: Prediction, program: Program) -> dict[str, float]:
+    """The 90 % interval of a whole model, as `cost.sources.predicted` sums kernels: families err independently."""
+    spent_K = prediction.queued_seconds_K * program.count_K
+    below, above = defaultdict[str, float](float), defaultdict[str, float](float)
+    for k, kernel in enumerate(program.kernels):
+        below[kernel.family] += spent_K[k] * (1 - prediction.low_seconds_K[k] / prediction.seconds_K[k])
+        above[kernel.family] += spent_K[k] * (prediction.high_seconds_K[k] / prediction.seconds_K[k] - 1)
+    total = float(spent_K.sum())
+    return {"low_ms": (total - math.hypot(*below.values())) / MS, "high_ms": (total + math.hypot(*above.values())) / MS}
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool_]]) -> dict[str, Any]:
@@ -224,6 +238,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool
         **{f"models_{peer}": by_mode(f"{peer}_percent") for peer in peers},
         "forward_mape_percent": mean("forward_percent", whole),
         "backward_mape_percent": mean("backward_percent", whole),
+        "models_inside_interval": sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in whole),
         "operators": {
             name: {row["what"]: row["ours_mape_percent"] for row in single if row["device"] == name} for name in names
         },

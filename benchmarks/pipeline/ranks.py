@@ -27,6 +27,7 @@ from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from benchmarks.pipeline.undisturbed import Cores
 from dejavu.binding.binding import Binding
 from dejavu.plans.schedule import Pass
+from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
@@ -57,6 +58,7 @@ class Trained:
         stages: each rank's times of its stages.
         passes: the last step, rank by rank.
         once: when each rank, in that step, summed gradients and ran its optimizer.
+        evaluations: the losses on what is held out, where the workload wants them.
     """
 
     losses: tuple[float, ...]
@@ -66,6 +68,7 @@ class Trained:
     stages: tuple[StageTimes, ...]
     passes: tuple[tuple[Timed, ...], ...]
     once: tuple[tuple[Span, ...], ...]
+    evaluations: tuple[float, ...] = ()
 
     @property
     def median_step_seconds(self) -> float:
@@ -158,6 +161,7 @@ def _trained(row: dict[str, Any]) -> Trained:
         stages=tuple(StageTimes(**times) for times in row["stages"]),
         passes=tuple(tuple(Timed(stage, Pass(way), *rest) for stage, way, *rest in rank) for rank in row["passes"]),
         once=tuple(tuple(Span(*span) for span in rank) for rank in row["once"]),
+        evaluations=tuple(row["evaluations"]),
     )
 
 
@@ -213,6 +217,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         start_from_pretrained(module, workload)
     pipeline.clock.watch_optimizer(optimizer)
     losses: list[float] = []
+    evaluations: list[float | None] = []
+    held_out = HeldOut(workload, job.last_step, device)
     seconds: list[tuple[float, float]] = []  # of each step, and of its optimizer
     looks: list[list[float]] = []
 
@@ -220,6 +226,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         seconds.append((step_seconds, per_step_seconds))
         if loss is not None:
             losses.append(loss)
+        if held_out.is_due(step):
+            evaluations.append(held_out.loss(pipeline))
         if cores:
             looks.append(cores.sample())
             if len(undisturbed(cores.slowdowns(looks[WARMUP_STEPS:]))) >= ENOUGH_STEPS:
@@ -237,7 +245,8 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
     once = median([seconds[k][1] for k in counted] or [0.0]) / len(pipeline.modules)
     own = [stage_times(pipeline.clock, s, place, once, peak_bytes(device)) for s in pipeline.modules]
     everyone: list[Any] = [None] * dist.get_world_size()
-    known = ([step for step, _ in seconds], [asdict(times) for times in own], losses if pipeline.has_loss else [])
+    reported = (losses, evaluations) if pipeline.has_loss else ([], [])
+    known = ([step for step, _ in seconds], [asdict(times) for times in own], *reported)
     dist.all_gather_object(everyone, known)
     slowest = [max(step) for step in zip(*(row[0] for row in everyone), strict=True)]
     return {
@@ -246,6 +255,7 @@ def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[st
         "num_undisturbed": len(undisturbed(slowdowns)),
         "stages": sorted((times for row in everyone for times in row[1]), key=lambda t: (t["stage"], t["replica"])),
         "losses": [loss for row in everyone for loss in row[2]],
+        "evaluations": [loss for row in everyone for loss in row[3]],
         "passes": gather_moments(pipeline.clock, pipeline.clock.last_step, job.binding),
         "once": gather_moments(pipeline.clock, pipeline.clock.last_step_once, job.binding),
     }

@@ -26,11 +26,14 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62})")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # RFC 1123
 
 
-def load_cluster(path: Path | str) -> Cluster:
+def load_cluster(path: Path | str, counts: Mapping[str, int] | None = None) -> Cluster:
     """Read a cluster.yaml.
 
+    Args:
+        counts: nodes of each of its groups, in place of the file's; a group that is not named, or of 0, is left out.
+
     Raises:
-        InputError: with `path:line:column` for each problem.
+        InputError: with `path:line:column` for each problem, or the file says `nodes: auto` and counts are given.
 
     Example:
         >>> import dejavu
@@ -41,7 +44,10 @@ def load_cluster(path: Path | str) -> Cluster:
     document = strict_yaml.load(path, ClusterForm, allows_null=False)
     form = document.value
     if form.nodes != "auto":
-        return _Builder(document).build()
+        whole = _Builder(document).build()
+        return whole if counts is None else _Builder(replace(document, value=_with_counts(form, counts))).build()
+    if counts is not None:
+        raise InputError(f"{path}: found `nodes: auto`, this machine; wanted groups of nodes, whose number can change")
     for key in ("links", "devices"):
         if key in form.model_fields_set:
             raise document.error(
@@ -49,6 +55,25 @@ def load_cluster(path: Path | str) -> Cluster:
             )
     cluster = this_machine()
     return replace(cluster, name=form.name) if form.name else cluster
+
+
+def _with_counts(form: ClusterForm, counts: Mapping[str, int]) -> ClusterForm:
+    """Return the form with so many nodes of each group, and without the links that are then of no use."""
+    nodes = [
+        node.model_copy(update={"count": counts[node.name], "hosts": None})
+        if len(node.hosts or ()) != counts[node.name]
+        else node
+        for node in cast(list[NodesForm], form.nodes)
+        if counts.get(node.name, 0) > 0
+    ]
+    links = form.links or LinksForm()
+    pairs = [
+        one
+        for one in links.pairs
+        if all(counts.get(name, 0) > 0 for name in one.between)
+        and (one.between[0] != one.between[1] or counts[one.between[0]] > 1)
+    ]
+    return form.model_copy(update={"nodes": nodes, "links": links.model_copy(update={"pairs": pairs})})
 
 
 class _Builder:

@@ -101,7 +101,7 @@ class ParallelPrices:
         layers = graph.layers
         degree_L = np.array([degree_of(layer, configuration.tensor_parallel) for layer in layers])
         weights_L = np.array([layer.parameter_bytes for layer in layers]) / degree_L
-        passes = self._passes(configuration, m)
+        passes = self.passes(configuration, m)
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward, backward = (
             self._communication(configuration, layers, weights_L, gradient, name) for name in ("forward", "backward")
@@ -117,8 +117,10 @@ class ParallelPrices:
             configuration, [float(size) for size in weights_L], gradient
         )
         device = self._cluster.device_types[configuration.device_type]
+        tied_L = [self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in layers]
+        once_L = passes.optimizer_L + per_byte * weights_L + np.array(tied_L)
         memory = configuration_memory(configuration, graph, workload, device, examples)
-        return _Column(forward, backward, passes.optimizer_L + per_byte * weights_L, latency, memory)
+        return _Column(forward, backward, once_L, latency, memory)
 
     def _communication(
         self,
@@ -151,7 +153,7 @@ class ParallelPrices:
         sums = {work: seconds(layer) for work, layer in distinct.items()}
         return np.array([sums[work_of(layer)] for layer in layers])
 
-    def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
+    def passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         """Price computation only: the table's number times the predicted factor of a part of the layer or batch."""
         part = LayerPart.of(configuration, microbatch_size)
         table = self._column_of(configuration.device_type, part.microbatch_size)

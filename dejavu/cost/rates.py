@@ -45,18 +45,23 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
     Args:
         graph: of the plan's microbatch size.
     """
-    shape = dataset_of(workload).shape
     samples = workload.batch_size / step_seconds if step_seconds > 0 else math.inf
-    is_text = not shape.input_dtype.is_floating_point
-    dtype = "bfloat16" if workload.mixed_precision else workload.dtype
+    tokens = tokens_in_a_step(workload)
+    dtype = workload.autocast or workload.dtype
     ranks = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
     peaks = [cluster.device_types[one.device_type].peak_flops_per_second.get(dtype) for one in ranks]
     utilization = None
     if all(peaks) and step_seconds > 0:
         peak = sum((peak or 0.0) * one.num_devices for peak, one in zip(peaks, ranks, strict=True))
         utilization = _flops(graph) * plan.num_microbatches / step_seconds / peak
-    tokens = samples * math.prod(shape.input_shape) if is_text else None
-    return Rates(samples, tokens, utilization, dtype, _cost(cluster, plan))
+    tokens_per_second = None if tokens is None else samples * tokens / workload.batch_size
+    return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, plan))
+
+
+def tokens_in_a_step(workload: Workload) -> int | None:
+    """Return how many tokens a step trains on; None: its examples are no tokens."""
+    shape = dataset_of(workload).shape
+    return None if shape.input_dtype.is_floating_point else workload.batch_size * math.prod(shape.input_shape)
 
 
 def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:

@@ -1,8 +1,8 @@
-"""Attention as a GPU runs it, on fake tensors of any device, for which torch would choose the CPU's kernel."""
+"""Attention and RMSNorm as a GPU runs them, on fake tensors of any device, for which torch would choose the CPU's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,29 +14,31 @@ _WIDEST_FLASH_HEAD, _FLASH_HEAD_MULTIPLE = 256, 8  # of torch's flash attention 
 
 
 class AttendsOnGPU(nn.Module):
-    """A layer whose attention runs as on a GPU, also when it is recomputed for its backward."""
+    """A layer whose attention and norms run as on a GPU, also when it is recomputed for its backward."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.layer = build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with _FusedAttention():
+        with _FusedKernels():
             output: torch.Tensor = self.layer(x)
         return output
 
 
-class _FusedAttention(TorchFunctionMode):
+class _FusedKernels(TorchFunctionMode):
     """Dispatch attention to the kernel that torch chooses on a GPU, in the order in which it tries them.
 
     Flash for 16-bit numbers without a mask (from compute capability 8.0 on: older devices have no bfloat16), the
     memory-efficient one otherwise, and the written-out products where neither takes the inputs. Flash pads heads to a
-    multiple of 8.
+    multiple of 8. RMSNorm is one kernel there, which keeps its input and a number of each row.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attend_on_gpu(*args, **(kwargs or {}))
+        if func is torch.nn.functional.rms_norm:
+            return _rms_norm_on_gpu(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -71,3 +73,48 @@ def _attend_on_gpu(
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+
+def _rms_norm_on_gpu(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    if weight is None or len(normalized_shape) != 1:
+        return torch.rms_norm(x, list(normalized_shape), weight, eps)
+    normalized: torch.Tensor = _RMSNorm.apply(x, weight)  # type: ignore[no-untyped-call]  # torch's has no types
+    return normalized
+
+
+# A GPU's two kernels, for fake tensors alone: torch's own operator comes apart into the CPU's at once.
+torch.library.define("dejavu::fused_rms_norm", "(Tensor x, Tensor weight) -> (Tensor, Tensor)")
+torch.library.define(
+    "dejavu::fused_rms_norm_backward", "(Tensor gradient, Tensor x, Tensor scale, Tensor weight) -> (Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("dejavu::fused_rms_norm")  # type: ignore[untyped-decorator]
+def _(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+@torch.library.register_fake("dejavu::fused_rms_norm_backward")  # type: ignore[untyped-decorator]
+def _(
+    gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input and a number of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normalized, scale = torch.ops.dejavu.fused_rms_norm(x, weight)
+        ctx.save_for_backward(x, scale, weight)
+        result: torch.Tensor = normalized
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, scale, weight = ctx.saved_tensors
+        of_x, of_weight = torch.ops.dejavu.fused_rms_norm_backward(gradients[0], x, scale, weight)
+        return of_x, of_weight

@@ -6,7 +6,7 @@ that was traced before on an equal input is not traced again, neither in this pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -53,7 +53,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
         (size, *shape.input_shape), dtype if shape.input_dtype.is_floating_point else shape.input_dtype
     )
     end = End(model, Form.contiguous((size, *shape.target_shape), torch.int64))
-    tracing = _Tracing(dtype, kind, kept)
+    tracing = _Tracing(dtype, workload.autocast, kind, kept)
     builders = layers_of(workload)
     layers: list[Layer] = []
     traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
@@ -64,6 +64,8 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             traced[key] = tracing.layer(builder, inputs, end if last else None)
         layer, inputs = traced[key]
         layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
+    for position, size in tied_bytes(builders, dtype).items():
+        layers[position] = replace(layers[position], tied_bytes=size)
     if layers[-1].output_shape[-1] < shape.num_classes:
         raise CaptureError(
             f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
@@ -71,6 +73,21 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             f"as many or more in the last dimension"
         )
     return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
+
+
+def tied_bytes(builders: Sequence[LayerBuilder], dtype: torch.dtype) -> dict[int, int]:
+    """Return the bytes of each layer's tied weights, by its position; of layers that have none, nothing."""
+    position_of = {builder.name: position for position, builder in enumerate(builders)}
+    found: dict[int, int] = {}
+    for position, builder in enumerate(builders):
+        if builder.tied:
+            with fake_tensors():
+                module = builder.build()
+            for own, used in builder.tied:
+                size = module.get_parameter(own).numel() * dtype.itemsize
+                for end in (position, position_of[used.partition(".")[0]]):
+                    found[end] = found.get(end, 0) + size
+    return found
 
 
 class Form(NamedTuple):
@@ -130,8 +147,8 @@ Traced = tuple[Layer, Form]
 class _Tracing:
     """Traces the layers of one model, or reuses those that were traced before."""
 
-    def __init__(self, dtype: torch.dtype, kind: Kind, kept: KeptLayers | None) -> None:
-        self._dtype, self._kind, self._kept = dtype, kind, kept
+    def __init__(self, dtype: torch.dtype, computes_in: str | None, kind: Kind, kept: KeptLayers | None) -> None:
+        self._dtype, self._computes_in, self._kind, self._kept = dtype, computes_in, kind, kept
 
     @cached_property
     def _mode(self) -> FakeMode:
@@ -144,7 +161,8 @@ class _Tracing:
         """Return one layer, and its output: as a form, where that is sufficient."""
         if self._kept is None or not isinstance(inputs, Form):
             return self._trace(builder, inputs, end)
-        asked = (builder, inputs, str(self._dtype).removeprefix("torch."), self._kind, end)
+        types = "+".join([str(self._dtype).removeprefix("torch."), *([self._computes_in] if self._computes_in else [])])
+        asked = (builder, inputs, types, self._kind, end)
         known = self._kept.load(*asked)
         if known is not None:
             return known
@@ -162,7 +180,7 @@ class _Tracing:
         with fake_tensors(self._mode):
             received = inputs.tensor() if isinstance(inputs, Form) else inputs
             loss = _loss_of(end.model.loss, end.target.tensor()) if end else None
-            layer, output = trace_layer(built, received, self._dtype, loss)
+            layer, output = trace_layer(built, received, self._dtype, loss, self._computes_in)
             return layer, Form.of(output) or output
 
 

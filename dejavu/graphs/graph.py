@@ -59,6 +59,7 @@ class Layer:
         output_bytes: crosses a cut after this layer.
         footprint, recompute_footprint: its memory over time, without and with activation checkpointing.
         tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
+        tied_bytes: those of its weights that another layer has, too, and whose gradients both exchange once a step.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Layer:
     footprint: Footprint
     recompute_footprint: Footprint
     tensor_parallel: TensorParallel | None = None
+    tied_bytes: int = 0
 
     def flops(self, direction: str) -> float:
         return sum(operator.flops for operator in self.operators if operator.direction == direction)

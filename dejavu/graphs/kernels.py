@@ -15,7 +15,7 @@ _FAMILY_OF = {
     name: family
     for family, names in {
         "matmul": "mm addmm bmm baddbmm linear mv addmv matmul addmm_activation scaled_mm mkldnn_linear "
-        "transformers.grouped_mm_fallback",
+        "grouped_mm grouped_outer transformers.grouped_mm_fallback",
         "convolution": "convolution convolution_overrideable cudnn_convolution mkldnn_convolution thnn_conv2d",
         "softmax": "softmax log_softmax safe_softmax masked_softmax",
         "normalization": "native_layer_norm native_batch_norm native_batch_norm_legit native_group_norm "
@@ -58,14 +58,20 @@ _WRITES_ONLY = {
     "foreach_zero",
 }
 _READS_WHAT_IT_WRITES = {"embedding", "index_select", "gather", "index", "unsafe_index", "take"}  # not its whole table
+_GROUPED = {"grouped_mm", "grouped_outer"}  # of rows, a matrix or rows of each group, and their ends
 GROUPED = "grouped_mm_fallback"  # transformers' product of sorted rows, each with its own expert's factor
 _LEAST_TENSORS = {"matmul": 2, "attention": 3, "convolution": 2}  # tensors that say the product's shape
+
+
+def _own_name(kind: str) -> str:
+    """Drop the library of torch's operators, and of ours that stand for them."""
+    return kind.removeprefix("aten.").removeprefix("dejavu.").strip("_")
 
 
 @lru_cache(maxsize=1024)
 def base_name(kind: str) -> str:
     """Map `aten._softmax_backward_data` and `aten.add_` to `softmax` and `add`; other libraries' names stay whole."""
-    name = kind.removeprefix("aten.").strip("_")
+    name = _own_name(kind)
     return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
 
 
@@ -100,7 +106,7 @@ def kernel_of(operator: Operator) -> Kernel | None:
         flops = min(flops, 2.0 * shape["batch"] * shape["m"] * shape["n"] * shape["k"])
     return Kernel(
         family=family or "elementwise",
-        name=operator.kind.removeprefix("aten.").strip("_"),
+        name=_own_name(operator.kind),
         dtype=operator.dtype,
         flops=flops,
         read_bytes=float(_read_bytes(operator, name)),
@@ -112,8 +118,10 @@ def kernel_of(operator: Operator) -> Kernel | None:
 def _matmul(operator: Operator) -> dict[str, int]:
     """Read the sizes of the factors: the last two tensors, but in `linear` and `scaled_mm` the first two."""
     name = base_name(operator.kind)
-    if name.endswith(GROUPED):
+    if name in _GROUPED:
         return _grouped(operator)
+    if name.endswith(GROUPED):
+        return _grouped_in_transformers(operator)
     first = name in ("linear", "mkldnn_linear", "scaled_mm")
     left, right = operator.input_shapes[:2] if first else operator.input_shapes[-2:]
     k = left[-1] if left else 1
@@ -124,6 +132,16 @@ def _matmul(operator: Operator) -> dict[str, int]:
 
 
 def _grouped(operator: Operator) -> dict[str, int]:
+    """Read the sizes of one group's product: rows are spread evenly over the groups."""
+    left, right = operator.input_shapes[:2]
+    rows, groups = left[0], operator.input_shapes[2][0]
+    each = -(-rows // max(groups, 1))
+    if len(right) == 3:
+        return {"batch": max(groups, 1), "m": max(each, 1), "n": max(right[2], 1), "k": max(right[1], 1)}
+    return {"batch": max(groups, 1), "m": max(left[1], 1), "n": max(right[1], 1), "k": max(each, 1)}
+
+
+def _grouped_in_transformers(operator: Operator) -> dict[str, int]:
     """Read a product whose rows are of several factors, backward of two: evenly many rows of each."""
     rows, factors = operator.input_shapes[:2]
     count = max(factors[0], 1)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from dejavu.foundation.autocast import computing_in
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Layer, Operator, content_hash
 from dejavu.graphs.kernels import GROUPED
@@ -31,8 +32,13 @@ def trace_layer(
     inputs: torch.Tensor,
     dtype: torch.dtype,
     loss: Callable[[torch.Tensor], torch.Tensor] | None,
+    computes_in: str | None = None,
 ) -> tuple[Layer, torch.Tensor]:
     """Trace one layer on fake inputs; the last layer together with the loss. Return it and its output.
+
+    Args:
+        dtype: of its weights.
+        computes_in: the type that autocast gives what it holds safe; None: that of the weights.
 
     Raises:
         CaptureError: it cannot be traced, or does not return one tensor.
@@ -40,7 +46,7 @@ def trace_layer(
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
     try:
-        module = builder.build()
+        module = computing_in(builder.build(), computes_in)
     finally:
         torch.set_default_dtype(before)
     received = inputs

@@ -13,7 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dejavu.launch.preflight import check_devices, check_draw, check_hosts, check_plan, check_spreading
+from dejavu.launch.preflight import (
+    check_devices,
+    check_draw,
+    check_hosts,
+    check_plan,
+    check_spreading,
+)
 from dejavu.launch.rendezvous import (
     Host,
     HostAgents,
@@ -24,13 +30,15 @@ from dejavu.launch.rendezvous import (
 )
 from dejavu.launch.torchrun import torchrun_words, words_by_host
 from dejavu.launch.watchdog import STALL_SECONDS, Watch
-from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
+from dejavu.runtime.job import TrainingJob, TrainingResult, parse_evaluation, parse_progress, write_json
 from dejavu.runtime.process import end_agent, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats
 from dejavu.runtime.process.own_rank import HOST, ranks_on
+from dejavu.workload.data import check_data
 
 POLL_SECONDS = 0.2
+OnLoss = Callable[[int, float], None]
 
 
 def launch(
@@ -39,7 +47,8 @@ def launch(
     *,
     stall_seconds: float = STALL_SECONDS,
     needed_bytes: Sequence[float] | None = None,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
+    on_step: OnLoss = lambda step, loss: None,
+    on_evaluation: OnLoss = lambda step, loss: None,
 ) -> TrainingResult:
     """Train the job's steps on its devices; a rank that is killed or stuck costs a restart from the last checkpoint.
 
@@ -48,6 +57,7 @@ def launch(
         stall_seconds: a rank without progress for so long counts as stuck and is killed.
         needed_bytes: predicted memory of each rank; more than is free is an error.
         on_step: (step, loss), as ranks report them.
+        on_evaluation: (step, loss on what is held out), likewise.
 
     Raises:
         InputError: a host cannot be reached, or the scheme of the weights needs the whole model.
@@ -56,6 +66,7 @@ def launch(
     check_plan(job)
     check_spreading(job)
     check_draw(job)
+    check_data(job.workload)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
         check_hosts(names)
@@ -79,8 +90,8 @@ def launch(
         agents = _start(job, path, hosts, HostAgents(client, pulse) if client else None, stall_seconds)
         while (code := agents.poll()) is None:
             time.sleep(POLL_SECONDS)
-            read_bytes = _report(job.progress_path, read_bytes, on_step)
-        _report(job.progress_path, read_bytes, on_step)
+            read_bytes = report(job.progress_path, read_bytes, on_step, on_evaluation)
+        report(job.progress_path, read_bytes, on_step, on_evaluation)
     finally:
         if agents:
             agents.end()
@@ -184,7 +195,7 @@ def torchrun_line(job: TrainingJob, client: Any = None) -> str:
     )
 
 
-def _report(progress: Path, read_bytes: int, on_step: Callable[[int, float], None]) -> int:
+def report(progress: Path, read_bytes: int, on_step: OnLoss, on_evaluation: OnLoss) -> int:
     """Report the steps that ranks have written since; return how many bytes of the file are read now."""
     if not progress.exists():
         return read_bytes
@@ -196,6 +207,8 @@ def _report(progress: Path, read_bytes: int, on_step: Callable[[int, float], Non
             read_bytes += len(line)
             if row := parse_progress(line):
                 on_step(*row)
+            elif evaluation := parse_evaluation(line):
+                on_evaluation(*evaluation)
     return read_bytes
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dejavu.foundation.dask_workers import workers_of
 from dejavu.foundation.errors import InputError
+from dejavu.launch.launcher import OnLoss
 from dejavu.launch.preflight import check_devices, check_hosts
 from dejavu.launch.rendezvous import Host, Pulse, is_here, look_at_hosts, look_here
 from dejavu.launch.warm import LocalHost, StartsAgent, WarmHosts
@@ -28,7 +29,8 @@ def launch_changing(
     *,
     stall_seconds: float = STALL_SECONDS,
     needed_bytes: Sequence[float] | None = None,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
+    on_step: OnLoss = lambda step, loss: None,
+    on_evaluation: OnLoss = lambda step, loss: None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
 ) -> TrainingResult:
     """Train the job's steps on its cluster, under whatever plan is best for what the cluster is at the time.
@@ -37,7 +39,7 @@ def launch_changing(
         running: the problem that the job's plan was chosen from.
         client: a `distributed.Client` with a worker on every host of the plan, and on others that may be used; not
             needed where all is on this machine.
-        stall_seconds, needed_bytes, on_step: as in `dejavu.launch.launcher.launch`.
+        stall_seconds, needed_bytes, on_step, on_evaluation: as in `dejavu.launch.launcher.launch`.
         on_decision: called with every decision, also where the running plan stays.
 
     Raises:
@@ -61,7 +63,14 @@ def launch_changing(
         now = ClusterNow(running.cluster)
         absent = [HostLost(host) for host in now.hosts if host not in names]
         training = ChangingTraining(
-            job, running, warm, now.after(*absent), on_step=on_step, on_decision=on_decision, come=reach.come
+            job,
+            running,
+            warm,
+            now.after(*absent),
+            on_step=on_step,
+            on_evaluation=on_evaluation,
+            on_decision=on_decision,
+            come=reach.come,
         )
         try:
             warm.add({host.name: reach.starts(host) for host in seen})

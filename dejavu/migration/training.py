@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dejavu.launch.launcher import OnLoss, report
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
@@ -17,13 +18,14 @@ from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.starting import copies_wanted, newest_start
 from dejavu.migration.watching import Watching, link_changes
-from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
+from dejavu.runtime.job import TrainingJob, TrainingResult, write_json
 from dejavu.runtime.job.migration import Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
 from dejavu.runtime.snapshots import Start
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints
 from dejavu.watching.links import Tried
+from dejavu.workload.data import check_data
 from dejavu.workload.models import layers_of
 
 POLL_SECONDS = 0.02
@@ -66,6 +68,7 @@ class ChangingTraining:
         now: the cluster as it is; hosts of its file that are absent are used once they have a warm agent.
         watches: for slower devices and links.
         on_step: (step, loss), as ranks report them.
+        on_evaluation: (step, loss on what is held out), likewise.
         on_decision: called with every decision, also where the running plan stays.
         come: asked every few seconds for hosts that can be reached now, and have no agent yet.
     """
@@ -75,7 +78,8 @@ class ChangingTraining:
     hosts: WarmHosts
     now: ClusterNow
     watches: bool = True
-    on_step: Callable[[int, float], None] = lambda step, loss: None
+    on_step: OnLoss = lambda step, loss: None
+    on_evaluation: OnLoss = lambda step, loss: None
     on_decision: Callable[[Decision], None] = lambda decision: None
     come: Callable[[], Mapping[str, StartsAgent]] = dict
     migrations: list[Migration] = field(default_factory=list)
@@ -112,6 +116,7 @@ class ChangingTraining:
         check_plan(job)
         check_spreading(job)
         check_draw(job)
+        check_data(job.workload)
         known = {(device.host, device.index) for device in self.running.cluster.devices()}
         for placed in job.binding.placements:
             if (seat := (placed.device.host, placed.device.index)) not in known:
@@ -260,21 +265,14 @@ class ChangingTraining:
 
     def _report(self) -> None:
         """Report the steps that ranks have written since, and close the migration that they end."""
-        path = self.job.progress_path
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._read_bytes)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._read_bytes += len(line)
-                if (row := parse_progress(line)) is not None:
-                    step, loss = row
-                    self._done = max(self._done, step + 1)
-                    if self._open is not None and step >= self._open.step:
-                        self._close(self._open)
-                    self.on_step(step, loss)
+
+        def on_step(step: int, loss: float) -> None:
+            self._done = max(self._done, step + 1)
+            if self._open is not None and step >= self._open.step:
+                self._close(self._open)
+            self.on_step(step, loss)
+
+        self._read_bytes = report(self.job.progress_path, self._read_bytes, on_step, self.on_evaluation)
 
     def _close(self, migration: _Open) -> None:
         decision, seconds = migration.decision, time.monotonic() - migration.began

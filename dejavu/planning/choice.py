@@ -9,6 +9,7 @@ from functools import cached_property
 from dejavu.cluster import Cluster
 from dejavu.cost import MEASURED, TRAINED
 from dejavu.cost.priced_problem import split_into
+from dejavu.cost.ranges import Range
 from dejavu.cost.rates import Rates, rates
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.prices import Prices
@@ -131,7 +132,27 @@ class Choice:
         """The predicted step."""
         return self.chosen.step_seconds
 
+    def step_range(self, candidate: Candidate) -> Range:
+        """Return the 90 % range of a candidate's predicted step."""
+        one = candidate
+        return self.prices.errors.step_range(one.priced, one.plan, one.factor, one.step_seconds, self.request.seed)
+
+    @cached_property
+    def range_seconds(self) -> Range:
+        """The 90 % range of the predicted step."""
+        return self.step_range(self.chosen)
+
     @property
+    def fullest(self) -> tuple[float, float]:
+        """What the fullest device of the plan holds at most, as predicted, and what it has; in bytes."""
+        plan, types, peak = self.plan, self.request.cluster.device_types, self.chosen.price.peak_bytes
+        held = [
+            (sum(peak[s] for s in stages), float(types[plan.rank_configuration(rank).device_type].memory_bytes))
+            for rank, stages in enumerate(plan.ranks)
+        ]
+        return max(held, key=lambda one: one[0] / one[1])
+
+    @cached_property
     def rates(self) -> Rates:
         """What the predicted step means for the training."""
         request, count = self.request, self.plan.num_microbatches

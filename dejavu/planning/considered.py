@@ -9,6 +9,7 @@ from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
+    what_is_likely,
     what_is_proved,
     what_it_yields,
     what_the_formula_says,
@@ -24,7 +25,7 @@ def print_choice(choice: Choice) -> None:
     console = Console(width=WIDTH_COLUMNS)
     console.print(considered_table(choice))
     console.print(stages_table(choice))
-    for sentence in (what_was_chosen, what_it_yields, what_is_proved, what_was_gained):
+    for sentence in (what_was_chosen, what_it_yields, what_is_likely, what_is_proved, what_was_gained):
         console.print(sentence(choice), highlight=False, markup=False)
     times = [f"{one.plan.schedule} {format_seconds(one.simulated_seconds)}" for one in choice.schedules]
     if len(times) > 1:

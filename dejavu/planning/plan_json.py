@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dejavu.cost.rates import Rates
+from dejavu.cost.ranges import memory_range
+from dejavu.cost.rates import Rates, tokens_in_a_step
 from dejavu.foundation.errors import InputError
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
@@ -35,8 +36,9 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
     """Return the choice as seconds, bytes and counts by name.
 
     `simulated_…` is the simulated step, `step_seconds` and `lower_bound_seconds` are the cost model's;
-    `predicted_step_seconds` is the simulated step corrected by earlier trainings. `gap_percent` is the cost model's,
-    `simulated_gap_percent` what the best plan could save of the simulated step at most.
+    `predicted_step_seconds` is the simulated step corrected by earlier trainings, `…_range` are 90 % ranges.
+    `gap_percent` is the cost model's, `simulated_gap_percent` what the best plan could save of the simulated step at
+    most.
     """
     plan, chosen = choice.plan, choice.chosen
     cheapest, gap = choice.cheapest, choice.gap
@@ -54,7 +56,9 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "simulated_lower_bound_seconds": choice.simulated_lower_bound_seconds,
         "simulated_gap_percent": 100.0 * gap if gap is not None else None,
         "predicted_step_seconds": choice.step_seconds,
+        "predicted_step_seconds_range": list(choice.range_seconds),
         **_rates(choice.rates),
+        **_ranges(choice),
         "speedup": choice.speedup,
         "baselines": {name: _baseline(row) for name, row in choice.baselines.items()},
         "bubble_fraction": chosen.simulation.bubble_fraction,
@@ -87,6 +91,22 @@ def _rates(found: Rates) -> dict[str, float | str | None]:
         "cost_per_hour": found.cost and found.cost[0],
         "cost_of_1e9_tokens": found.cost_of_1e9_tokens,
         "currency": found.cost and found.cost[1],
+    }
+
+
+def _ranges(choice: Choice) -> dict[str, Any]:
+    """Return 90 % ranges, each as [low, high]; the memory of the device that is filled most."""
+    step, tokens = choice.range_seconds, tokens_in_a_step(choice.request.workload)
+    held, capacity = choice.fullest
+    rates = {"samples": float(choice.request.workload.batch_size)}
+    if tokens is not None:
+        rates["tokens"] = float(tokens)
+    ranges = {f"{name}_per_second_range": step.of_rate(amount) for name, amount in rates.items()}
+    return {
+        **{name: [x if math.isfinite(x) else None for x in found] for name, found in ranges.items()},
+        "fullest_device_bytes": held if math.isfinite(held) else None,
+        "fullest_device_bytes_range": list(memory_range(held)) if math.isfinite(held) else None,
+        "fullest_device_capacity_bytes": capacity,
     }
 
 

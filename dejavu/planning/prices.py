@@ -13,6 +13,7 @@ from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
 from dejavu.cost.priced_problem import price_problem
+from dejavu.cost.ranges import PriceErrors
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.sources.scaled import scaled
 from dejavu.foundation.errors import InputError
@@ -35,6 +36,7 @@ class Prices:
 
     Attributes:
         transfers: (sender's type, receiver's type) -> the cost of a message.
+        errors: how far the price of a plan may be off.
     """
 
     def __init__(
@@ -46,12 +48,9 @@ class Prices:
         self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
         workload = request.workload
         self._predicted = Predicted(self._rows, workload.optimizer)
-        self._parallel = ParallelPrices(
-            request.cluster,
-            self._priced,
-            self._predicted,
-            StageCollectives(request.cluster, self._rows, workload.dtype),
-        )
+        collectives = StageCollectives(request.cluster, self._rows, workload.dtype)
+        self._parallel = ParallelPrices(request.cluster, self._priced, self._predicted, collectives)
+        self.errors = PriceErrors(self._parallel, collectives, workload.batch_size)
         self._sources = sources(self._rows, workload.optimizer)
         self.transfers = transfer_costs(request.cluster, self._rows)
         self.corrections = list[str]()  # of layers, by earlier trainings; sentences

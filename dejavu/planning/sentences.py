@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from dejavu.foundation.units import format_seconds, plural
+from dejavu.cost.ranges import Range, memory_range
+from dejavu.cost.rates import tokens_in_a_step
+from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
 
@@ -25,9 +28,9 @@ def what_was_chosen(choice: Choice) -> str:
 def what_it_yields(choice: Choice) -> str:
     """Describe what the predicted step means: samples, tokens, the share of the devices' peak."""
     found = choice.rates
-    said = [f"{_short(found.samples_per_second)} samples/s"]
+    said = [f"{short(found.samples_per_second)} samples/s"]
     if found.tokens_per_second is not None:
-        said.append(f"{_short(found.tokens_per_second)} tokens/s")
+        said.append(f"{short(found.tokens_per_second)} tokens/s")
     if found.utilization is not None:
         peak = "peak of the devices it uses" if choice.chosen.num_devices > 1 else "device's peak"
         said.append(f"{found.utilization:.1%} of the {found.dtype} {peak} (MFU)")
@@ -35,12 +38,33 @@ def what_it_yields(choice: Choice) -> str:
         what = "samples" if found.tokens_per_second is None else "tokens"
         amount, currency = found.cost
         said.append(
-            f"{_short(amount)} {currency}/hour, {_short(found.cost_of_1e9_tokens or 0.0)} {currency} for 10⁹ {what}"
+            f"{short(amount)} {currency}/hour, {short(found.cost_of_1e9_tokens or 0.0)} {currency} for 10⁹ {what}"
         )
     return f"Predicted: {', '.join(said)}."
 
 
-def _short(number: float) -> str:
+def what_is_likely(choice: Choice) -> str:
+    """State the 90 % ranges of the predicted step, of what it yields, and of memory."""
+    step = choice.range_seconds
+    said = [f"a step of {between(step, format_seconds)}"]
+    workload = choice.request.workload
+    tokens = tokens_in_a_step(workload)
+    amount, what = (workload.batch_size, "samples") if tokens is None else (tokens, "tokens")
+    said.append(f"{between(step.of_rate(amount), short)} {what}/s")
+    held, capacity = choice.fullest
+    if held == held:  # the costs say more than whether it fits
+        said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
+    return f"In nine of ten cases: {', '.join(said)}."
+
+
+def between(found: Range, form: Callable[[float], str]) -> str:
+    """Write both ends of a range, the unit once where both have the same: `11.9 to 26.9 s`."""
+    low, high = form(found.low), form(found.high)
+    number, _, unit = low.partition(" ")
+    return f"{number if unit and high.endswith(f' {unit}') else low} to {high}"
+
+
+def short(number: float) -> str:
     """Write three digits: 0.123, 12.3, 123,000."""
     digits = max(0, 2 - math.floor(math.log10(number))) if 0 < number < math.inf else 0
     return f"{float(f'{number:.3g}'):,.{digits}f}"

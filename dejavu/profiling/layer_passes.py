@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dejavu.foundation.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import DTYPES, Graph
 from dejavu.plans.schedule import PARTS
@@ -116,7 +117,7 @@ class _Layers:
             if layer.signature in wanted:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
-                module = builder.build().to(self.device, dtype)
+                module = computing_in(builder.build().to(self.device, dtype), self.workload.autocast)
                 yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0)
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 

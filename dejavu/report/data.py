@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from dejavu.binding import RANDOM_BINDINGS, Binding
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable
+from dejavu.cost.ranges import Range
+from dejavu.cost.rates import tokens_in_a_step
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
 from dejavu.planning.sentences import NAMES, what_the_formula_says, within
@@ -189,6 +191,19 @@ class ReportData:
     def predicted_step_seconds(self) -> float:
         """One step, simulated in the schedule's own order of actions and corrected by remembered steps."""
         return self.bound.step_seconds
+
+    @cached_property
+    def step_range(self) -> Range:
+        """The 90 % range of the predicted step."""
+        return self.choice.step_range(self.bound)
+
+    @property
+    def rate_range(self) -> tuple[Range, str]:
+        """The 90 % range of what is trained a second, and what that is: tokens, or samples."""
+        tokens = tokens_in_a_step(self.workload)
+        if tokens is None:
+            return self.step_range.of_rate(self.workload.batch_size), "samples"
+        return self.step_range.of_rate(tokens), "tokens"
 
     @property
     def baseline_step_seconds(self) -> float | None:

@@ -54,6 +54,16 @@ def losses_figure(trials: Sequence[TrialResult], winner: TrialResult, training: 
         axes.plot(
             steps, losses, color=COLORS[Work.BACKWARD], linewidth=2, label="pipelined training from there", zorder=2
         )
+        if rows := training.evaluations:
+            axes.plot(
+                [row.step + 1 for row in rows],
+                [row.loss for row in rows],
+                color=COLORS[Work.ONCE],
+                marker=".",
+                linewidth=2,
+                label="on what is held out",
+                zorder=4,
+            )
         axes.axvline(training.first_step + 0.5, color=INK, linewidth=0.8, linestyle=":")
         title += f"; training took it to {training.losses[-1]:.3g}"
     axes.set_ylim(*_readable_limits(trials, winner, training))

@@ -14,7 +14,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from dejavu.cost.ranges import memory_range
 from dejavu.foundation.units import format_bytes, format_bytes_per_second, format_seconds, plural
+from dejavu.planning.sentences import between, short
 from dejavu.plans import Plan
 from dejavu.report.charts import (
     accuracy_chart,
@@ -73,6 +75,8 @@ def _figures(run: ReportData) -> Iterator[tuple[str, go.Figure]]:
     yield "memory", memory_chart(run.simulation, devices, run.rank_capacity_bytes, run.rank_measured_bytes)
     if run.trials and run.winner is not None:
         yield "losses", losses_chart(sorted(run.trials, key=lambda trial: trial.score), run.winner, run.training)
+    elif run.training is not None and run.training.losses:
+        yield "training", losses_chart((), None, run.training)
 
 
 def _fullest(run: ReportData) -> Iterator[str]:
@@ -80,7 +84,9 @@ def _fullest(run: ReportData) -> Iterator[str]:
     peaks, capacities = run.simulation.peak_bytes, run.rank_capacity_bytes
     rank = max(range(len(peaks)), key=lambda rank: peaks[rank] / capacities[rank])
     share = f"{peaks[rank] / capacities[rank]:.1%} of its {format_bytes(capacities[rank])}"
-    yield f"The fullest device is rank {rank}'s, with at most {format_bytes(peaks[rank])}, {share}."
+    likely = between(memory_range(peaks[rank]), format_bytes)
+    most = f"with at most {format_bytes(peaks[rank])}, {share}"
+    yield f"The fullest device is rank {rank}'s, {most}; in nine of ten cases {likely}."
 
 
 @cache
@@ -89,6 +95,8 @@ def _template() -> Template:
     filters: dict[str, Callable[[Any], str]] = {
         "seconds": lambda value: _or_absent(value, format_seconds),
         "bytes": lambda value: _or_absent(value, format_bytes),
+        "range": lambda found: between(found, format_seconds),
+        "rates": lambda found: between(found, short),
         "rate": lambda value: _or_absent(value, format_bytes_per_second),
         "percent": lambda value: _or_absent(value, "{:.1%}".format),
         "signed_percent": lambda value: _or_absent(value, "{:+.1%}".format),

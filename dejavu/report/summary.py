@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.text import Text
 from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
+from dejavu.runtime.job import Evaluation
 from dejavu.simulation.bound import CLOSE
 from dejavu.workload.pretrained import folder_of
 
@@ -63,9 +65,21 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
+    if run.training is not None and run.training.evaluations:
+        rows.append(("held out", held_out(run.training.evaluations)))
     if run.reference_difference is not None:
         rows.append(("checked", f"first losses within {run.reference_difference:.1e} of single-process training"))
     return rows
+
+
+def held_out(evaluations: Sequence[Evaluation]) -> str:
+    """Say how the loss on what is held out went: at first, at last, and at its least where that was in between."""
+    first, last = evaluations[0], evaluations[-1]
+    least = min(evaluations, key=lambda one: one.loss)
+    said = f"loss {last.loss:.4f} after {plural(last.step + 1, 'step')}"
+    if first.step < last.step:
+        said = f"loss {first.loss:.4f} after {plural(first.step + 1, 'step')}, {last.loss:.4f} after {last.step + 1}"
+    return said if least in (first, last) else f"{said}; the least was {least.loss:.4f} after {least.step + 1}"
 
 
 def summary_table(run: ReportData) -> Table:

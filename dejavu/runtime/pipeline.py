@@ -11,6 +11,8 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
+from dejavu.runtime.batches.held_out import evaluating
+from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -28,6 +30,7 @@ class Pipeline:
     Attributes:
         modules: the layers of each of the rank's stages, by stage.
         clock: when each pass ran.
+        loss_scale: what the loss of the next step is multiplied by, and with it the gradients.
     """
 
     def __init__(self, workload: Workload, draw: Draw, layout: Layout, place: Placement, device: torch.device) -> None:
@@ -56,10 +59,18 @@ class Pipeline:
             stages.append(stage)
         self._stages = {stage.stage_index: stage for stage in stages}
         start, stop = layout.rows(place)
-        self._share = (stop - start) / layout.microbatch_size
+        self.loss_scale = 1.0
+        self._part = (stop - start) / workload.batch_size  # of the step that this replica has of each microbatch
         loss = model_of(workload).loss
-        weighted = self.clock.watch_loss(lambda output, target: loss(output, target) * self._share)
+        weighted = self.clock.watch_loss(
+            # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
+            lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
+        )
         self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
+        self._ties = ties_of(builders)
+        layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
+        tied = TiedGradients(self._ties, layers, layout, place)
+        self._sum_tied = self.clock.watch_once(tied.sum_gradients) if self._ties else tied.sum_gradients
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
 
     @property
@@ -80,21 +91,35 @@ class Pipeline:
         arguments = (self._own(inputs),) if self._is_first else ()
         known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
-        mean = torch.stack(losses).mean().detach() if self._is_last else None
-        if mean is not None and self._losses_group is not None:
-            dist.all_reduce(mean, group=self._losses_group)
-        loss = None if mean is None else float(mean)
+        self._sum_tied()
+        loss = self._whole(losses)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.clock.end_step()
         return loss
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""
+        own = self._own(inputs) if self._is_first else None
+        with evaluating(list(self.modules.values())):
+            return self._whole(self._schedule.evaluate(own, self._own(targets) if self._is_last else None))
+
+    def _whole(self, losses: list[torch.Tensor]) -> float | None:
+        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
+        if not self._is_last:
+            return None
+        mean = torch.stack(losses).sum().detach()
+        if self._losses_group is not None:
+            dist.all_reduce(mean, group=self._losses_group)
+        return float(mean) / self.loss_scale
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""
         return are_finite(self._stages[stage].received_gradients())
 
     def clip_gradients(self, most: float) -> None:
-        clip_gradients(self.modules.values(), self.configuration.num_devices, most)
+        counted = [one for module in self.modules.values() for one in without_copies(module, self._ties)]
+        clip_gradients(list(self.parameters()), counted, self.configuration.num_devices, most)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.state import local_of
 from dejavu.workload.models import LayerBuilder
+from dejavu.workload.models.modules.experts import GroupedLinear
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "columns": lambda: ColwiseParallel(),
     "rows": lambda: RowwiseParallel(),
     "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "shared": lambda: PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
+    "summed": lambda: _Summed(),
 }
+_EXPERTS_DIMENSION = {"columns": 1, "rows": 2}  # of weights (E, out, in)
 
 
 def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
@@ -55,7 +67,48 @@ def spread(
 def _style(layer: nn.Module, name: str, cut: str) -> ParallelStyle:
     if cut == "rows" and isinstance(layer.get_submodule(name), nn.Embedding):
         return RowwiseParallel(input_layouts=Replicate())
+    if isinstance(layer.get_submodule(name), GroupedLinear):
+        return _PartOfEach(_EXPERTS_DIMENSION[cut])
     return _STYLES[cut]()
+
+
+class _PartOfEach(ParallelStyle):
+    """Give each device a part of every expert's matrix; the module multiplies by it and says nothing to others."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.dimension = dimension
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        whole = module.get_parameter("weight")
+        module.weight = nn.Parameter(distribute_tensor(whole.detach(), device_mesh, [Shard(self.dimension)]))
+
+        def with_own_part(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            return inputs, {**options, "weight": local_of(part.get_parameter("weight"))}
+
+        module.register_forward_pre_hook(with_own_part, with_kwargs=True)
+        return module
+
+
+class _Summed(ParallelStyle):
+    """Sum over the devices what a module puts out, and going backward the gradients of what it receives."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def receive(part: nn.Module, inputs: tuple[Any, ...]) -> Any:
+            return tuple(
+                DTensor.from_local(x, device_mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+                if x.is_floating_point()
+                else x
+                for x in inputs
+            )
+
+        def put_out(part: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+            summed = DTensor.from_local(output, device_mesh, [Partial()]).redistribute(placements=[Replicate()])
+            return summed.to_local()
+
+        module.register_forward_pre_hook(receive)
+        module.register_forward_hook(put_out)
+        return module
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -63,7 +116,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            local = _local(parameter.grad)
+            local = local_of(parameter.grad)
             by_dtype.setdefault(local.dtype, []).append(local)
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -72,30 +125,30 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
             gradient.copy_(part.view_as(gradient))
 
 
-def clip_gradients(modules: Iterable[nn.Module], num_devices: int, most: float) -> float:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], counted: Iterable[nn.Parameter], num_devices: int, most: float
+) -> float:
     """Clip the gradients of the whole model to a global norm of at most `most`; return the norm before.
 
     Every rank of the world calls it. Gradients that several devices of a pipeline rank hold alike are counted once.
 
     Args:
+        parameters: of this rank's stages.
+        counted: those of them that count in the norm.
         num_devices: of this rank's pipeline rank.
     """
-    gradients = [p.grad for module in modules for p in module.parameters() if p.grad is not None]
+    gradients, in_norm = ([p.grad for p in some if p.grad is not None] for some in (parameters, counted))
     squares = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        squares += _local(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
-    device = _local(gradients[0]).device if gradients else torch.device("cpu")
+    for gradient in in_norm:
+        squares += local_of(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
+    device = local_of(gradients[0]).device if gradients else torch.device("cpu")
     total = squares.to(device if device.type == "cuda" else "cpu")
     dist.all_reduce(total)
     norm = float(total.sqrt())
     if norm > most:
         for gradient in gradients:
-            _local(gradient).mul_(most / norm)
+            local_of(gradient).mul_(most / norm)
     return norm
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parts(tensor: torch.Tensor) -> int:

@@ -14,12 +14,14 @@ from torch import nn
 from dejavu.foundation.registry import named
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import SCHEMES, Draw, calibrate
+from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.state import read_trial, read_weights, restore_state, save_trial, start_from_pretrained
-from dejavu.runtime.training import Layers, WholeModel, build_layers, train
+from dejavu.runtime.training import Layers, WholeModel, build_layers, tie_weights, train
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of
 
 OnFirst = Callable[[float, float], None]
 
@@ -34,8 +36,7 @@ class _Watched(WholeModel):
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         loss = super().__call__(step, inputs, targets)
         if step == 0:
-            gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-            self.on_first(loss, nn.utils.get_total_norm(gradients).item())
+            self.on_first(loss, self.gradient_norm() / self.loss_scale)
         return loss
 
 
@@ -48,6 +49,7 @@ def train_single(
     save_to: Path | None = None,
     on_loss: Callable[[float], None] = lambda loss: None,
     on_first: OnFirst = lambda loss, gradient_norm: None,
+    on_evaluation: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Train these steps in this process, with one compute thread as a rank would, and return the losses.
 
@@ -56,6 +58,7 @@ def train_single(
         save_to: where to save the state after the last step.
         on_loss: called after each step; may raise to stop.
         on_first: (loss, norm of all gradients) of step 0, before its update; may raise to stop.
+        on_evaluation: (step, loss on what is held out), where the workload wants it; None: nothing is evaluated.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
@@ -68,14 +71,19 @@ def train_single(
         elif workload.pretrained:
             start_from_pretrained(module, workload)
         elif named(SCHEMES, draw.scheme).calibrated:
-            _calibrate(module, workload, device)
+            _calibrate(module, workload, draw, device)
         losses: list[float] = []
 
         def on_step(step: int, loss: float | None, seconds: float, per_step_seconds: float) -> None:
             assert loss is not None
             losses.append(loss)
             on_loss(loss)
+            if on_evaluation is not None and held_out.is_due(step):
+                found = held_out.loss(executor)
+                assert found is not None
+                on_evaluation(step, found)
 
+        held_out = HeldOut(workload, steps.stop, device)
         executor = _Watched(module, workload, on_first)
         train(executor, optimizer, workload, steps, device=device, on_step=on_step)
         if save_to:
@@ -85,10 +93,11 @@ def train_single(
         torch.set_num_threads(threads)
 
 
-def _calibrate(module: Layers, workload: Workload, device: torch.device) -> None:
+def _calibrate(module: Layers, workload: Workload, draw: Draw, device: torch.device) -> None:
     """Rescale weights on the training's first batch, whatever steps come now: they depend on the draw alone."""
     inputs, _ = dataset_of(workload).batch(0, workload.batch_size, seed=workload.seed)
     calibrate(module, inputs.to(device, DTYPES[workload.dtype]) if inputs.is_floating_point() else inputs.to(device))
+    tie_weights(dict(module.named_children()), layers_of(workload), draw)
 
 
 def trained_module(job: TrainingJob, checkpoint: Path) -> tuple[nn.Module, torch.Tensor]:

@@ -15,7 +15,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining._utils import InferenceMode
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    FORWARD,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _PipelineScheduleRuntime,
+)
 
 from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
@@ -76,7 +81,10 @@ class ReplicatedStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         self._layers.microbatch = fwd_chunk_id
-        return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        if self.is_last and not torch.is_grad_enabled():
+            self.fwd_cache.pop(fwd_chunk_id)  # no backward pass will take the logits: they are the largest output
+        return output
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return _receives(self.args_recv_info[fwd_chunk_id], self._from_before)
@@ -141,12 +149,45 @@ class ListedSchedule(_PipelineScheduleRuntime):
     """Torch's runtime executing torch's own action list of any schedule, also of schedules with one stage per rank.
 
     One runtime for all, so that what is simulated is what runs, messages overlap with computation under every schedule,
-    and shapes are known beforehand.
+    and shapes are known beforehand. Gradients add up as they are: the loss of a microbatch is its part of the step's.
     """
 
     def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__(stages, num_microbatches, loss_fn=loss)  # type: ignore[no-untyped-call]  # torch's has no types
-        self._prepare_schedule_with_comms(torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches))
+        super().__init__(stages, num_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
+        self._compute_order = torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
+        self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
+
+        self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
+
+    def _of_forwards(self) -> dict[int, list[Any]]:
+        """Return the forward passes alone, in the schedule's own order, which therefore cannot block; with messages."""
+        compute = {
+            rank: _add_unshard_reshard([one for one in listed if one.computation_type is FORWARD])
+            for rank, listed in self._compute_order.items()
+        }
+        return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
+
+    def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run the forward passes of a batch, without graph; return each microbatch's loss where the last stage is.
+
+        The stages have to be set up by a step before.
+
+        Args:
+            inputs: where the first stage is, and `targets` where the last one is.
+        """
+        for stage in self._stages:
+            stage.clear_runtime_states()
+        arguments, options = self._split_inputs(() if inputs is None else (inputs,))
+        losses: list[torch.Tensor] = []
+        self.pipeline_order_with_comms = self._forward_order
+        try:
+            parts = None if targets is None else list(targets.chunk(self._n_microbatches))
+            self._step_microbatches(arguments, options, parts, losses, return_outputs=False)
+        finally:
+            self.pipeline_order_with_comms = self._training_order
+        for stage in self._stages:
+            stage.clear_runtime_states()
+        return losses
 
     def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:

@@ -1,7 +1,7 @@
 """Weights and optimizer state under global names, independent of stages: trials' files and distributed checkpoints.
 
 A name is `model.<layer>.<parameter>` or `optimizer.<layer>.<parameter>.<what>`, so a state saved under one plan loads
-under any other.
+under any other. What an optimizer knows of all weights together is `optimizer.*.<what>`, the same on every rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from dejavu.workload.pretrained import Pretrained
 
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
+OF_ALL = "*"  # the key of what an optimizer's state has of all weights together
 KEPT = 2
 State = dict[str, torch.Tensor]
 
@@ -48,6 +50,8 @@ def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         for what, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 state[f"optimizer.{name}.{what}"] = torch.as_tensor(value)
+    for what, value in states_of(optimizer).get(OF_ALL, {}).items():
+        state[f"optimizer.{OF_ALL}.{what}"] = value
     return state
 
 
@@ -65,12 +69,22 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            _local(tensor).copy_(_part(state[f"model.{name}"], tensor))
+            local_of(tensor).copy_(own_part(state[f"model.{name}"], tensor))
+    if shared := _of(OF_ALL, state):
+        states_of(optimizer)[OF_ALL] = shared
     for name, parameter in module.named_parameters():
-        prefix = f"optimizer.{name}."
-        found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        if found:
+        if found := _of(name, state):
             optimizer.state[parameter] = {what: _like(value, parameter) for what, value in found.items()}
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return an optimizer's state. Torch allows keys that are no weights, though its types do not."""
+    return optimizer.state
+
+
+def _of(name: str, state: Mapping[str, torch.Tensor]) -> State:
+    prefix = f"optimizer.{name}."
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
@@ -83,14 +97,15 @@ def start_from_pretrained(module: nn.Module, workload: Workload) -> None:
         sources = weights.sources(module)
         for name, held in module.state_dict().items():
             source = weights.source(name, sources.get(name, ()), held.shape)
-            _local(held).copy_(_part(weights.read(source), held))
+            local_of(held).copy_(own_part(weights.read(source), held))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this device holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def own_part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """Return this device's part of a whole tensor."""
     if not isinstance(held, DTensor):
         return whole
@@ -103,18 +118,18 @@ def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
         return whole
     moment = torch.zeros_like(parameter.data, dtype=whole.dtype)
-    _local(moment).copy_(_part(whole, moment))
+    local_of(moment).copy_(own_part(whole, moment))
     return moment
 
 
 def first_not_finite(state: Mapping[str, torch.Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity on this device; None: all are finite."""
-    return next((name for name, tensor in state.items() if not _local(tensor).isfinite().all()), None)
+    return next((name for name, tensor in state.items() if not local_of(tensor).isfinite().all()), None)
 
 
 def belongs(name: str, layers: set[str]) -> bool:
-    """Return whether a global name belongs to one of these layers."""
-    return name.split(".", 2)[1] in layers
+    """Return whether a global name belongs to one of these layers, or to all."""
+    return name.split(".", 2)[1] in {*layers, OF_ALL}
 
 
 def save_trial(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dejavu.foundation.autocast import autocast
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.batches.held_out import evaluating
+from dejavu.runtime.gradients.scaling import LossScale
+from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -28,7 +32,13 @@ class DivergedError(DejavuError):
 
 
 class Executor(Protocol):
-    """Runs a batch forward and backward and leaves the mean gradient in `.grad`."""
+    """Runs a batch forward and backward and leaves the mean gradient in `.grad`.
+
+    Attributes:
+        loss_scale: what the loss is multiplied by before the backward pass, and with it the gradients.
+    """
+
+    loss_scale: float
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Return the batch's mean loss, or None on a rank that does not have it."""
@@ -51,18 +61,16 @@ class Layers(nn.Sequential):
     def __init__(self, layers: OrderedDict[str, nn.Module], workload: Workload, start: int, *, recompute: bool) -> None:
         super().__init__(layers)
         self.start, self.recompute = start, recompute
-        self.seed, self.mixed_precision = workload.seed, workload.mixed_precision
+        self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key = f"{self.seed} {self.step} {self.microbatch} {self.first_example}"
         stream = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.mixed_precision):
+        with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
-                x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
-                if self.mixed_precision and x.is_floating_point():
-                    x = x.float()  # so that messages do not depend on where the cut is
+                x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
         return x
 
 
@@ -88,7 +96,23 @@ def build_layers(
         (builder.name, draw_layer(builder, draw, position=position, depth=len(builders)))
         for position, builder in enumerate(builders[start:stop], start)
     )
+    tie_weights(drawn, builders, draw)
     return Layers(drawn, workload, start, recompute=recompute).to(device, DTYPES[workload.dtype])
+
+
+def tie_weights(layers: Mapping[str, nn.Module], builders: Sequence[LayerBuilder], draw: Draw) -> None:
+    """Give a tied weight its owner's values; an owner that is not among these layers is drawn for it."""
+    for tie in ties_of(builders):
+        copy = tie.copy.of(layers)
+        if copy is None:
+            continue
+        at, known = tie.owner.position, dict(layers)
+        if tie.owner.layer not in known:
+            known[tie.owner.layer] = draw_layer(builders[at], draw, position=at, depth=len(builders))
+        owner = tie.owner.of(known)
+        assert owner is not None
+        with torch.no_grad():
+            copy.copy_(owner)
 
 
 class WholeModel:
@@ -96,6 +120,9 @@ class WholeModel:
 
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
+        self.loss_scale = 1.0
+        self.ties = ties_of(layers_of(workload))
+        self._tied = TiedGradients(self.ties, dict(module.named_children()), None, None)
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         losses = []
@@ -103,12 +130,25 @@ class WholeModel:
         self.module.step = step
         for self.module.microbatch, (x, y) in enumerate(pairs):
             loss = self.loss(self.module(x), y)
-            (loss / self.num_microbatches).backward()
+            (loss * (self.loss_scale / self.num_microbatches)).backward()
             losses.append(loss.item())
+        self._tied.sum_gradients()
         return sum(losses) / len(losses)
 
     def clip_gradients(self, most: float) -> None:
-        nn.utils.clip_grad_norm_(self.module.parameters(), most)
+        nn.utils.clip_grads_with_norm_(self.module.parameters(), most, torch.tensor(self.gradient_norm()))
+
+    def gradient_norm(self) -> float:
+        """Return the norm of all gradients, a tied weight's once."""
+        counted = without_copies(self.module, self.ties)
+        return nn.utils.get_total_norm([p.grad for p in counted if p.grad is not None]).item()
+
+    def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Return the mean loss of a batch, forward only."""
+        pairs = zip(inputs.chunk(self.num_microbatches), targets.chunk(self.num_microbatches), strict=True)
+        with evaluating([self.module]):
+            losses = [self.loss(self.module(x), y).item() for x, y in pairs]
+        return sum(losses) / len(losses)
 
 
 def train(
@@ -129,17 +169,22 @@ def train(
         on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
     """
     dataset, dtype = dataset_of(workload), DTYPES[workload.dtype]
+    scale = LossScale(optimizer) if workload.autocast == "float16" else None
     busy = time.thread_time if device.type == "cpu" else time.perf_counter
     for step in steps:
         inputs, targets = dataset.batch(step, workload.batch_size, seed=workload.seed)
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
+        executor.loss_scale = 1.0 if scale is None else scale.scale
         loss = executor(step, inputs, targets.to(device))
-        on_gradients(step)
+        are_usable = scale is None or scale.unscale(step)
+        if are_usable:
+            on_gradients(step)
         computed = busy()
-        if workload.optimizer.clip_norm is not None:
+        if are_usable and workload.optimizer.clip_norm is not None:
             executor.clip_gradients(workload.optimizer.clip_norm)
         set_learning_rate(optimizer, workload, step)
-        optimizer.step()
+        if are_usable:
+            optimizer.step()
         on_step(step, loss, time.perf_counter() - started, busy() - computed)

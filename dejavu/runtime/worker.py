@@ -26,7 +26,8 @@ with gc_frozen():
 
     from dejavu.binding.binding import Binding, Placement
     from dejavu.plans.schedule import Pass
-    from dejavu.runtime.job import TrainingJob, TrainingResult, parse_progress, write_json
+    from dejavu.runtime.batches import HeldOut
+    from dejavu.runtime.job import TrainingJob, TrainingResult, read_evaluations, read_losses, write_json
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
@@ -106,17 +107,21 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         place.pipeline_rank, place.device.host, modules, pipeline.arrived_finite, job.warnings_path
     )
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
+    held_out = HeldOut(workload, job.last_step, device)
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
         if pipeline.has_loss:
-            with job.progress_path.open("a") as file:
-                file.write(json.dumps({"step": step, "loss": loss, "seconds": step_seconds}) + "\n")
+            tell(job.progress_path, step=step, loss=loss, seconds=step_seconds)
             if loss is not None and not math.isfinite(loss):
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}")
         if gradients.garbage:
             raise _diverged(job, gradients.garbage)
         heartbeat.beat(step)
+        if held_out.is_due(step):  # before a checkpoint: a training that goes on from there has it
+            found = held_out.loss(pipeline, on_batch=lambda: heartbeat.beat(step))
+            if pipeline.has_loss:
+                tell(job.progress_path, step=step, loss=loss, seconds=step_seconds, held_out_loss=found)
         done = step + 1
         if keeper is not None:
             keeper.take(done)
@@ -137,22 +142,29 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     with keeper or nullcontext():
         steps_left = range(first, job.last_step)
         train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=gradients.look)
+    _tell_result(job, place, pipeline, watch, resumed)
+
+
+def _tell_result(job: TrainingJob, place: Placement, pipeline: Pipeline, watch: StepWatch, resumed: int | None) -> None:
+    """Gather what the ranks measured, all together, and write the result."""
+    clock, modules = pipeline.clock, pipeline.modules
     steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
     dist.all_gather_object(everyone, steps)
-    chosen = count_steps(everyone, is_cpu=is_cpu)
+    chosen = count_steps(everyone, is_cpu=pipeline.device.type == "cpu")
     clock.keep(chosen.places)
     own: list[StageTimes] = []
     if chosen.places:
         per_step = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
-        own = [stage_times(clock, s, place, per_step, peak_bytes(device)) for s in modules]
+        own = [stage_times(clock, s, place, per_step, peak_bytes(pipeline.device)) for s in modules]
     dist.all_gather_object(everyone, own)
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
-    if rank == 0:
+    if dist.get_rank() == 0:
         result = TrainingResult(
             first_step=job.first_step,
-            losses=read_losses(job.progress_path),
+            losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
+            evaluations=read_evaluations(job.progress_path),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),
@@ -231,11 +243,10 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
     )
 
 
-def read_losses(path: Path) -> tuple[float, ...]:
-    """Read the loss of every step so far; of a step that was repeated after a restart, the later one."""
-    rows = (parse_progress(line) for line in path.read_bytes().splitlines()) if path.exists() else ()
-    losses = dict(row for row in rows if row)
-    return tuple(losses[step] for step in sorted(losses))
+def tell(progress: Path, **known: float | None) -> None:
+    """Append a line to the file of progress, in one write."""
+    with progress.open("a") as file:
+        file.write(json.dumps(known) + "\n")
 
 
 def peak_bytes(device: torch.device) -> int:

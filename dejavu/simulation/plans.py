@@ -10,7 +10,12 @@ from dejavu.simulation.result import Simulation
 from dejavu.simulation.step import Message, StageSeconds, simulate
 
 
-def simulate_plan(priced: PricedProblem, plan: Plan, devices: Sequence[Hashable] | None = None) -> Simulation:
+def simulate_plan(
+    priced: PricedProblem,
+    plan: Plan,
+    devices: Sequence[Hashable] | None = None,
+    stages: Sequence[StageSeconds] | None = None,
+) -> Simulation:
     """Simulate one step of the plan, under any schedule.
 
     Messages and the runtime's own work count where they were measured.
@@ -20,6 +25,7 @@ def simulate_plan(priced: PricedProblem, plan: Plan, devices: Sequence[Hashable]
 
     Args:
         devices: where each pipeline rank sits, by any name; None: each on devices of its own.
+        stages: what each stage takes; None: `stages_of` by the problem's costs.
 
     Example:
         >>> import dejavu
@@ -27,7 +33,7 @@ def simulate_plan(priced: PricedProblem, plan: Plan, devices: Sequence[Hashable]
         >>> dejavu.simulate(choice.priced, choice.plan).step_seconds == choice.simulated_seconds
         True
     """
-    return simulate(plan, stages_of(priced, plan), messages=_messages(priced, plan), devices=devices)
+    return simulate(plan, stages or stages_of(priced, plan), messages=_messages(priced, plan), devices=devices)
 
 
 def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:

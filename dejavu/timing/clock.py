@@ -66,11 +66,22 @@ class Clock:
         stage.backward_weight_one_chunk = self._timed(
             stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, index
         )
-        stage.perform_reduce_grad = self._timed_once(stage.perform_reduce_grad)
+        stage.perform_reduce_grad = self.watch_once(stage.perform_reduce_grad)
+
+    def watch_once(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same function, timed as what a rank does once a step."""
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            start = self._now()
+            result = inner(*arguments, **options)
+            self._once.append((start, self._now()))
+            return result
+
+        return timed
 
     def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Time every step of the optimizer from now on."""
-        optimizer.step = self._timed_once(optimizer.step)  # type: ignore[method-assign]
+        optimizer.step = self.watch_once(optimizer.step)  # type: ignore[method-assign]
 
     def watch_loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return the same loss, timed; its time belongs to the forward pass that it ends."""
@@ -122,15 +133,6 @@ class Clock:
             result = inner(microbatch, *arguments, **options)
             row = (stage, pass_of(options), microbatch, start, self._now(), time.thread_time() - busy)
             self._open.append(row)
-            return result
-
-        return timed
-
-    def _timed_once(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            start = self._now()
-            result = inner(*arguments, **options)
-            self._once.append((start, self._now()))
             return result
 
         return timed

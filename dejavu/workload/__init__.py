@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from dejavu.workload.data_settings import (
+    ExamplesSettings,
+    ImageFolderSettings,
+    ParquetSettings,
+    SyntheticSettings,
+    TokenizerSettings,
+    TokensSettings,
+)
 from dejavu.workload.settings import (
     AUTO,
     COMPARED_PART,
@@ -10,8 +18,6 @@ from dejavu.workload.settings import (
     TRIED_PART,
     OptimizerSettings,
     ReplanSettings,
-    SyntheticSettings,
-    TokensSettings,
     TrialSettings,
     Workload,
 )
@@ -22,9 +28,13 @@ __all__ = [
     "HALVED_PART",
     "LEAST_RUNG_STEPS",
     "TRIED_PART",
+    "ExamplesSettings",
+    "ImageFolderSettings",
     "OptimizerSettings",
+    "ParquetSettings",
     "ReplanSettings",
     "SyntheticSettings",
+    "TokenizerSettings",
     "TokensSettings",
     "TrialSettings",
     "Workload",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
+from dejavu.workload.data import check_data
 from dejavu.workload.models import MODELS, layers_of
 from dejavu.workload.settings import Workload
 
@@ -38,6 +39,7 @@ def load_workload(named: str | Path) -> Workload:
     document = strict_yaml.load(file, Workload)
     try:
         layers_of(document.value)
+        check_data(document.value)
     except InputError as error:
         raise document.error(error.field, str(error)) from error
     return document.value

@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictBool, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 
 from dejavu.plans.schedule import SCHEDULES
+from dejavu.workload.data_settings import (
+    ExamplesSettings,
+    ImageFolderSettings,
+    ParquetSettings,
+    SyntheticSettings,
+    TokenizerSettings,
+    TokensSettings,
+)
 
 AUTO = "auto"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
@@ -16,6 +24,7 @@ TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compar
 # second step for the one comparison without which no draw is chosen by how it learns. (The winner's steps are not lost:
 # the training continues from them.)
 HALVED_PART, COMPARED_PART = 4, 2
+HAVE_A_TEST_PART = ("cifar10", "examples")  # data that may be evaluated where nothing is held out
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -97,32 +106,6 @@ class TrialSettings(_Record):
         return max(part, min(LEAST_RUNG_STEPS, num_steps // COMPARED_PART))
 
 
-class SyntheticSettings(_Record):
-    """The shape of random examples; the workload's `sequence_length` says how many tokens one has.
-
-    Attributes:
-        num_classes: the vocabulary of tokens, or the classes of images.
-        image_shape: channels, height and width of an image; None: examples are tokens.
-    """
-
-    num_classes: int = Field(ge=2, le=2**31)
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
-
-
-class TokensSettings(_Record):
-    """A file of tokens, which is mapped into memory and may be larger than that.
-
-    Attributes:
-        path: a `.npy` of one dimension, or a raw file of numbers one after the other (`.bin`).
-        vocabulary: how many values a token may take.
-        dtype: of the numbers in a raw file.
-    """
-
-    path: Path
-    vocabulary: int = Field(ge=2, le=2**31)
-    dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
-
-
 class ReplanSettings(_Record):
     """What happens when the cluster changes while the training runs.
 
@@ -155,7 +138,8 @@ class Workload(_Record):
         model: a name of the zoo, `package.module:factory` that returns a module or a `Model`, or `hf:config.json`.
         model_options: settings of that model.
         data: a name of `dejavu.workload.data.DATASETS`, as `text` (characters), `digits` (scikit-learn's images),
-            `cifar10`, `tokens` (a file of them) or `synthetic` (random, of any shape).
+            `cifar10`, `tokens` (a file of them), `parquet`, `image_folder`, `examples` (a Dataset of torch's) or
+            `synthetic` (random, of any shape).
         text: a file or folder of text; None: the text of Python's own standard library found on this machine.
         images: the folder of CIFAR-10's binary files, exactly where data is cifar10.
         synthetic: the shape of random examples.
@@ -163,8 +147,8 @@ class Workload(_Record):
         held_out: share of the examples that are never trained on, to test with; which ones depends on `seed`. Of a text
             or of tokens it is whole 64ths. cifar10 has test examples of its own, which are taken where this is 0.
         sequence_length: characters or tokens in one example, where the data is no images.
-        mixed_precision: layers compute in bfloat16 where torch's autocast holds that safe; weights, gradients and what
-            crosses a cut stay float32.
+        mixed_precision: layers compute in `bfloat16` (`true`: likewise) or `float16` where torch's autocast holds that
+            safe; weights, gradients and what crosses a cut stay float32. With float16 the loss is scaled.
         batch_size: examples in one step, over all devices.
         schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
         num_microbatches: into how many equal parts a step is split (gradient accumulation).
@@ -179,6 +163,13 @@ class Workload(_Record):
             a file, with the names of the plain module or of transformers. No initial weights are tried then.
         trials: which initial weights are tried before the training, and for how long.
         replan: what happens when a rank, host or link goes, slows down or comes while the training runs.
+        evaluate_every: steps between two evaluations of the loss on what is held out; one follows the last step.
+            0: none.
+        evaluation_examples: how many held-out examples that loss is the mean of, in whole batches.
+        tokenizer: makes tokens of the text, which may then be JSON lines, too; None: characters are trained on.
+        parquet: the file and its columns, exactly where data is parquet.
+        image_folder: the folder and the shape of its images, exactly where data is image_folder.
+        examples: the factory of a torch Dataset, exactly where data is examples.
     """
 
     model: str = "gpt"
@@ -194,7 +185,7 @@ class Workload(_Record):
     num_microbatches: int = Field(8, ge=1)
     schedule: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
-    mixed_precision: bool = False
+    mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
     num_steps: int = Field(160, ge=1)
     checkpoint_every: int = Field(10, ge=1)
@@ -203,6 +194,12 @@ class Workload(_Record):
     pretrained: StrictBool | Path = False
     trials: TrialSettings = TrialSettings()
     replan: ReplanSettings = ReplanSettings()
+    evaluate_every: int = Field(0, ge=0)
+    evaluation_examples: int = Field(256, ge=1)
+    tokenizer: TokenizerSettings | None = None
+    parquet: ParquetSettings | None = None
+    image_folder: ImageFolderSettings | None = None
+    examples: ExamplesSettings | None = None
 
     @field_validator("optimizer")
     @classmethod
@@ -213,6 +210,16 @@ class Workload(_Record):
                 "their own masters; wanted dtype: bfloat16, or no master_weights"
             )
         return optimizer
+
+    @field_validator("mixed_precision")
+    @classmethod
+    def _scaled_gradients_are_wide(cls, found: bool | str, info: ValidationInfo) -> bool | str:
+        if found == "float16" and info.data.get("dtype") != "float32":
+            raise ValueError(
+                f"mixed_precision float16 keeps weights and gradients in float32, and dtype is "
+                f"{info.data.get('dtype')!r}; wanted dtype: float32, or mixed_precision: bfloat16"
+            )
+        return found
 
     @field_validator("text")
     @classmethod
@@ -243,6 +250,49 @@ class Workload(_Record):
         if tokens is not None and not tokens.path.is_file():
             raise ValueError(f"there is no file {tokens.path}")
         return tokens
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _has_a_text(cls, tokenizer: TokenizerSettings | None, info: ValidationInfo) -> TokenizerSettings | None:
+        data = info.data.get("data")
+        if tokenizer is not None and data not in (None, "text", "parquet"):
+            raise ValueError(f"tokenizer is given, but data is {data!r}; wanted data: text or parquet, or no tokenizer")
+        if tokenizer is not None and data == "text" and info.data.get("text") is None:
+            raise ValueError("tokenizer is given, but no text; wanted the file or folder, as text: corpus.jsonl")
+        return tokenizer
+
+    @field_validator("parquet")
+    @classmethod
+    def _columns_are_there(cls, parquet: ParquetSettings | None, info: ValidationInfo) -> ParquetSettings | None:
+        needed = "the file and its columns, as {path: my.parquet, features: [a, b], target: c}"
+        _belongs_to("parquet", "parquet", parquet, info, needed)
+        if parquet is not None and "tokenizer" in info.data and (parquet.text is None) != (not info.data["tokenizer"]):
+            raise ValueError("a column of text and a tokenizer belong together; wanted both, or neither")
+        return parquet
+
+    @field_validator("image_folder")
+    @classmethod
+    def _folder_is_there(cls, folder: ImageFolderSettings | None, info: ValidationInfo) -> ImageFolderSettings | None:
+        needed = "the folder and its images' shape, as {path: photographs, shape: [3, 64, 64]}"
+        _belongs_to("image_folder", "image_folder", folder, info, needed)
+        return folder
+
+    @field_validator("examples")
+    @classmethod
+    def _factory_is_there(cls, examples: ExamplesSettings | None, info: ValidationInfo) -> ExamplesSettings | None:
+        needed = "the factory of a torch Dataset, as {factory: mydata:make, num_classes: 10}"
+        _belongs_to("examples", "examples", examples, info, needed)
+        return examples
+
+    @field_validator("evaluate_every")
+    @classmethod
+    def _something_is_held_out(cls, evaluate_every: int, info: ValidationInfo) -> int:
+        if evaluate_every and info.data.get("held_out") == 0 and info.data.get("data") not in HAVE_A_TEST_PART:
+            raise ValueError(
+                f"evaluate_every is {evaluate_every}, but held_out is 0 and data {info.data.get('data')!r} has no test "
+                "part of its own; wanted a share of the examples to evaluate with, as held_out: 0.1"
+            )
+        return evaluate_every
 
     @field_validator("num_microbatches")
     @classmethod
@@ -287,6 +337,13 @@ class Workload(_Record):
                 f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
             )
         return trials
+
+    @property
+    def autocast(self) -> Literal["bfloat16", "float16"] | None:
+        """The type in which layers compute where that is safe; None: that of the weights."""
+        if isinstance(self.mixed_precision, bool):
+            return "bfloat16" if self.mixed_precision else None
+        return self.mixed_precision
 
     @property
     def num_trials(self) -> int:

@@ -17,6 +17,7 @@ from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
 from dejavu.cost.collectives.costs import CollectiveCosts
 from dejavu.cost.collectives.transfer import TransferCost
+from dejavu.cost.estimates import Estimate
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.collective import Collective
@@ -37,7 +38,7 @@ class StageCollectives:
         self._cluster, self._dtype = cluster, dtype
         self._costs = CollectiveCosts(cluster, database)
         self._links: dict[str, Links] = {}
-        self._known: dict[tuple[str, Collective, str, float], float] = {}
+        self._known: dict[tuple[str, Collective, str, float], Estimate] = {}
 
     def tensor_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
         """Price all-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
@@ -70,6 +71,20 @@ class StageCollectives:
             for name in names
         )
 
+    def tied_seconds(self, device_type: str, size_bytes: float) -> float:
+        """Price what the ends of a tied weight tell each other once a step, over the slowest link of this type.
+
+        Each tells its own gradient, one after the other. Where both ends are on one rank, nothing is told: there it is
+        an upper bound.
+
+        Args:
+            size_bytes: of the gradient.
+        """
+        if not size_bytes:
+            return 0.0
+        link = between_link(self._cluster, device_type)
+        return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
+
     def per_step_line(
         self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
     ) -> tuple[float, float]:
@@ -92,6 +107,20 @@ class StageCollectives:
         (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))
         return float(latency), float(whole) / scale
 
+    def spread(self, configuration: StageConfiguration) -> tuple[float, float]:
+        """Return the 90 % interval of such a stage's collectives, all that were priced together, as factors."""
+        asked = [
+            found
+            for (device_type, collective, _, _), found in self._known.items()
+            if device_type == configuration.device_type
+            and (collective.mesh_nodes, collective.devices_per_node)
+            in ((1, configuration.devices_per_node), (configuration.num_nodes, configuration.devices_per_node))
+        ]
+        total = sum(one.seconds for one in asked)
+        if total <= 0:
+            return 1.0, 1.0
+        return sum(one.low_seconds for one in asked) / total, sum(one.high_seconds for one in asked) / total
+
     def _seconds(
         self, device_type: str, name: str, groups: tuple[tuple[int, ...], ...], nodes: int, per_node: int, size: float
     ) -> float:
@@ -104,8 +133,8 @@ class StageCollectives:
                 inside, between = inside_link(self._cluster, device_type), between_link(self._cluster, device_type)
                 self._links[device_type] = Links(inside or between, between)
             model = self._costs.model(name, device_type, self._links[device_type])
-            self._known[key] = model.estimate(collective, size, self._dtype).seconds
-        return self._known[key]
+            self._known[key] = model.estimate(collective, size, self._dtype)
+        return self._known[key].seconds
 
 
 def inside_link(cluster: Cluster, device_type: str) -> Link | None:

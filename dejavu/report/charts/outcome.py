@@ -82,10 +82,15 @@ def _difference(row: Compared) -> str:
     return f"<b>{plain(row.name)}</b><br>predicted {predicted}<br>measured {measured} ({row.error:+.1%})"
 
 
-def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: TrainingResult | None) -> go.Figure:
-    """Plot the losses of the best trials until they stopped, of the winner, and of the training that continues it."""
+def losses_chart(
+    trials: Sequence[TrialResult], winner: TrialResult | None, training: TrainingResult | None
+) -> go.Figure:
+    """Plot the losses of the best trials until they stopped, of the winner, and of the training that continues it.
+
+    A line of its own is the loss on what is held out. There is a winner, or a training with steps.
+    """
     found = figure(360)
-    others = [trial for trial in trials if trial.draw != winner.draw and trial.losses][:MOST_CURVES]
+    others = [trial for trial in trials if winner and trial.draw != winner.draw and trial.losses][:MOST_CURVES]
     for trial in others:
         found.add_scatter(
             **_curve(1, trial.losses),
@@ -97,14 +102,16 @@ def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: T
             showlegend=trial is others[0],
             hovertemplate=f"{plain(str(trial.draw))}<br>loss %{{y:.4f}} at step %{{x}}<extra></extra>",
         )
-    found.add_scatter(
-        **_curve(1, winner.losses),
-        mode="lines",
-        name="the winning trial",
-        line={"color": MARK, "width": 2.5},
-        hovertemplate=f"the winner, {plain(str(winner.draw))}<br>loss %{{y:.4f}} at step %{{x}}<extra></extra>",
-    )
-    shown = [*winner.losses]
+    shown: list[float] = []
+    if winner is not None:
+        shown += winner.losses
+        found.add_scatter(
+            **_curve(1, winner.losses),
+            mode="lines",
+            name="the winning trial",
+            line={"color": MARK, "width": 2.5},
+            hovertemplate=f"the winner, {plain(str(winner.draw))}<br>loss %{{y:.4f}} at step %{{x}}<extra></extra>",
+        )
     if training is not None and training.losses:
         shown += training.losses
         found.add_scatter(
@@ -114,12 +121,29 @@ def losses_chart(trials: Sequence[TrialResult], winner: TrialResult, training: T
             line={"color": "var(--backward)", "width": 2.5},
             hovertemplate="training<br>loss %{y:.4f} at step %{x}<extra></extra>",
         )
+        shown += _add_held_out(found, training)
     firsts = sorted(trial.losses[0] for trial in trials if trial.losses and math.isfinite(trial.losses[0]))
+    shown = [loss for loss in shown if math.isfinite(loss)] or [0.0]
     top, bottom = max([*shown, firsts[len(firsts) // 2]] if firsts else shown), min(shown)
     room = 0.06 * (top - bottom) or 0.1
     found.update_xaxes(title_text="step")
     found.update_yaxes(title_text="training loss", range=[bottom - room, top + room])
     return found
+
+
+def _add_held_out(found: go.Figure, training: TrainingResult) -> list[float]:
+    """Add the losses on what is held out; return those that are finite."""
+    rows = [row for row in training.evaluations if math.isfinite(row.loss)]
+    if rows:
+        found.add_scatter(
+            x=[row.step + 1 for row in rows],
+            y=[float(f"{row.loss:.5g}") for row in rows],
+            mode="lines+markers",
+            name="on what is held out",
+            line={"color": "var(--once)", "width": 2.5},
+            hovertemplate="held out<br>loss %{y:.4f} after step %{x}<extra></extra>",
+        )
+    return [row.loss for row in rows]
 
 
 def slice_charts(trials: Sequence[TrialResult], winner: TrialResult) -> dict[str, go.Figure]:

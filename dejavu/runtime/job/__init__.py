@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dejavu.binding.binding import Binding
 from dejavu.foundation.errors import DejavuError, InputError
@@ -45,7 +45,7 @@ class TrainingJob:
 
     @property
     def progress_path(self) -> Path:
-        """File with one JSON line per step, written by the rank that has the loss."""
+        """File with a JSON line for each step, and a second one where it was evaluated, by the rank with the loss."""
         return Path(self.folder) / "progress.jsonl"
 
     @property
@@ -118,16 +118,8 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {
-        "num_steps",
-        "checkpoint_every",
-        "num_microbatches",
-        "schedule",
-        "trials",
-        "compare",
-        "replan",
-        "pretrained",
-    }
+    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare", "replan"}
+    free |= {"evaluate_every", "evaluation_examples", "pretrained"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
@@ -143,6 +135,13 @@ def resumed(folder: Path, workload: Workload, binding: Binding) -> TrainingJob:
     """
     before, whole = earlier_job(folder, workload), str(folder.resolve())
     return replace(before, workload=workload, binding=binding, last_step=workload.num_steps, folder=whole)
+
+
+class Evaluation(NamedTuple):
+    """The loss on what is held out, after a step."""
+
+    step: int
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,7 @@ class TrainingResult:
         migrations: the changes of the plan, or of the ranks under it, while the training ran.
         warnings: sentences of ranks about what they saw, and went on.
         was_slowed: a device or a link was seen to take longer than usual, so that its times are none of its type's.
+        evaluations: the losses on what is held out, in the order of their steps.
     """
 
     first_step: int
@@ -181,6 +181,7 @@ class TrainingResult:
     migrations: tuple[Migration, ...] = ()
     warnings: tuple[str, ...] = ()
     was_slowed: bool = False
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -223,23 +224,47 @@ class TrainingResult:
             "last_step_passes": passes,
             "last_step_once": tuple(tuple(Span(*span) for span in rank) for rank in data.get("last_step_once", ())),
             "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
+            "evaluations": tuple(Evaluation(*row) for row in data.get("evaluations", ())),
         }
         return cls(**{**data, **known})
 
 
 def parse_progress(line: bytes) -> tuple[int, float] | None:
-    """Parse step and loss of one line of progress; None if its rank was killed while writing it."""
+    """Parse step and loss of one line of progress; None: its rank was killed while writing it, or it has no new step.
+
+    A line with `held_out_loss` comes after the step's own, and repeats its loss for readers that know no other.
+    """
+    row = _parsed(line)
+    return None if row is None or "held_out_loss" in row else (row["step"], row["loss"])
+
+
+def parse_evaluation(line: bytes) -> Evaluation | None:
+    """Parse the loss on what is held out, if that is what the line of progress tells."""
+    row = _parsed(line)
+    return None if row is None or "held_out_loss" not in row else Evaluation(row["step"], row["held_out_loss"])
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return row["step"], row["loss"]
+    return row
 
 
 def read_losses(progress: Path) -> dict[int, float]:
     """Return the loss of each step that a file of progress has; of a step that was repeated, the last."""
-    rows = map(parse_progress, progress.read_bytes().splitlines()) if progress.is_file() else ()
-    return dict(row for row in rows if row)
+    return dict(row for row in map(parse_progress, _lines(progress)) if row)
+
+
+def read_evaluations(progress: Path) -> tuple[Evaluation, ...]:
+    """Return the losses on what is held out; of a step that was repeated, the last."""
+    found = {row.step: row for row in map(parse_evaluation, _lines(progress)) if row}
+    return tuple(found[step] for step in sorted(found))
+
+
+def _lines(progress: Path) -> list[bytes]:
+    return progress.read_bytes().splitlines() if progress.is_file() else []
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -72,6 +72,13 @@ class Dataset(ABC):
             InputError: `held_out` leaves nothing to train on, or nothing to test on.
         """
 
+    def check(self, batch_size: int) -> None:  # noqa: B027  # most data have no end
+        """Check that there are enough examples for a step.
+
+        Raises:
+            InputError: there are not.
+        """
+
     @abstractmethod
     def test_batch(self, count: int, *, seed: int) -> Batch:
         """Return so many distinct examples that no step trains on; all of them where there are fewer.
@@ -105,6 +112,15 @@ class Stored(Dataset):
     @abstractmethod
     def parts(self) -> tuple[Part, Part]:
         """Return the training part and the test part; the latter is empty where nothing is held out."""
+
+    def check(self, batch_size: int) -> None:
+        train, _ = self._usable_parts
+        if train.num_examples < batch_size:
+            raise InputError(
+                f"there are {train.num_examples:,} examples to train on, and a step takes {batch_size:,}; wanted a "
+                "batch_size of no more, or more data",
+                ("batch_size",),
+            )
 
     def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
         train, _ = self._usable_parts

@@ -27,7 +27,7 @@ class Windows(Stored):
     """
 
     sequence_length: int = 128
-    unit: ClassVar[str]  # what one number is, in the plural; the field of the workload has the name of the data
+    unit: ClassVar[str]  # what one number is, in the plural
 
     @abstractmethod
     def sequence(self) -> np.ndarray:
@@ -38,13 +38,18 @@ class Windows(Stored):
     def told(self) -> str:
         """What the sequence is, for messages."""
 
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The field of the workload that says where the sequence is, for errors."""
+        return (type(self).__name__.lower(),)
+
     def parts(self) -> tuple[Part, Part]:
         sequence = self.sequence()
         if len(sequence) <= self.sequence_length:
             raise InputError(
                 f"{self.told} has {len(sequence):,} {self.unit}; wanted more than the sequence_length of "
                 f"{self.sequence_length:,}",
-                (type(self).__name__.lower(),),
+                self.where,
             )
         train, test = split_rows(NUM_BLOCKS, self.held_out, self.split_seed)
         return self._part(sequence, _runs(len(sequence), train)), self._part(sequence, _runs(len(sequence), test))

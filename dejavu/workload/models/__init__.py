@@ -8,15 +8,17 @@ from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, source_hash
 from dejavu.workload.models.bert import BERT
-from dejavu.workload.models.cnn import CNN
 from dejavu.workload.models.gpt import GPT
 from dejavu.workload.models.hugging_face import PREFIX, load_config
-from dejavu.workload.models.mlp import MLP
+from dejavu.workload.models.images.cnn import CNN
+from dejavu.workload.models.images.mlp import MLP
+from dejavu.workload.models.images.vgg import VGG
+from dejavu.workload.models.images.wide_resnet import WideResNet
+from dejavu.workload.models.llama import Llama
+from dejavu.workload.models.mixtral import Mixtral
 from dejavu.workload.models.moe import MoE
 from dejavu.workload.models.t5 import T5
 from dejavu.workload.models.user import UserModel, load_model
-from dejavu.workload.models.vgg import VGG
-from dejavu.workload.models.wide_resnet import WideResNet
 
 __all__ = [
     "MODELS",
@@ -34,6 +36,8 @@ MODELS: Family[type[Model]] = Family(
     "model",
     {
         "gpt": GPT,
+        "llama": Llama,
+        "mixtral": Mixtral,
         "bert": BERT,
         "t5": T5,
         "moe": MoE,

@@ -25,7 +25,7 @@ def source_hash(thing: object) -> str:
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
 DIGITS = {"data": "digits"}
 
-Split = Literal["columns", "rows", "gathered"]
+Split = Literal["columns", "rows", "gathered", "shared", "summed"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class TensorParallel:
         forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
         weights: which modules inside the layer are sharded, by name: `columns` of a linear map (outputs stay sharded),
             its `rows` (outputs are summed; of an embedding its words), or columns `gathered` after it. All others are
-            whole on every device. None: priced, but not trained so.
+            whole on every device. Of a module of such modules, `shared`: what it receives goes to several of them, so
+            its gradient is summed once. `summed`: it works on parts (`GroupedLinear`), and its output and the gradients
+            of all that it receives are summed. None: priced, but not trained so.
     """
 
     most: int
@@ -46,11 +48,20 @@ class TensorParallel:
     weights: tuple[tuple[str, Split], ...] | None = None
 
     @classmethod
-    def block(cls, num_heads: int, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> TensorParallel:
+    def block(
+        cls,
+        num_heads: int,
+        columns: Sequence[str] = (),
+        rows: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        summed: Sequence[str] = (),
+    ) -> TensorParallel:
         """Shard a transformer block: a sum after attention and after the feed-forward network, and as many backward."""
         weights: list[tuple[str, Split]] = [
             *((name, "columns") for name in columns),
             *((name, "rows") for name in rows),
+            *((name, "shared") for name in shared),
+            *((name, "summed") for name in summed),
         ]
         return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None)
 
@@ -80,12 +91,15 @@ class LayerBuilder:
         tensor_parallel: how it may be sharded; None: not at all.
         residual: names of the modules inside the layer whose output is added to a residual stream; a scheme may draw
             their weights smaller. Empty: none is known.
+        tied: weights that are the same matrix as an earlier layer's throughout the training, each as (own name,
+            `<layer>.<weight>` of that one). Both layers hold it, and may be on different stages.
     """
 
     name: str
     build: Callable[[], nn.Module]
     tensor_parallel: TensorParallel | None = None
     residual: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

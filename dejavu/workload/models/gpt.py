@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer (Radford et al., 2019), pre-norm, learned positions, no weight tying."""
+"""GPT: a decoder-only transformer (Radford et al., 2019), pre-norm, learned positions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,16 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class GPT(Model):
-    """Any size by its three settings; 175B is 96 blocks, width 12288, 96 heads."""
+    """Any size by its three settings; 175B is 96 blocks, width 12288, 96 heads.
+
+    Attributes:
+        tied: the head's matrix is the embedding's, as published; both ends of the pipeline hold it.
+    """
 
     num_blocks: int = 8
     width: int = 128
     num_heads: int = 4
+    tied: bool = False
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, "num_blocks", "width", "num_heads")
@@ -58,7 +63,7 @@ class GPT(Model):
         heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, heads, blocks)
+        return text_layers(shape, self.width, heads, blocks, tied=self.tied)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which GPT-2 and GPT-3 tie to the embedding."""

@@ -22,10 +22,11 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.experts import GroupedLinear
 from dejavu.workload.models.modules.text import causal_attention, text_layers
 
 NUM_CHOICES = 2  # experts that a token is sent to
-RESIDUAL = ("projection", "feedforward.contract")  # what a block adds to its input
+DENSE, EXPERTS = "feedforward", "feedforward.experts"  # the modules of which a block has one
 
 
 class FeedForward(nn.Module):
@@ -41,7 +42,7 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """E feed-forward networks; each token goes through the two that its gate ranks first.
+    """E feed-forward networks.
 
     An expert takes at most C = capacity_factor · N / E tokens of a microbatch, first choices before second ones, in the
     order of the text; for what is over, the expert adds nothing. So all shapes are known beforehand.
@@ -50,28 +51,39 @@ class Experts(nn.Module):
     def __init__(self, width: int, inner: int, num_experts: int, capacity_factor: float) -> None:
         super().__init__()
         self.num_experts, self.capacity_factor = num_experts, capacity_factor
-        self.gate = nn.Linear(width, num_experts, bias=False)
-        # All experts' weights as one matrix below another, so that they are drawn as those of a linear layer.
-        self.expand = nn.Linear(width, num_experts * inner, bias=False)
-        self.contract = nn.Linear(inner, num_experts * width, bias=False)
+        self.expand = GroupedLinear(num_experts, width, inner)
+        self.contract = GroupedLinear(num_experts, inner, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = x.flatten(0, -2)
+    def forward(self, tokens: torch.Tensor, share: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        """Return, for each token (N, W), what its experts make of it: sums weighted by `share` (N, 2)."""
         N, W = tokens.shape
         E = self.num_experts
         C = math.ceil(self.capacity_factor * N / E)
-        share, choice = torch.softmax(self.gate(tokens).float(), dim=-1).topk(NUM_CHOICES)
-        share = share / share.sum(dim=-1, keepdim=True)
         expert = choice.T.flatten()  # all first choices, then all second ones
         rank = nn.functional.one_hot(expert, E).cumsum(0).gather(1, expert[:, None]).squeeze(1) - 1
         fits = rank < C
         place = torch.where(fits, expert * C + rank, E * C)  # after the last: what does not fit
         waiting = tokens.new_zeros(E * C + 1, W).index_copy(0, place, tokens.repeat(NUM_CHOICES, 1))
-        inner = torch.bmm(waiting[:-1].view(E, C, W), self.expand.weight.view(E, -1, W).transpose(1, 2))
-        done = torch.bmm(nn.functional.gelu(inner), self.contract.weight.view(E, W, -1).transpose(1, 2))
+        done = self.contract(nn.functional.gelu(self.expand(waiting[:-1].view(E, C, W))))
         taken = done.flatten(0, 1).index_select(0, place.clamp(max=E * C - 1))
         weight = torch.where(fits, share.T.flatten(), 0.0).to(taken.dtype)
-        return (taken * weight[:, None]).view(NUM_CHOICES, N, W).sum(0).view_as(x)
+        combined: torch.Tensor = (taken * weight[:, None]).view(NUM_CHOICES, N, W).sum(0)
+        return combined
+
+
+class Mixture(nn.Module):
+    """Experts, and a gate that sends each token through the two that it ranks first."""
+
+    def __init__(self, width: int, inner: int, num_experts: int, capacity_factor: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, num_experts, bias=False)
+        self.experts = Experts(width, inner, num_experts, capacity_factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, -2)
+        share, choice = torch.softmax(self.gate(tokens).float(), dim=-1).topk(NUM_CHOICES)
+        output: torch.Tensor = self.experts(tokens, share / share.sum(dim=-1, keepdim=True), choice)
+        return output.view_as(x)
 
 
 class Block(nn.Module):
@@ -85,7 +97,7 @@ class Block(nn.Module):
         self.projection = nn.Linear(width, width)
         self.feedforward_norm = nn.LayerNorm(width)
         self.feedforward: nn.Module = (
-            Experts(width, inner, num_experts, capacity_factor) if num_experts else FeedForward(width, inner)
+            Mixture(width, inner, num_experts, capacity_factor) if num_experts else FeedForward(width, inner)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,12 +144,17 @@ class MoE(Model):
         dense = partial(Block, self.width, self.num_heads, inner, 0, self.capacity_factor)
         experts = partial(Block, self.width, self.num_heads, inner, self.num_experts, self.capacity_factor)
         heads = self.num_heads
-        # An expert's inner width is cut like that of a dense network; its part of the sum passes through the combining.
-        # Such blocks are priced so, not trained so: their experts' weights are views of one matrix.
-        split = TensorParallel.block(heads)
-        blocks = [
-            LayerBuilder(f"block{i}", experts if i % 2 else dense, split, RESIDUAL) for i in range(self.num_blocks)
-        ]
+        blocks = []
+        for i in range(self.num_blocks):
+            kind, inside = (experts, EXPERTS) if i % 2 else (dense, DENSE)
+            rows = ("projection", f"{inside}.contract")
+            split = TensorParallel.block(
+                heads,
+                columns=("qkv", f"{inside}.expand"),
+                rows=rows,
+                summed=(EXPERTS,) if i % 2 else (),
+            )
+            blocks.append(LayerBuilder(f"block{i}", kind, split, residual=rows))  # what a block adds to its input
         return text_layers(shape, self.width, heads, blocks)
 
     def untied_parameters(self, shape: ExampleShape) -> int:

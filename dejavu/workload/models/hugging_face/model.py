@@ -35,7 +35,7 @@ DROPOUTS = (
 class HuggingFace(Model):
     """Embedding, blocks, head; the loss is over every position, also for an encoder such as BERT, which sees targets.
 
-    A head that the config ties to the embedding has a table of its own; where weights are loaded it starts as a copy.
+    A head that the config ties to the embedding is tied here, too, wherever the two are.
 
     Attributes:
         path: the config.json.
@@ -61,8 +61,21 @@ class HuggingFace(Model):
         return (
             LayerBuilder("embedding", partial(self._end, "embedding"), TensorParallel.embedding(heads, words)),
             *(LayerBuilder(f"block{i}", partial(self._block, i), split) for i in range(config.num_hidden_layers)),
-            LayerBuilder("head", partial(self._end, "head"), head),
+            LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
+
+    def tied(self) -> tuple[tuple[str, str], ...]:
+        """Return the head's weight and the embedding's that it is, by our names; nothing where each has its own."""
+        config = self.config()
+        family = FAMILIES[config.model_type]
+        if not self.is_tied(config):
+            return ()
+        head, embedding = (_inner(family, outer) for outer in family.tied)
+        return ((head.partition(".")[2], embedding),)
+
+    def is_tied(self, config: Any) -> bool:
+        """Whether the config says that the head's table is the embedding's."""
+        return bool(config.tie_word_embeddings)
 
     def check(self, shape: ExampleShape, limits: Mapping[str, int], least_length: int = 1) -> None:
         """Check that the model can take such examples.
@@ -84,7 +97,7 @@ class HuggingFace(Model):
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         config = self.config()
-        return config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+        return config.vocab_size * config.hidden_size if self.is_tied(config) else 0
 
     def weight_names(self, shape: ExampleShape, names: Iterable[str]) -> dict[str, str]:
         """Return the names in transformers' own whole model."""
@@ -101,16 +114,11 @@ class HuggingFace(Model):
         return {name: sources(family, config, outer) for name, outer in self.weight_names(shape, names).items()}
 
     def save_config(self, folder: Path) -> None:
-        """Write the config.json of the model as it was trained: its head has weights of its own."""
-        fields = {**json.loads(self.path.read_text()), **self.options, "tie_word_embeddings": False}
+        """Write the config.json of the model as it was trained."""
+        fields = {**json.loads(self.path.read_text()), **self.options}
         config = importlib.import_module("transformers").AutoConfig.for_model(**fields)
         config.architectures = [FAMILIES[config.model_type].whole]
         config.save_pretrained(folder)
-
-    def notes(self, shape: ExampleShape) -> tuple[str, ...]:
-        if not self.untied_parameters(shape):
-            return ()
-        return ("the config ties the head to the embedding; here the head has weights of its own",)
 
     @property
     def code(self) -> str:
@@ -152,3 +160,10 @@ class HuggingFace(Model):
 def module_of(family: Family) -> Any:
     """Import transformers' module of a family."""
     return importlib.import_module(f"transformers.models.{family.module}")
+
+
+def _inner(family: Family, outer: str) -> str:
+    """Return our name of a weight outside the blocks, by its name in the whole model."""
+    ours = {theirs: inner for inner, theirs in family.names.items()}
+    module = max((theirs for theirs in ours if outer.startswith(f"{theirs}.")), key=len)
+    return ours[module] + outer.removeprefix(module)

@@ -130,8 +130,13 @@ class T5(HuggingFace):
                 "head",
                 partial(self._norm, Head, config, *lengths),
                 TensorParallel.head(heads, config.d_model, config.vocab_size),
+                tied=self.tied(),
             ),
         )
+
+    def is_tied(self, config: Any) -> bool:
+        """Whether the config is of the first T5, whose head is the embedding; later ones have a head of their own."""
+        return bool(config.scale_decoder_outputs)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         config = self.config()

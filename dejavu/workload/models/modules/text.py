@@ -59,8 +59,13 @@ def text_layers(
     *,
     embedding: Callable[[int, int, int], nn.Module] = Embedding,
     head: Callable[[int, int], nn.Module] = Head,
+    tied: bool = False,
 ) -> tuple[LayerBuilder, ...]:
-    """Chain an embedding, the blocks and a head, of which the first and the last may be split by words."""
+    """Chain an embedding, the blocks and a head, of which the first and the last may be split by words.
+
+    Args:
+        tied: the head's matrix is the embedding's.
+    """
     length, num_tokens = shape.input_shape[0], shape.num_classes
     return (
         LayerBuilder(
@@ -68,6 +73,9 @@ def text_layers(
         ),
         *blocks,
         LayerBuilder(
-            "head", partial(head, width, num_tokens), TensorParallel.head(num_heads, width, num_tokens, "logits")
+            "head",
+            partial(head, width, num_tokens),
+            TensorParallel.head(num_heads, width, num_tokens, "logits"),
+            tied=(("logits.weight", "embedding.token.weight"),) if tied else (),
         ),
     )

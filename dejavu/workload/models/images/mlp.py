@@ -28,7 +28,7 @@ class Hidden(nn.Module):
 
 @dataclass(frozen=True)
 class MLP(Model):
-    """A perceptron of many layers of one width, for small images.
+    """A perceptron of many layers of one width, for small images, or for rows of numbers.
 
     Without norms and shortcuts the scale of the signal is multiplied from layer to layer, so whether such a model
     trains at all depends on how its weights are drawn: He et al. (2015, figures 2 and 3) compare initializations on
@@ -49,7 +49,8 @@ class MLP(Model):
         check_whole_numbers(self, "num_blocks", "width")
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
-        check_images("mlp", shape)
+        if len(shape.input_shape) != 1 or not shape.input_dtype.is_floating_point:  # rows of numbers, as of a table
+            check_images("mlp", shape)
         first, hidden = partial(Hidden, prod(shape.input_shape), self.width), partial(Hidden, self.width, self.width)
         return (
             LayerBuilder("hidden0", first),

@@ -1,0 +1,1 @@
+"""What happens to gradients between the backward passes and the optimizer: tied weights, loss scaling."""

@@ -1,0 +1,133 @@
+"""Tied weights: one matrix that two layers use, such as an embedding and the head, wherever the cuts are.
+
+Each layer holds the matrix as a weight of its own, drawn equal. After the backward passes each gets the sum of both
+gradients, so the same optimizer makes the same step of it on every rank that holds it, and they stay equal to the last
+bit (Megatron-LM's treatment of embeddings, Narayanan et al., SC 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dejavu.binding.binding import Placement
+from dejavu.runtime.layout import Layout
+from dejavu.runtime.state import local_of, own_part
+from dejavu.workload.models import LayerBuilder
+
+
+class End(NamedTuple):
+    """One of the two layers of a tied weight: its place in the model, its name, and the weight's name inside it."""
+
+    position: int
+    layer: str
+    weight: str
+
+    def of(self, layers: Mapping[str, nn.Module]) -> nn.Parameter | None:
+        """Return the weight, where this layer is among them."""
+        return layers[self.layer].get_parameter(self.weight) if self.layer in layers else None
+
+
+class Tie(NamedTuple):
+    """A tied weight: the layer whose draw counts, and a later one that uses it, too."""
+
+    owner: End
+    copy: End
+
+    @property
+    def ends(self) -> tuple[End, End]:
+        return self.owner, self.copy
+
+
+def ties_of(builders: Sequence[LayerBuilder]) -> tuple[Tie, ...]:
+    """Return the tied weights of a model's layers."""
+    position_of = {builder.name: position for position, builder in enumerate(builders)}
+    found = []
+    for position, builder in enumerate(builders):
+        for own, used in builder.tied:
+            layer, _, weight = used.partition(".")
+            found.append(Tie(End(position_of[layer], layer, weight), End(position, builder.name, own)))
+    return tuple(found)
+
+
+def without_copies(module: nn.Module, ties: Iterable[Tie]) -> list[nn.Parameter]:
+    """Return the weights of some layers, a tied one only where its owner is: each counts once in a norm."""
+    layers = dict(module.named_children())
+    copies = {id(tie.copy.of(layers)) for tie in ties}
+    return [parameter for parameter in module.parameters() if id(parameter) not in copies]
+
+
+class TiedGradients:
+    """The tied weights that a rank holds, and with whom. Every rank of the world makes one at the same time."""
+
+    def __init__(
+        self, ties: Sequence[Tie], layers: Mapping[str, nn.Module], layout: Layout | None, place: Placement | None
+    ) -> None:
+        """Find where both ends are; without a layout all layers are here.
+
+        Args:
+            layers: of all this rank's stages.
+        """
+        self._held: list[_Held] = []
+        for tie in ties:
+            group, roots = None, list[int]()
+            if layout is not None and place is not None:
+                stage_of = [s for s, span in enumerate(layout.plan.stages) for _ in range(span.start, span.stop)]
+                rank_of = {s: rank for rank, stages in enumerate(layout.plan.ranks) for s in stages}
+                holders = [rank_of[stage_of[end.position]] for end in tie.ends]
+                if holders[0] != holders[1]:  # every rank of the world makes the group: its name counts groups
+                    grids = [layout.grids[rank] for rank in holders]
+                    group = dist.new_group(sorted(int(rank) for grid in grids for rank in grid.flat))
+                    roots = [int(grid[0, 0]) for grid in grids]
+                if place.pipeline_rank not in holders:
+                    continue
+            weights = [weight for end in tie.ends if (weight := end.of(layers)) is not None]
+            own = [k for k, end in enumerate(tie.ends) if end.of(layers) is not None]
+            self._held.append(_Held(weights, own, group, roots))
+
+    def sum_gradients(self) -> None:
+        """Give both ends of each tied weight the sum of their gradients; every rank that holds one calls it."""
+        for held in self._held:
+            whole = held.gradients()
+            total = whole[0] + whole[1]
+            for weight in held.weights:
+                assert weight.grad is not None
+                local_of(weight.grad).copy_(own_part(total, weight.grad))
+
+
+class _Held(NamedTuple):
+    """A tied weight on this rank.
+
+    Attributes:
+        weights: one or both of its ends.
+        ends: which: 0 the owner, 1 the copy.
+        group: all ranks that hold an end; None: both are here.
+        roots: of each end, the rank of the world that tells its gradient.
+    """
+
+    weights: list[nn.Parameter]
+    ends: list[int]
+    group: dist.ProcessGroup | None
+    roots: list[int]
+
+    def gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the whole gradients of both ends."""
+        own = [_whole(weight) for weight in self.weights]
+        if self.group is None:
+            return own[0], own[1]
+        found = [own[self.ends.index(end)] if end in self.ends else torch.empty_like(own[0]) for end in (0, 1)]
+        for gradient, root in zip(found, self.roots, strict=True):
+            dist.broadcast(gradient, root, group=self.group)
+        return found[0], found[1]
+
+
+def _whole(weight: nn.Parameter) -> torch.Tensor:
+    gradient = weight.grad
+    assert gradient is not None, "both ends of a tied weight are used"
+    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return whole.contiguous()

@@ -1,0 +1,156 @@
+"""Cases side by side, for a terminal; sentences about what a change brings and what is cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from dejavu.cost.ranges import Range, memory_range
+from dejavu.cost.rates import tokens_in_a_step
+from dejavu.foundation.units import format_bytes, format_seconds, plural
+from dejavu.planning.sentences import between, short
+from dejavu.simulation.bound import CLOSE
+from dejavu.what_if.answers import Answered, difference
+from dejavu.what_if.cheapest import Cheapest, Trained
+
+ABSENT = "–"
+DAY_SECONDS = 86400.0
+OVERLAP = (
+    "The ranges of the two steps overlap; errors of one type of device are the same in both, so that the difference is "
+    "surer than each."
+)
+
+
+def cases_table(title: str, first: str, rows: Sequence[Answered]) -> Table:
+    """Tabulate a row for each case: predictions, below each its 90 % range, and the gap that is proved.
+
+    Args:
+        first: what the rows differ in.
+    """
+    priced = any(row.cost_of_a_step is not None for row in rows)
+    names = ("step", "tokens/s", "samples/s", "MFU", "fullest device", "gap", *(("a step", "10⁹ tokens") * priced))
+    table = Table(title=f"{title}: predicted, in nine of ten cases between", title_justify="left")
+    table.add_column(first, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.case.name, *(_cells(row, priced) if row.choice else ("no plan",)))
+    return table
+
+
+def _cells(row: Answered, priced: bool) -> list[str]:
+    choice = row.choice
+    assert choice is not None
+    step, rates, workload = choice.range_seconds, choice.rates, row.case.request.workload
+    tokens, (held, capacity) = tokens_in_a_step(workload), choice.fullest
+    cells = [
+        f"{format_seconds(choice.step_seconds)}\n{between(step, format_seconds)}",
+        ABSENT
+        if tokens is None or rates.tokens_per_second is None
+        else f"{short(rates.tokens_per_second)}\n{between(step.of_rate(tokens), short)}",
+        f"{short(rates.samples_per_second)}\n{between(step.of_rate(workload.batch_size), short)}",
+        ABSENT if rates.utilization is None else f"{rates.utilization:.1%}",
+        f"{format_bytes(held)}\n{between(memory_range(held), format_bytes)}\nof {format_bytes(capacity)}"
+        if held == held
+        else ABSENT,
+        ABSENT if choice.gap is None else f"{choice.gap:.1%}",
+    ]
+    if priced:
+        cost = row.cost_of_a_step
+        cells.append(ABSENT if cost is None else f"{short(cost[0])} {cost[1]}")
+        cells.append(ABSENT if cost is None else f"{short(rates.cost_of_1e9_tokens or 0.0)} {cost[1]}")
+    return cells
+
+
+def what_changes(before: Answered, after: Answered) -> str:
+    """Say what the change brings: step, rate, cost."""
+    found = difference(before, after)
+    if found is None:
+        without = before if before.choice is None else after
+        return f"{without.case.name} has no plan: {without.failure}"
+    more, faster = found.speedup >= 1, found.speedup if found.speedup >= 1 else 1 / found.speedup
+    assert before.choice is not None and after.choice is not None
+    if before.choice.plan == after.choice.plan and abs(found.speedup - 1.0) < CLOSE:
+        return "the same plan, as fast as before: it has no use for the change."
+    steps = f"{format_seconds(before.choice.step_seconds)} → {format_seconds(after.choice.step_seconds)}"
+    said = [f"predicted, a step {steps}, {faster:.2f} × as {'fast' if more else 'slow'}"]
+    tokens = (before.choice.rates.tokens_per_second, after.choice.rates.tokens_per_second)
+    if tokens[0] is not None and tokens[1] is not None:
+        said.append(f"{_signed(tokens[1] - tokens[0])} tokens/s")
+    if found.cost_per_hour is not None:
+        said.append(f"{_signed(found.cost_per_hour)} {found.currency}/hour")
+        said.append(f"{_signed(found.cost_of_1e9_tokens or 0.0)} {found.currency} for 10⁹ tokens")
+    sure = "The ranges of the two steps do not overlap." if found.is_sure else OVERLAP
+    return f"{', '.join(said)}. {sure}"
+
+
+def _signed(amount: float) -> str:
+    return f"{'+' if amount >= 0 else '−'}{short(abs(amount))}"
+
+
+def goal_table(found: Cheapest, title: str) -> Table:
+    """Tabulate every cluster that was planned, what the training takes there and costs."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("nodes", no_wrap=True)
+    for name in ("step", "tokens/s", "training", "in nine of ten cases", "cost", "in time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        choice = row.answered.choice
+        if choice is None:
+            table.add_row(row.answered.case.name, "no plan")
+            continue
+        mark = "✔ " if row is found.best else ""
+        table.add_row(
+            f"{mark}{row.answered.case.name}",
+            format_seconds(choice.step_seconds),
+            short(choice.rates.tokens_per_second or 0.0),
+            days(row.seconds),
+            between(row.range_seconds, days),
+            f"{short(row.cost)} {found.currency}",
+            in_time(row),
+        )
+    return table
+
+
+def in_time(row: Trained) -> str:
+    """Say whether a cluster is in time, and what that rests on."""
+    if row.is_in_time:
+        return "predicted"
+    return "no, proved" if row.is_proved_late else "no, predicted"
+
+
+def what_is_cheapest(found: Cheapest) -> str:
+    """Say which cluster is cheapest of those in time, or that none is and what the fastest needs."""
+    goal, planned = found.goal, plural(len(found.rows), "cluster")
+    asked = f"{short(goal.tokens)} tokens within {days(goal.within_seconds)}"
+    late = [row for row in found.rows if not row.is_in_time and row.answered.choice]
+    proved = sum(row.is_proved_late for row in late)
+    which = "of all of these" if proved == len(late) else f"of {proved} of these"
+    of_late = f"; {len(late)} are too slow, and {which} it is proved that no plan is simulated in time"
+    if found.best is not None:
+        best = found.best
+        slow = best.range_seconds.high > goal.within_seconds
+        risk = " At the slow end of that range it would be late." if slow else ""
+        return (
+            f"Cheapest for {asked}: {best.answered.case.name}, predicted {_needs(best.seconds, best.range_seconds)}, "
+            f"{short(best.cost)} {found.currency}.{risk} That is a prediction, over the {planned} that were planned"
+            f"{of_late if late else ''}."
+        )
+    if found.fastest is None:
+        return f"None of the {planned} that were planned has a plan: {found.rows[-1].answered.failure}"
+    fastest = found.fastest
+    return (
+        f"None of the {planned} that were planned is predicted to train {asked}: the fastest, "
+        f"{fastest.answered.case.name}, needs {_needs(fastest.seconds, fastest.range_seconds)}"
+        f"{of_late if late else ''}."
+    )
+
+
+def _needs(seconds: float, likely: Range) -> str:
+    return f"{days(seconds)} (in nine of ten cases {between(likely, days)})"
+
+
+def days(seconds: float) -> str:
+    """Write `12.3 days`, and less than two days in smaller units."""
+    return format_seconds(seconds) if seconds < 2 * DAY_SECONDS else f"{short(seconds / DAY_SECONDS)} days"

@@ -1,0 +1,80 @@
+"""Data of one's own, by whose names ranks and workers import this file: it is light, since each of them does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+
+class Rows(Dataset[Any]):
+    """Example n is four numbers n and the class n mod 3."""
+
+    def __init__(self, count: int, first: int = 0, seconds: float = 0.0) -> None:
+        self.count, self.first, self.seconds = count, first, seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        time.sleep(self.seconds)
+        number += self.first
+        return np.full(4, number, np.float64), number % 3
+
+
+class Flow(IterableDataset[Any]):
+    """The same, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(self.count):
+            yield torch.full((4,), float(number)), torch.tensor(number % 3)
+
+
+def rows(count: int = 50, seconds: float = 0.0) -> Rows:
+    return Rows(count, seconds=seconds)
+
+
+def two(count: int = 50) -> tuple[Rows, Rows]:
+    return Rows(count), Rows(10, first=1000)
+
+
+def flow(count: int = 50) -> Flow:
+    return Flow(count)
+
+
+def number() -> int:
+    return 5
+
+
+def failing() -> Rows:
+    raise RuntimeError("no such bucket")
+
+
+class _Broken(Rows):
+    def __getitem__(self, number: int) -> Any:
+        good = super().__getitem__(number)
+        return {1: good, 7: None, 8: (np.zeros(5), 1), 9: (good[0], 3), 10: (good[0], 0.5)}.get(number, good)
+
+
+def broken() -> Rows:
+    return _Broken(50)
+
+
+class _Random(Rows):
+    def __getitem__(self, number: int) -> Any:
+        return torch.rand(4), number % 3
+
+
+def random_ones() -> Rows:
+    return _Random(50)
+
+
+def lonely() -> list[float]:
+    return [1.0, 2.0]
