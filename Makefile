@@ -40,6 +40,7 @@ bench: $(VENV)/.ready
 	$(BENCH).bound --json $(RESULTS)/bound.json
 	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
 	$(BENCH).capture --json $(RESULTS)/capture.json
+	$(BENCH).published --json $(RESULTS)/published.json
 	$(BENCH).feedback --json $(RESULTS)/feedback.json
 	$(BENCH).measuring --json $(RESULTS)/measuring.json
 	$(BENCH).orchestration --json $(RESULTS)/orchestration.json

@@ -90,13 +90,18 @@ def run(
         str, typer.Option(help="address of a Dask scheduler with a worker on every host; default: this host only")
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="wait for another run in this folder to end")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="print warnings and the summary at the end only")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON for each event")] = False,
 ) -> None:
     """Run everything in this process: profile, plan, try initializations, train, remember the measurements.
 
     Hosts of one cluster must share the project's folder.
     """
+    from contextlib import ExitStack
+
     from dejavu.foundation.dask_workers import check_encrypted
     from flows.inputs import TypedQuestion, read_inputs, read_resume
+    from flows.listening import be_quiet, printed_as_json, say_complete, say_end
     from flows.room import check_room
     from flows.temporary_server import use_server
 
@@ -105,22 +110,24 @@ def run(
     )
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
-        typer.echo(str(earlier))
+        say_complete(str(earlier), as_json=as_json)
         return
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
     check_encrypted(dask)
     check_room(Path.cwd())
-    typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
-    with use_server(Path.cwd()) as server:
+    if not quiet:
+        typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
+    with use_server(Path.cwd()) as server, ExitStack() as stack:
+        if quiet:
+            be_quiet()
         from dejavu.foundation.gc_frozen import gc_frozen
 
         with gc_frozen():
-            from rich.console import Console
-
-            from dejavu.report import WIDTH_COLUMNS, summary_table, where_to_look
             from flows.full import Outcome, dejavu
 
+        if as_json:
+            stack.enter_context(printed_as_json())
         server.wait()
         found = dejavu(
             workload=wanted,
@@ -136,9 +143,7 @@ def run(
             wait=wait,
         )
         assert isinstance(found, Outcome)  # for a completed training we returned above
-        Console(width=WIDTH_COLUMNS).print(summary_table(found.report))
-        for line in where_to_look(found.artifacts, found.tracking_uri):
-            typer.echo(line)
+        say_end(found, as_json=as_json)
 
 
 @app.command(

@@ -113,10 +113,11 @@ def _describe(record: type[BaseModel], form: dict[str, Any], handler: GetJsonSch
         if name in told:
             field["description"] = told[name]
     for name, kind in RECORDS.items():
-        if name in fields:
-            _describe(
-                kind, next(one for one in (fields[name], *fields[name].get("anyOf", ())) if "$ref" in one), handler
-            )
+        field = fields.get(name, {})
+        for one in (field, *field.get("anyOf", ())):
+            if "$ref" in one:  # a column of a Parquet file may have a record's name
+                _describe(kind, one, handler)
+                break
     return fields
 
 

@@ -20,6 +20,7 @@ from dejavu.plans import Answer, Plan, Problem, SearchResult
 from dejavu.simulation import simulate_plan
 from dejavu.trials import client_of
 from tasks.answers import question_key
+from tasks.events import tell
 
 
 @task(name="search", task_run_name="search: {what}", cache_policy=NO_CACHE)
@@ -72,7 +73,18 @@ def choose_plan(request: PlanRequest, dask: str) -> Choice:
     """Plan as `dejavu plan` does, each search a task run. An equal request is answered from the cache."""
     log = get_run_logger()
     with client_of(dask) if dask else nullcontext() as client:
-        return Planner(side_by_side(client), tell=lambda what, done, total: log.debug("%s", what)).plan(request)
+        now: dict[str, Any] = {"what": "", "best_step_seconds": None, "lower_bound_seconds": None}
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            log.debug("%s", what)
+            now["what"] = what.partition(" (")[0]
+            tell("searching", **now, done=done, total=total)
+
+        def on_found(best_seconds: float | None, bound_seconds: float | None) -> None:
+            now.update(best_step_seconds=best_seconds, lower_bound_seconds=bound_seconds)
+            tell("searching", **now, done=None, total=None)
+
+        return Planner(side_by_side(client), tell=on_progress, found=on_found).plan(request)
 
 
 def say_choice(choice: Choice, log: Any) -> None:

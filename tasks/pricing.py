@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
 from dejavu.trials import client_of
 from dejavu.workload import Workload
+from tasks.events import tell
 from tasks.shown import Progress
 
 KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
@@ -71,7 +73,10 @@ def measure_what_is_missing(
     def on_task(name: str, done: int, total: int) -> None:
         log.info("measuring %s (%d of %d)", name, done + 1, total)
         bar(done, total)
+        left = (time.monotonic() - began) / done * (total - done) if done else None
+        tell("measuring", what=name, done=done, total=total, left_seconds=left)
 
+    began = time.monotonic()
     measured = Profiler(graph, workload, cluster, ProfileDatabase(database)).run(kinds, progress=on_task)
     bar.end()
     log.info("%s", measured)

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from contextvars import copy_context
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 from uuid import UUID
@@ -17,10 +18,16 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from dejavu.cluster import Cluster
+from dejavu.cost.rates import Rates, rates
 from dejavu.foundation.units import format_seconds
+from dejavu.graphs.graph import Graph
 from dejavu.planning import Choice
-from dejavu.planning.sentences import NAMES
+from dejavu.planning.sentences import NAMES, short
+from dejavu.runtime.job import TrainingJob
+from dejavu.timing.pace import Pace, in_words
 from dejavu.track import Tracker
+from tasks.events import tell
 
 MLFLOW_URL = "DEJAVU_MLFLOW_URL"  # `dejavu up` sets it for its worker
 log = logging.getLogger("dejavu.tasks")
@@ -69,6 +76,58 @@ class Progress:
                 update_progress_artifact(self._artifact, percent)
         except Exception as error:  # a bar is no reason for a training to fail
             log.debug("no progress is shown: %s", error)
+
+
+class TrainingProgress:
+    """How fast a training goes: told to listeners with each step, and for people as the end of a line.
+
+    Args:
+        graph: the model at the job's microbatch size.
+    """
+
+    def __init__(self, job: TrainingJob, graph: Graph, cluster: Cluster) -> None:
+        self._job, self._pace = job, Pace(job.last_step)
+        self._of_a_second = rates(job.workload, graph, cluster, job.binding.plan, 1.0)  # with steps of that length
+
+    def add(self, step: int, loss: float) -> None:
+        """Take in a step that is done."""
+        self._pace.add(step)
+        found = self._rates
+        tell(
+            "training",
+            step=step + 1,
+            of=self._job.last_step,
+            loss=loss,
+            samples_per_second=found and found.samples_per_second,
+            tokens_per_second=found and found.tokens_per_second,
+            model_flops_utilization_percent=100.0 * found.utilization if found and found.utilization else None,
+            left_seconds=self._pace.left_seconds,
+        )
+
+    @property
+    def _rates(self) -> Rates | None:
+        """The rates at today's pace; None: it is not known yet."""
+        seconds, one = self._pace.step_seconds, self._of_a_second
+        if not seconds:
+            return None
+        tokens, share = (None if x is None else x / seconds for x in (one.tokens_per_second, one.utilization))
+        return replace(
+            one, samples_per_second=one.samples_per_second / seconds, tokens_per_second=tokens, utilization=share
+        )
+
+    def __str__(self) -> str:
+        """Write `, 11,400 tokens/s, MFU 41.2%, 35 s left`; nothing where the pace is not known yet."""
+        found, left = self._rates, self._pace.left_seconds
+        if found is None or left is None:
+            return ""
+        said = [f"{short(found.samples_per_second)} samples/s"]
+        if found.tokens_per_second is not None:
+            said = [f"{short(found.tokens_per_second)} tokens/s"]
+        if found.utilization is not None:
+            said.append(f"MFU {found.utilization:.1%}")
+        if left > 0:
+            said.append(f"{in_words(left)} left")
+        return f", {', '.join(said)}"
 
 
 def show_choice(choice: Choice) -> None:

@@ -49,8 +49,9 @@ from dejavu.trials import (
 )
 from dejavu.workload import Workload
 from dejavu.workload.pretrained import check_pretrained
+from tasks.events import tell
 from tasks.recording import HELD_OUT_LOSS, record_logs, record_model, record_training, record_trials
-from tasks.shown import Progress
+from tasks.shown import Progress, TrainingProgress
 
 REPORTED_EVERY_STEPS = 5
 
@@ -91,8 +92,13 @@ def try_initializations(
 
     bar, results = Progress("trials", f"initializations of {workload.model}, each with its first rung"), count_from(1)
 
+    total = count + workload.trials.default_draws
+
     def on_result(result: TrialResult) -> None:
-        bar(next(results), count + workload.trials.default_draws)
+        done = next(results)
+        bar(done, total)
+        loss = None if result.failure else result.score
+        tell("trying", what=str(result.draw), done=done, total=total, loss=loss, failure=result.failure or None)
         took = "remembered" if result.remembered else f"{result.seconds:.1f} s"
         again = f", attempt {result.attempts}" if result.attempts > 1 else ""
         found = result.failure or f"loss {result.score:.4f} after {result.steps} steps"
@@ -225,20 +231,21 @@ def train_pipeline(
     plan = job.binding.plan
     log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
 
-    bar = Progress("training", f"steps of {job.workload.model}")
+    bar, progress = Progress("training", f"steps of {job.workload.model}"), TrainingProgress(job, graph, cluster)
 
     def on_step(step: int, loss: float) -> None:
         done = step + 1
         bar(done, job.last_step)
         losses.add(step, loss)
+        progress.add(step, loss)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
-            log.info("step %d of %d: loss %.4f", done, job.last_step, loss)
+            log.info("step %d of %d: loss %.4f%s", done, job.last_step, loss, progress)
 
     def on_evaluation(step: int, loss: float) -> None:
         held_out.add(step, loss)
         log.info("step %d of %d: loss %.4f on what is held out", step + 1, job.last_step, loss)
 
-    def tell(decision: Decision) -> None:
+    def on_decision(decision: Decision) -> None:
         log.warning("%s", decision)
 
     with client_of(dask) if dask else nullcontext() as client:
@@ -253,7 +260,7 @@ def train_pipeline(
                     if job.workload.replan.action == "migrate":
                         running = RunningProblem.of_plan(plan, job.workload, cluster, database)
                         result = launch_changing(
-                            job, running, client, needed_bytes=needed_bytes, on_decision=tell, **told
+                            job, running, client, needed_bytes=needed_bytes, on_decision=on_decision, **told
                         )
                     else:
                         result = launch(job, client, needed_bytes=needed_bytes, **told)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -27,6 +27,7 @@ from dejavu.workload import Workload
 from dejavu.workload.data import Dataset, Documents, dataset_of
 from dejavu.workload.data.prepared import kept, reading
 from dejavu.workload.loader import load_workload
+from flows.parameters import WorkloadParameter
 
 WORDS = [f"w{number}" for number in range(40)]
 END = "<|endoftext|>"
@@ -317,6 +318,13 @@ def test_images_that_cannot_be_read_are_named(images: Path) -> None:
         image_folder._found.cache_clear()
         with pytest.raises(InputError, match=said):
             dataset_of(Workload(**fields, image_folder={"path": path, "shape": (3, 8, 8)})).shape  # noqa: B018
+
+
+def test_the_form_has_texts_for_all_of_them() -> None:
+    form = TypeAdapter(WorkloadParameter).json_schema()
+    records = form["$defs"]
+    assert {"ParquetSettings", "TokenizerSettings", "ImageFolderSettings", "ExamplesSettings"} <= set(records)
+    assert records["ParquetSettings"]["properties"]["tokens"]["description"].startswith("the column with lists")
 
 
 def own(name: str, held_out: float = 0.0, **options: Any) -> Dataset:

@@ -7,10 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dejavu.cluster import Cluster
-from dejavu.graphs.graph import Graph
+from dejavu.graphs.graph import Graph, Operator
+from dejavu.graphs.kernels import family_of
 from dejavu.plans import Plan
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
+
+_PRODUCTS, _PRODUCTS_ONCE = 5, 4  # of fused attention's backward pass
 
 
 @dataclass(frozen=True)
@@ -85,4 +88,10 @@ def _cost(cluster: Cluster, plan: Plan) -> tuple[float, str] | None:
 
 
 def _flops(graph: Graph) -> float:
-    return sum(layer.flops(way) for layer in graph.layers for way in ("forward", "backward"))
+    return sum(_once(operator) for layer in graph.layers for operator in layer.operators)
+
+
+def _once(operator: Operator) -> float:
+    """Return its FLOPs without what is computed again: fused attention's backward makes the scores anew."""
+    again = operator.direction == "backward" and family_of(operator.kind) == "attention"
+    return operator.flops * (_PRODUCTS_ONCE / _PRODUCTS if again else 1.0)

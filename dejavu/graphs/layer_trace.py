@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from dejavu.foundation.autocast import computing_in
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.graph import Layer, Operator, content_hash
 from dejavu.graphs.kernels import GROUPED
 from dejavu.graphs.liveness import footprint

@@ -18,6 +18,10 @@ LEAST_SHARE = 0.01  # of that; less is not worth another turn
 Tell = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
 
+def unheard(seconds: float) -> None:
+    """Take no notice of a bound."""
+
+
 def quietly(what: str, done: int, total: int) -> None:
     """Report no progress."""
 
@@ -28,12 +32,14 @@ class RequestBounds:
 
     Attributes:
         num_workers: how many numbers of microbatches are bounded side by side, in threads.
+        hear: called with the bound over all numbers, as it rises.
     """
 
     request: PlanRequest
     prices: Prices
     num_workers: int
     tell: Tell = quietly
+    hear: Callable[[float], None] = unheard
 
     def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
         """Return lower bounds by number of microbatches, as close to the best step as the budget allows.
@@ -52,6 +58,7 @@ class RequestBounds:
             while True:
                 self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
                 found |= _side_by_side(pool, on_their_way, more)
+                self.hear(min(best_seconds, *(bound.seconds for bound in found.values())))
                 left = seconds - sum(bound.spent_seconds for bound in found.values())
                 open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
                 least = sorted(open_, key=lambda count: found[count].seconds)[:workers]

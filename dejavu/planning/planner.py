@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
+from dejavu.foundation.units import format_seconds
 from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
@@ -33,6 +34,13 @@ QUICK_SHARE = 0.15  # of the budget, at most
 EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
 
 
+Found = Callable[[float | None, float | None], None]
+
+
+def nothing_heard(best_seconds: float | None, bound_seconds: float | None) -> None:
+    """Listen to nothing."""
+
+
 @dataclass(frozen=True)
 class Planner:
     """The one way from a request to a plan, for the commands and the flows.
@@ -41,11 +49,14 @@ class Planner:
         ask: runs searches: in threads, on Dask, as task runs of a flow.
         num_workers: how many searches run at the same time.
         tell: called with the progress.
+        found: called with the best simulated step so far and the bound that no plan is simulated below, when one of
+            them changes; None: not known yet.
     """
 
     ask: Ask = in_this_process
     num_workers: int = field(default_factory=num_cores)
     tell: Tell = quietly
+    found: Found = nothing_heard
 
     def plan(self, request: PlanRequest, prices: Prices | None = None) -> Choice:
         """Return the plan with the least predicted step of all that were found and fit, with what was proved.
@@ -110,11 +121,12 @@ class _Planning:
         self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
-        self.bounds = RequestBounds(request, prices, planner.num_workers, planner.tell)
+        self.bounds = RequestBounds(request, prices, planner.num_workers, self._tell, self._hear_bound)
+        self.heard: tuple[float | None, float | None] = (None, None)
         self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be searched
 
     def choice(self) -> Choice:
-        counts, tell = self.request.counts, self.planner.tell
+        counts, tell = self.request.counts, self._tell
         for done, count in enumerate(counts):
             tell(f"pricing {count} microbatches", done, len(counts))
             self.prices.priced(count)
@@ -141,6 +153,25 @@ class _Planning:
         origin, chosen = self._unless_kept(origin, chosen)
         return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
 
+    def _tell(self, what: str, done: int, total: int) -> None:
+        """Report the progress, with the best step so far and the bound, where they are known."""
+        best = self.simulator.best
+        self._hear(best.simulated_seconds if best is not None else None, self.heard[1])
+        said = [
+            f"{name} {format_seconds(seconds)}"
+            for name, seconds in zip(("best", "none below"), self.heard, strict=True)
+            if seconds
+        ]
+        self.planner.tell(f"{what} ({', '.join(said)})" if said else what, done, total)
+
+    def _hear_bound(self, seconds: float) -> None:
+        self._hear(self.heard[0], seconds)
+
+    def _hear(self, best_seconds: float | None, bound_seconds: float | None) -> None:
+        if self.heard != (best_seconds, bound_seconds):
+            self.heard = (best_seconds, bound_seconds)
+            self.planner.found(*self.heard)
+
     @property
     def _has_plan(self) -> bool:
         return any(row.best for row in self.rows)
@@ -153,11 +184,11 @@ class _Planning:
         workers = min(self.planner.num_workers, len(pairs))
         seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
         questions = [Question(name, one, seconds, self.request.seed, self._start(one)) for name, one in pairs]
-        self.planner.tell(f"searching: {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
+        self._tell(f"searching: {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
         answers = self.planner.ask(questions)
         self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-            self.planner.tell(f"simulating {question}", done, len(questions))
+            self._tell(f"simulating {question}", done, len(questions))
             self._consider(question.search, question.priced, answer)
 
     def _consider(self, search: str, priced: PricedProblem, answer: Answer) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dejavu.foundation.autocast import computing_in
+from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import DTYPES, Graph
 from dejavu.plans.schedule import PARTS

@@ -11,7 +11,7 @@ from rich.text import Text
 from dejavu.foundation.units import format_bytes, format_seconds, plural
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
-from dejavu.runtime.job import Evaluation
+from dejavu.runtime.job import Evaluation, Waited
 from dejavu.simulation.bound import CLOSE
 from dejavu.workload.pretrained import folder_of
 
@@ -65,6 +65,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("what trials bought", str(run.tried.bought)))
     if run.losses:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
+    if run.training is not None and run.training.waits_for_data:
+        rows.append(("data", waited_for_data(*run.training.waits_for_data)))
     if run.training is not None and run.training.evaluations:
         rows.append(("held out", held_out(run.training.evaluations)))
     if run.reference_difference is not None:
@@ -80,6 +82,12 @@ def held_out(evaluations: Sequence[Evaluation]) -> str:
     if first.step < last.step:
         said = f"loss {first.loss:.4f} after {plural(first.step + 1, 'step')}, {last.loss:.4f} after {last.step + 1}"
     return said if least in (first, last) else f"{said}; the least was {least.loss:.4f} after {least.step + 1}"
+
+
+def waited_for_data(rank: int, waited: Waited) -> str:
+    """Say how long steps waited for their examples."""
+    how = ", though they are read beside the step before" if waited.ahead else ""
+    return f"rank {rank} waited {format_seconds(waited.seconds)} of each step for its examples, {waited.share:.1%}{how}"
 
 
 def summary_table(run: ReportData) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -78,18 +79,25 @@ class Pipeline:
         """Whether this rank is the one that reports the loss."""
         return self._is_last and self.place.replica == 0 and self.place.shard == 0
 
+    @property
+    def rows(self) -> np.ndarray:
+        """This replica's examples of every microbatch, as places in the batch; none without the first or last stage."""
+        start, stop = self.layout.rows(self.place) if self._is_first or self._is_last else (0, 0)
+        places = np.arange(self.workload.batch_size).reshape(-1, self.layout.microbatch_size)
+        return places[:, start:stop].ravel()
+
     def parameters(self) -> Iterator[nn.Parameter]:
         for module in self.modules.values():
             yield from module.parameters()
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """Run one step's batch forward and backward; return the mean loss on ranks that hold the last stage."""
+        """Run the own `rows` of a batch forward and backward; return the mean loss on ranks with the last stage."""
         for module in self.modules.values():
             module.step = step
         self.clock.begin_step()
         losses: list[torch.Tensor] = []
-        arguments = (self._own(inputs),) if self._is_first else ()
-        known: dict[str, Any] = {"target": self._own(targets), "losses": losses} if self._is_last else {}
+        arguments = (inputs,) if self._is_first else ()
+        known: dict[str, Any] = {"target": targets, "losses": losses} if self._is_last else {}
         self._schedule.step(*arguments, return_outputs=False, **known)
         self._sum_tied()
         loss = self._whole(losses)
@@ -123,6 +131,4 @@ class Pipeline:
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""
-        start, stop = self.layout.rows(self.place)
-        parts: torch.Tensor = batch.unflatten(0, (self.layout.plan.num_microbatches, -1))
-        return parts[:, start:stop].flatten(0, 1)
+        return batch[torch.from_numpy(self.rows)]

@@ -8,20 +8,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dejavu.foundation.autocast import autocast
 from dejavu.foundation.errors import DejavuError
+from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES
 from dejavu.init import Draw, draw_layer
+from dejavu.runtime.batches import Reader
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.scaling import LossScale
 from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
+from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
-from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -40,8 +42,12 @@ class Executor(Protocol):
 
     loss_scale: float
 
+    @property
+    def rows(self) -> np.ndarray | None:
+        """Which of a batch's examples it wants, by their places; None: all."""
+
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """Return the batch's mean loss, or None on a rank that does not have it."""
+        """Return the batch's mean loss, or None on a rank that does not have it; given are its `rows` alone."""
 
     def clip_gradients(self, most: float) -> None:
         """Clip the gradients of the whole model to this global norm."""
@@ -118,6 +124,8 @@ def tie_weights(layers: Mapping[str, nn.Module], builders: Sequence[LayerBuilder
 class WholeModel:
     """The executor of a single process: microbatches one after the other (gradient accumulation)."""
 
+    rows = None  # all
+
     def __init__(self, module: Layers, workload: Workload) -> None:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
         self.loss_scale = 1.0
@@ -160,19 +168,19 @@ def train(
     device: torch.device,
     on_step: Callable[[int, float | None, float, float], None],
     on_gradients: Callable[[int], None] = lambda step: None,
-) -> None:
-    """Train these steps; data and learning rate depend on a step's number alone.
+) -> Waited | None:
+    """Train these steps; data and learning rate depend on a step's number alone. Return how long they waited for data.
 
     Args:
         on_step: (step, loss or None, step seconds, optimizer seconds), after each step; may raise to stop. On a CPU
             the optimizer's are CPU seconds: waiting for other ranks' gradients, which clipping needs, does not count.
         on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
     """
-    dataset, dtype = dataset_of(workload), DTYPES[workload.dtype]
+    dtype = DTYPES[workload.dtype]
     scale = LossScale(optimizer) if workload.autocast == "float16" else None
     busy = time.thread_time if device.type == "cpu" else time.perf_counter
-    for step in steps:
-        inputs, targets = dataset.batch(step, workload.batch_size, seed=workload.seed)
+    reader = Reader(workload, steps, executor.rows)
+    for step, inputs, targets in reader:
         inputs = inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
@@ -187,4 +195,7 @@ def train(
         set_learning_rate(optimizer, workload, step)
         if are_usable:
             optimizer.step()
-        on_step(step, loss, time.perf_counter() - started, busy() - computed)
+        step_seconds, once_seconds = time.perf_counter() - started, busy() - computed
+        reader.stepped()
+        on_step(step, loss, step_seconds, once_seconds)
+    return reader.waited

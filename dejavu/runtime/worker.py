@@ -27,7 +27,7 @@ with gc_frozen():
     from dejavu.binding.binding import Binding, Placement
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
-    from dejavu.runtime.job import TrainingJob, TrainingResult, read_evaluations, read_losses, write_json
+    from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
@@ -141,11 +141,19 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     watch.begin()
     with keeper or nullcontext():
         steps_left = range(first, job.last_step)
-        train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=gradients.look)
-    _tell_result(job, place, pipeline, watch, resumed)
+        looks = gradients.look
+        waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
+    _tell_result(job, place, pipeline, watch, resumed, waited)
 
 
-def _tell_result(job: TrainingJob, place: Placement, pipeline: Pipeline, watch: StepWatch, resumed: int | None) -> None:
+def _tell_result(
+    job: TrainingJob,
+    place: Placement,
+    pipeline: Pipeline,
+    watch: StepWatch,
+    resumed: int | None,
+    waited: Waited | None,
+) -> None:
     """Gather what the ranks measured, all together, and write the result."""
     clock, modules = pipeline.clock, pipeline.modules
     steps, everyone = watch.steps(), list[Any]([None] * dist.get_world_size())
@@ -158,6 +166,8 @@ def _tell_result(job: TrainingJob, place: Placement, pipeline: Pipeline, watch: 
         own = [stage_times(clock, s, place, per_step, peak_bytes(pipeline.device)) for s in modules]
     dist.all_gather_object(everyone, own)
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
+    waits: list[Waited | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(waits, waited)
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
@@ -165,6 +175,7 @@ def _tell_result(job: TrainingJob, place: Placement, pipeline: Pipeline, watch: 
             first_step=job.first_step,
             losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
             evaluations=read_evaluations(job.progress_path),
+            waited_for_data=tuple(one for one in waits if one is not None),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),

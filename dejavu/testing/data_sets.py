@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from dejavu.testing.expect import expect
@@ -40,6 +41,14 @@ def examples_have_the_shape_that_is_said(data: Dataset) -> None:
     expect(int(targets.min()) >= 0 and int(targets.max()) < said.num_classes, f"{data}: classes beyond its number")
 
 
+def a_part_of_a_batch_is_that_part(data: Dataset) -> None:
+    """A rank asks only for its own examples."""
+    rows = np.array([4, 0, 3])
+    whole, part = data.batch(3, 5, seed=1), data.part_of_batch(3, 5, rows, seed=1)
+    same = all(torch.equal(one[rows], other) for one, other in zip(whole, part, strict=True))
+    expect(same, f"{data}: examples 4, 0 and 3 of step 3 are others when they are asked for alone")
+
+
 def what_is_held_out_changes_the_fingerprint(data: Dataset) -> None:
     """What was learned with all examples is not taken for what is learned without some."""
     part = replace(data, held_out=0.25)
@@ -52,5 +61,6 @@ def what_is_held_out_changes_the_fingerprint(data: Dataset) -> None:
 CASES: tuple[Callable[[Dataset], None], ...] = (
     a_batch_depends_on_its_step_and_seed_alone,
     examples_have_the_shape_that_is_said,
+    a_part_of_a_batch_is_that_part,
     what_is_held_out_changes_the_fingerprint,
 )

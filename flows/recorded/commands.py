@@ -107,3 +107,17 @@ def replans(last: Annotated[int, typer.Option(min=1, help="how many, the newest"
     from flows.recorded.decisions import decisions_table
 
     console().print(decisions_table(Path.cwd(), last))
+
+
+@records.command(epilog="Examples:  dejavu status  |  watch -n 5 dejavu status  |  dejavu status --json")
+def status(as_json: JsonFlag = False) -> None:
+    """Show the training that runs in this folder: step, loss, pace, time left, plan, hosts; else the last one."""
+    from dejavu.launch.running import status_of
+    from flows.recorded.status import status_lines, status_to_dict
+
+    found = status_of(Path.cwd())
+    if as_json:
+        typer.echo(json_text(status_to_dict(found)))
+        return
+    for line in status_lines(found):
+        typer.echo(line)

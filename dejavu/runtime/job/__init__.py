@@ -19,6 +19,8 @@ from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
 from dejavu.workload import Workload
 
+LONG_WAIT = 0.02  # of a step's time: data that are waited for longer are told
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -144,6 +146,20 @@ class Evaluation(NamedTuple):
     loss: float
 
 
+class Waited(NamedTuple):
+    """How long a rank's steps waited for their examples.
+
+    Attributes:
+        seconds: a step's mean, the first step left out.
+        share: of the steps' time, waiting included.
+        ahead: whether they are read in a thread beside the step before.
+    """
+
+    seconds: float
+    share: float
+    ahead: bool
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """The result of a training.
@@ -165,6 +181,7 @@ class TrainingResult:
         warnings: sentences of ranks about what they saw, and went on.
         was_slowed: a device or a link was seen to take longer than usual, so that its times are none of its type's.
         evaluations: the losses on what is held out, in the order of their steps.
+        waited_for_data: how long each rank's steps waited for their examples, in the order of the world's ranks.
     """
 
     first_step: int
@@ -182,6 +199,7 @@ class TrainingResult:
     warnings: tuple[str, ...] = ()
     was_slowed: bool = False
     evaluations: tuple[Evaluation, ...] = ()
+    waited_for_data: tuple[Waited, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -199,6 +217,12 @@ class TrainingResult:
         if self.kept_its_plan:
             return self
         return replace(self, step_seconds=None, step_times=None, stages=(), last_step_passes=(), last_step_once=())
+
+    @property
+    def waits_for_data(self) -> tuple[int, Waited] | None:
+        """The rank of the world that waited most for its examples, if that is worth a word; None: it is not."""
+        rank, most = max(enumerate(self.waited_for_data), key=lambda one: one[1].share, default=(0, None))
+        return (rank, most) if most is not None and most.share > LONG_WAIT else None
 
     @property
     def origin(self) -> str:
@@ -225,6 +249,7 @@ class TrainingResult:
             "last_step_once": tuple(tuple(Span(*span) for span in rank) for rank in data.get("last_step_once", ())),
             "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
             "evaluations": tuple(Evaluation(*row) for row in data.get("evaluations", ())),
+            "waited_for_data": tuple(Waited(*row) for row in data.get("waited_for_data", ())),
         }
         return cls(**{**data, **known})
 

@@ -72,6 +72,11 @@ class Dataset(ABC):
             InputError: `held_out` leaves nothing to train on, or nothing to test on.
         """
 
+    def part_of_batch(self, step: int, batch_size: int, rows: np.ndarray, *, seed: int) -> Batch:
+        """Return only these examples of a step's batch, by their places in it; others need not be read."""
+        inputs, targets = self.batch(step, batch_size, seed=seed)
+        return inputs[rows], targets[rows]
+
     def check(self, batch_size: int) -> None:  # noqa: B027  # most data have no end
         """Check that there are enough examples for a step.
 
@@ -123,8 +128,11 @@ class Stored(Dataset):
             )
 
     def batch(self, step: int, batch_size: int, *, seed: int) -> Batch:
+        return self.part_of_batch(step, batch_size, np.arange(batch_size), seed=seed)
+
+    def part_of_batch(self, step: int, batch_size: int, rows: np.ndarray, *, seed: int) -> Batch:
         train, _ = self._usable_parts
-        return train.take(np.random.default_rng((seed, step)).integers(0, train.num_examples, size=batch_size))
+        return train.take(np.random.default_rng((seed, step)).integers(0, train.num_examples, size=batch_size)[rows])
 
     def test_batch(self, count: int, *, seed: int) -> Batch:
         _, test = self._usable_parts

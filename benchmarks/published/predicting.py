@@ -1,0 +1,122 @@
+"""Published trainings by this project's own prices: their plan, as it was, simulated; nothing is searched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.published.trainings import GIB, Training
+from dejavu.cluster import Cluster
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest
+from dejavu.planning.prices import Prices
+from dejavu.planning.schedules import fits
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.simulation import simulate_plan
+from dejavu.workload import OptimizerSettings, TrialSettings
+
+SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b"}  # by stages on each pipeline rank
+MICROBATCH_SIZES = (1, 2, 4, 8)  # tried where the source does not say
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of one training.
+
+    Attributes:
+        microbatch_size: of one replica.
+        memory_gib: of the fullest device.
+        fits: whether every device has the memory.
+    """
+
+    microbatch_size: int
+    recompute: bool
+    step_seconds: float
+    tokens_per_second: float
+    memory_gib: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Exactly(Parallelism):
+    """One way to spread a stage, and no other."""
+
+    way: StageConfiguration | None = None
+
+    def configurations(
+        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1
+    ) -> tuple[StageConfiguration, ...]:
+        return () if self.way is None else (self.way,)
+
+
+def predict(training: Training) -> list[Prediction]:
+    """Return the prediction; two where the source recomputes in part: without, and with all recomputed.
+
+    Where the source does not say the microbatch's size, the fastest of those that fit is taken.
+    """
+    ways = {"none": (False,), "full": (True,), "selective": (False, True)}[training.recompute]
+    found = []
+    for recompute in ways:
+        sizes = [training.microbatch_size] if training.microbatch_size else list(_sizes(training))
+        tried = [_predict(training, size, recompute=recompute) for size in sizes]
+        fitting = [one for one in tried if one.fits] or tried[:1]
+        found.append(max(fitting, key=lambda one: one.tokens_per_second))
+    return found
+
+
+def _sizes(training: Training) -> Iterator[int]:
+    """As many examples of a replica as divide its batch and leave enough microbatches for the pipeline."""
+    each = training.batch_size // training.data_parallel
+    for size in MICROBATCH_SIZES:
+        if each % size == 0 and (each // size) % training.pipeline_parallel == 0:
+            yield size
+
+
+def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Prediction:
+    plan = plan_of(training, microbatch_size, recompute=recompute)
+    cluster, count = training.cluster(), plan.num_microbatches
+    workload = training.model.workload(training.batch_size // count, count, dtype="bfloat16").model_copy(
+        update={"optimizer": OptimizerSettings(master_weights=True), "trials": TrialSettings(count=0)}
+    )
+    request = PlanRequest(
+        workload.model_copy(update={"schedule": plan.schedule}),
+        cluster,
+        parallelism=Exactly(way=plan.stages[0].configuration),
+        schedules=(plan.schedule,),
+        microbatches=(count,),
+    )
+    priced = Prices(request).priced(count)
+    simulated = simulate_plan(priced, plan)
+    spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
+    held = [priced.problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)]
+    tokens = training.batch_size * training.model.sequence_length / simulated.step_seconds / training.num_devices
+    return Prediction(
+        microbatch_size,
+        recompute,
+        simulated.step_seconds,
+        tokens,
+        max(sum(held[s] for s in stages) for stages in plan.ranks) / GIB,
+        fits(priced, plan, simulated),
+    )
+
+
+def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Plan:
+    """Return the source's plan: as many blocks in each stage, the embedding in the first and the head in the last."""
+    per_node = dict(training.cluster().groups[0].devices)[training.device.name]
+    devices = training.num_devices // training.pipeline_parallel
+    nodes = max(devices // per_node, 1)
+    way = StageConfiguration(
+        training.device.name,
+        nodes,
+        devices // nodes,
+        training.data_parallel,
+        training.tensor_parallel,
+        recompute,
+        training.zero_level if training.data_parallel > 1 else 0,
+    )
+    num_stages, blocks = training.pipeline_parallel * training.chunks, training.model.options["num_blocks"]
+    cuts = [0, *(1 + blocks * s // num_stages for s in range(1, num_stages)), blocks + 2]
+    stages = tuple(Stage(a, b, way) for a, b in itertools.pairwise(cuts))
+    count = training.batch_size // (training.data_parallel * microbatch_size)
+    return Plan(stages, SCHEDULE_OF[training.chunks], count)

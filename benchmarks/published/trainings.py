@@ -1,0 +1,188 @@
+"""Published trainings: what was trained, on what, how it was spread, and how fast it was said to be.
+
+Sources. Megatron-LM: Narayanan et al., SC 2021 (arXiv:2104.04473), table 1, as recalled and found equal in three
+independent copies of the table (2026-11-23); Korthikanti et al., 2022, as recalled (`benchmarks.cost.iterations`).
+torchtitan: its repository's docs/performance.md (commit 0413364) and benchmarks/llama3_h100_202412_torchtitan.md
+(commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from benchmarks.cost import iterations
+from benchmarks.published import PUBLISHED, Published
+from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
+
+GIB = 2**30
+DEVICES_PER_NODE = 8
+NODE = "node"
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One published training.
+
+    Attributes:
+        tensor_parallel, pipeline_parallel: degrees; replicas take the rest of the devices.
+        microbatch_size: of one replica; None: not published.
+        zero_level: what replicas shard.
+        chunks: stages on each pipeline rank.
+        tokens_per_second: of one device; derived from the source's FLOP/s where it gives these.
+        memory_gib: the most that a device had reserved; None: not published.
+        comparable: False: the source's products were in 8 bits, which are predicted here in 16.
+    """
+
+    name: str
+    model: Published
+    device: DeviceType
+    num_devices: int
+    batch_size: int
+    tokens_per_second: float
+    source: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    microbatch_size: int | None = None
+    recompute: Recompute = "full"
+    zero_level: int = 0
+    chunks: int = 1
+    memory_gib: float | None = None
+    comparable: bool = True
+
+    @property
+    def data_parallel(self) -> int:
+        return self.num_devices // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of the model: 6 for each weight of a product and 12 for each element of attention's rows, nothing twice.
+
+        As Chowdhery et al. (PaLM, 2022, appendix B) count, and torchtitan since 2024-12 (before, the embedding's table
+        was in it: its 58.2 % of an A100 are 55.2 % so); of Megatron's eq. 3 what is not recomputed.
+        """
+        options = self.model.options
+        table = self.model.synthetic["num_classes"] * options["width"]
+        positions = self.model.sequence_length * options["width"] if self.model.model == "gpt" else 0
+        tied = table if self.model.model == "gpt" else 0
+        products = self.model.num_parameters + tied - table - positions
+        return 6.0 * products + 12.0 * options["num_blocks"] * options["width"] * self.model.sequence_length
+
+    def utilization_percent(self, tokens_per_second: float) -> float:
+        """Return the model FLOP/s of one device as a share of its peak (MFU)."""
+        return 100.0 * self.flops_per_token * tokens_per_second / self.device.peak_flops_per_second["bfloat16"]
+
+    def step_seconds(self, tokens_per_second: float) -> float:
+        return self.batch_size * self.model.sequence_length / (tokens_per_second * self.num_devices)
+
+    def cluster(self) -> Cluster:
+        """Nodes of eight; the link between two is what their cards do together, one for each device."""
+        count = min(self.num_devices, DEVICES_PER_NODE)
+        inside, card = LINKS[self.device.name]
+        group = NodeGroup(NODE, self.num_devices // count, (), ((self.device.name, count),), Link(inside, 4e-6))
+        between = Link(card * count, 5e-6)
+        return Cluster(self.name, (group,), {self.device.name: self.device}, {(NODE, NODE): between})
+
+
+_A100 = catalogue()["A100-SXM4-80GB"]
+# Grand Teton's: 96 GB of HBM2e, 500 W. Its peak is lower than the H100's that torchtitan divides by, nobody says how.
+_H100 = replace(
+    catalogue()["H100-SXM5-80GB"],
+    name="H100-HBM2e-96GB",
+    memory_bytes=96 * 10**9,
+    memory_bytes_per_second=2.4e12,
+    board_watts=500.0,
+    source="torchtitan's benchmark",
+)
+# One way, bytes per second: between two devices of a node, and of a device's own network card (200 and 400 Gbit/s).
+LINKS = {_A100.name: (300e9, 25e9), _H100.name: (450e9, 50e9)}
+
+MEGATRON, KORTHIKANTI = "Megatron-LM, SC'21 table 1", "Korthikanti et al., 2022 (recalled)"
+TITAN_A100, TITAN_H100 = "torchtitan docs/performance.md", "torchtitan, 2024-12"
+_VOCABULARY = 51_200
+
+
+def gpt(num_blocks: int, width: int, num_heads: int) -> Published:
+    """Megatron's: 2,048 tokens of 51,200 words; parameters as eq. 2 counts them, the head tied."""
+    h, words = width, _VOCABULARY
+    parameters = num_blocks * (12 * h * h + 13 * h) + (words + 2048) * h + 2 * h
+    options = {"num_blocks": num_blocks, "width": width, "num_heads": num_heads}
+    return Published("gpt", options, {"num_classes": words}, 2048, parameters, True, MEGATRON)
+
+
+def _megatron(billions: str, heads: int, width: int, blocks: int, *rest: int) -> Training:
+    """A row of the table: tensor and pipeline degree, devices, batch, TFLOP/s of a device with recomputation."""
+    tensor, pipeline, devices, batch, teraflops = rest
+    model = gpt(blocks, width, heads)
+    # Eq. 3 counts a recomputed forward pass of the blocks, and none of the head.
+    once = Training(billions, model, _A100, devices, batch, 0.0, MEGATRON).flops_per_token
+    head = 6.0 * _VOCABULARY * width
+    return Training(
+        f"GPT {billions}",
+        model,
+        _A100,
+        devices,
+        batch,
+        teraflops * 1e12 / (head + (once - head) * 4 / 3),
+        MEGATRON,
+        tensor,
+        pipeline,
+        # The source interleaves; with how many chunks it does not say.
+        chunks=2 if pipeline > 1 and blocks % (2 * pipeline) == 0 else 1,
+    )
+
+
+def _recalled(case: iterations.Published) -> Training:
+    it = case.iteration
+    tokens = it.global_batch_size * it.sequence_length / case.seconds / it.num_devices
+    return Training(
+        f"GPT {case.name}, full recomputation",
+        gpt(it.num_layers, it.hidden_size, it.num_heads),
+        _A100,
+        it.num_devices,
+        it.global_batch_size,
+        tokens,
+        KORTHIKANTI,
+        it.tensor_parallel,
+        it.pipeline_parallel,
+        it.microbatch_size,
+        chunks=2 if it.model_chunks > 1 and it.num_layers % (2 * it.pipeline_parallel) == 0 else 1,
+    )
+
+
+def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: float, **more: Any) -> Training:
+    """FSDP, which shards weights, gradients and moments; `each`: examples of a replica, all in one microbatch."""
+    replicas = num_devices // more.get("tensor_parallel", 1)
+    source = TITAN_A100 if device is _A100 else TITAN_H100
+    settings = {"microbatch_size": each, "zero_level": 3, "recompute": "selective", **more}
+    return Training(
+        f"Llama 3 {model.removeprefix('llama3-').upper()}",
+        PUBLISHED[model],
+        device,
+        num_devices,
+        each * replicas,
+        tokens,
+        source,
+        **settings,
+    )
+
+
+TRAININGS: tuple[Training, ...] = (
+    _megatron("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
+    _megatron("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138),
+    _megatron("7.5B", 32, 4096, 36, 4, 1, 128, 512, 142),
+    _megatron("18.4B", 48, 6144, 40, 8, 1, 256, 1024, 135),
+    _megatron("39.1B", 64, 8192, 48, 8, 2, 512, 1536, 138),
+    _megatron("76.1B", 80, 10240, 60, 8, 4, 1024, 1792, 140),
+    _megatron("145.6B", 96, 12288, 80, 8, 8, 1536, 2304, 148),
+    _megatron("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 155),
+    _megatron("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 163),
+    _megatron("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 163),
+    *(_recalled(case) for case in iterations.PUBLISHED),
+    _titan("llama3-8b", _A100, 64, 1, 2973),
+    _titan("llama3-70b", _A100, 64, 1, 331, recompute="full"),
+    _titan("llama3-8b", _H100, 8, 2, 5762, memory_gib=82.4),
+    _titan("llama3-8b", _H100, 128, 2, 5605, memory_gib=67.0),
+    _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
+)

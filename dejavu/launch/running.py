@@ -1,0 +1,152 @@
+"""The training that runs in a folder, or else the last: read from its files, by any process, at any time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dejavu.foundation.errors import DejavuError
+from dejavu.launch.training_lock import Holder, holder_in
+from dejavu.runtime.job import TrainingJob
+from dejavu.runtime.state import checkpoint_step, complete_checkpoints
+from dejavu.timing.pace import WINDOW_STEPS
+from dejavu.workload.data import dataset_of
+
+TAIL_BYTES = 1 << 16  # of the file of progress: more lines than the pace is taken of
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What the files of a training say.
+
+    Attributes:
+        done: how many steps of `of` are trained.
+        loss: of the last one; None: it has none yet.
+        step_seconds: the median of the last ones; None: none is timed.
+        checkpoint: how many steps its last complete checkpoint has; None: there is none.
+        last_seconds: when it was last heard of, since the epoch.
+        ended: whether it wrote its result.
+    """
+
+    folder: Path
+    job: TrainingJob
+    done: int
+    loss: float | None
+    step_seconds: float | None
+    checkpoint: int | None
+    last_seconds: float
+    ended: bool
+
+    @property
+    def of(self) -> int:
+        return self.job.last_step
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Until the last step at this pace, without checkpoints; None: the pace is not known."""
+        return None if self.step_seconds is None else (self.of - self.done) * self.step_seconds
+
+    @property
+    def per_second(self) -> tuple[float, str] | None:
+        """What is trained a second, and what that is: tokens, or samples."""
+        if not self.step_seconds:
+            return None
+        samples, shape = self.job.workload.batch_size / self.step_seconds, dataset_of(self.job.workload).shape
+        if shape.input_dtype.is_floating_point:
+            return samples, "samples"
+        length = 1
+        for size in shape.input_shape:
+            length *= size
+        return samples * length, "tokens"
+
+    @property
+    def ranks_by_host(self) -> dict[str, int]:
+        return dict(Counter(placement.device.host for placement in self.job.binding.placements))
+
+
+@dataclass(frozen=True, eq=False)
+class Status:
+    """What goes on in a folder.
+
+    Attributes:
+        holder: who measures, plans or trains there now; None: nobody.
+        training: that is running where `is_training`; else the last one; None: there never was one.
+    """
+
+    holder: Holder | None
+    training: Training | None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the holder has got as far as to train; before that it measures, plans and tries."""
+        return self._is_of_holder and self.training is not None and not self.training.ended
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the holder's training has ended, and what it left is being recorded."""
+        return self._is_of_holder and self.training is not None and self.training.ended
+
+    @property
+    def _is_of_holder(self) -> bool:
+        if self.holder is None or self.training is None:
+            return False
+        return (self.training.folder / "job.json").stat().st_mtime >= self.holder.since_seconds
+
+
+def status_of(project: Path) -> Status:
+    """Look at the folder of a project; trainings whose files cannot be read are passed over."""
+    jobs = (project / ".dejavu" / "runs").glob("*/job.json")
+    latest = sorted(jobs, key=lambda path: path.stat().st_mtime, reverse=True)
+    found = (training for path in latest if (training := training_in(path.parent)) is not None)
+    return Status(holder_in(project), next(found, None))
+
+
+def training_in(folder: Path) -> Training | None:
+    """Read the state of a training in its folder; None: its job cannot be read."""
+    try:
+        job = TrainingJob.read(folder / "job.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DejavuError):
+        return None
+    progress = folder / job.progress_path.name
+    rows = list(_last_rows(progress))[-WINDOW_STEPS:]
+    last = rows[-1] if rows else None
+    checkpoints = complete_checkpoints(folder / job.checkpoints.name)
+    files = [path for path in (folder / "job.json", progress) if path.exists()]
+    return Training(
+        folder=folder,
+        job=job,
+        done=last["step"] + 1 if last is not None else job.first_step,
+        loss=last["loss"] if last is not None else None,
+        step_seconds=median(times) if (times := [row["seconds"] for row in rows if row.get("seconds")]) else None,
+        checkpoint=_step_of(checkpoints[-1]) if checkpoints else None,
+        last_seconds=max((path.stat().st_mtime for path in files), default=time.time()),
+        ended=(folder / job.result_path.name).exists(),
+    )
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    try:
+        return checkpoint_step(checkpoint)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_rows(progress: Path) -> Iterator[dict[str, Any]]:
+    """Read the last lines of progress; one that is being written is left out."""
+    if not progress.exists():
+        return
+    with progress.open("rb") as file:
+        file.seek(max(0, progress.stat().st_size - TAIL_BYTES))
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:  # cut off, at the beginning or the end
+                continue
+            if isinstance(row, dict) and {"step", "loss"} <= set(row):
+                yield row

@@ -1,0 +1,225 @@
+"""What a run tells while it goes: pace and time left, events for programs, `dejavu status`, `--quiet` and `--json`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dejavu.cluster import load_cluster
+from dejavu.launch.running import status_of, training_in
+from dejavu.launch.training_lock import Holder, alone_in
+from dejavu.planning import Planner, PlanRequest
+from dejavu.timing.pace import Pace, in_words
+from dejavu.workload import Workload
+from flows.__main__ import app
+from flows.listening import printed_as_json
+from flows.recorded.status import status_lines, status_to_dict
+from tasks.events import heard_by, tell
+from tests.conftest import TINY
+from tests.launching import job_of
+
+ROOT = Path(__file__).parents[1]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize("step_seconds", [0.01, 0.7, 12.0])
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_the_pace_is_the_steps_mean_and_says_what_is_left(step_seconds: float, at_once: int) -> None:
+    """Also where several steps are read at once, as from a file that is looked at now and then."""
+    clock = Clock()
+    pace = Pace(1000, clock)
+    assert pace.step_seconds is None and pace.left_seconds is None
+    for step in range(0, 300, at_once):
+        clock.seconds += at_once * step_seconds
+        for k in range(at_once):
+            pace.add(step + k)
+    found = pace.step_seconds
+    assert found == pytest.approx(step_seconds, rel=at_once / 90)
+    assert pace.left_seconds == pytest.approx(700 * (found or 0.0))
+
+
+def test_steps_that_are_trained_again_begin_a_new_pace() -> None:
+    clock = Clock()
+    pace = Pace(100, clock)
+    for step in range(10):
+        clock.seconds += 1.0
+        pace.add(step)
+    clock.seconds += 50.0  # a restart, from the checkpoint after step 4
+    pace.add(5)
+    assert pace.step_seconds is None
+    clock.seconds += 2.0
+    pace.add(6)
+    assert (pace.step_seconds, pace.left_seconds) == (2.0, 93 * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0.2, "0 s"), (89.4, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1 h 30 min"), (200_000, "2 days 7 h")],
+)
+def test_times_left_are_short(seconds: float, written: str) -> None:
+    assert in_words(seconds) == written
+
+
+def test_events_reach_who_listens_from_any_thread_and_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[dict[str, Any]] = []
+    tell("before")
+    with caplog.at_level(logging.DEBUG), heard_by(heard.append):
+        thread = threading.Thread(target=tell, args=("measuring",), kwargs={"done": 1})
+        thread.start()
+        thread.join()
+        tell("training", loss=float("nan"))
+    tell("after")
+    assert [event["event"] for event in heard] == ["measuring", "training"] and heard[0]["done"] == 1
+    assert not caplog.records
+
+
+def test_each_event_is_a_line_of_json_and_a_failure_the_last(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="why"), printed_as_json():
+        tell("training", step=1, loss=float("inf"), what="µ\n")
+        raise ValueError("why")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["event"] for row in rows] == ["training", "failed"]
+    assert rows[0]["loss"] is None and rows[0]["what"] == "µ\n" and rows[1]["error"] == "why"
+
+
+def test_a_planner_tells_its_best_and_its_bound(tmp_path: Path) -> None:
+    heard: list[tuple[float | None, float | None]] = []
+    said: list[str] = []
+    planner = Planner(
+        tell=lambda what, done, total: said.append(what), found=lambda best, bound: heard.append((best, bound))
+    )
+    cluster = load_cluster(ROOT / "examples" / "clusters" / "two-generations.yaml")
+    choice = planner.plan(
+        PlanRequest(Workload(batch_size=16), cluster, tmp_path, microbatches=(8, 16), budget_seconds=2.0)
+    )
+    bests, bounds = ([x for x in column if x is not None] for column in zip(*heard, strict=True))
+    assert bests == sorted(bests, reverse=True) and bounds == sorted(bounds)
+    assert bests[-1] >= choice.simulated_seconds * (1 - 1e-9) and bounds[-1] <= choice.simulated_seconds * (1 + 1e-9)
+    assert any(" (best " in one for one in said)
+
+
+def prepared(project: Path, steps: int = 0, name: str = "run") -> Path:
+    """A training's folder with so many steps done, without any process."""
+    folder = project / ".dejavu" / "runs" / name
+    workload = TINY.model_copy(update={"num_steps": 40})
+    job = replace(job_of(workload, folder, hosts=("alpha", "beta")), last_step=40)
+    folder.mkdir(parents=True)
+    job.write()
+    rows = [json.dumps({"step": k, "loss": 5.0 - k / 100, "seconds": 0.5}) for k in range(steps)]
+    job.progress_path.write_text("\n".join([*rows, '{"step": ']))  # the last is being written
+    return folder
+
+
+def test_a_folder_without_trainings_says_so(tmp_path: Path) -> None:
+    assert status_lines(status_of(tmp_path)) == [
+        "no training runs in this folder",
+        "there has been none; `dejavu run` starts one",
+    ]
+    assert status_to_dict(status_of(tmp_path)) == {"state": "idle", "holder": None, "since": None, "training": None}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 25])
+def test_a_running_training_says_how_far_it_is(steps: int, tmp_path: Path) -> None:
+    with alone_in(tmp_path, "gpt on desk"):
+        assert "its training has not begun" in status_lines(status_of(tmp_path))[0]
+        folder = prepared(tmp_path, steps)
+        found = status_of(tmp_path)
+        assert found.is_training and found.training is not None
+        lines = status_lines(found)
+        assert lines[0].startswith("gpt on desk is training since ") and str(os.getpid()) in lines[0]
+        assert lines[1].startswith(f"step {steps} of 40")
+        assert ("loss 4.76" in lines[1] and "500 ms a step" in lines[1] and "8 s left" in lines[1]) == (steps == 25)
+        assert "rank on alpha" in lines[2] and "on beta" in lines[2] and lines[3] == f"folder: {folder}"
+        assert status_to_dict(found)["state"] == "training"
+        late = status_lines(found, time.time() + 1000)
+        assert any("nothing was heard of it for 17 min" in line for line in late)
+        (folder / "result.json").write_text("{}")
+        assert "has trained, and records it" in status_lines(status_of(tmp_path))[0]
+    assert status_of(tmp_path).holder is None
+
+
+def test_what_ended_before_its_last_step_can_be_resumed(tmp_path: Path) -> None:
+    prepared(tmp_path, 25)
+    lines = status_lines(status_of(tmp_path))
+    assert lines[0] == "no training runs in this folder" and "left" not in lines[2]
+    assert "ended before its last step" in lines[1] and "dejavu run --resume " in lines[1]
+
+
+def test_a_training_whose_files_are_damaged_is_passed_over(tmp_path: Path) -> None:
+    whole = prepared(tmp_path, 3)
+    broken = prepared(tmp_path, 3, "broken")
+    (broken / "job.json").write_text('{"workload": ')
+    os.utime(broken / "job.json", (time.time() + 10, time.time() + 10))
+    assert training_in(broken) is None
+    found = status_of(tmp_path).training
+    assert found is not None and found.folder == whole
+
+
+def test_a_holder_that_has_gone_holds_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / ".dejavu"
+    folder.mkdir()
+    gone = replace(Holder.here("gpt on desk"), start_seconds=1.0)
+    (folder / "training.json").write_text(json.dumps(vars(gone)))
+    assert status_of(tmp_path).holder is None
+
+
+def test_the_command_prints_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepared(tmp_path, 25)
+    said = CliRunner().invoke(app, ["status"])
+    assert said.exit_code == 0 and "step 25 of 40, loss 4.7600" in said.output
+    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    assert found["training"]["step"] == 25 and found["training"]["ranks_by_host"] == {"alpha": 1, "beta": 1}
+
+
+@pytest.mark.integration
+def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
+    (tmp_path / "prefect.yaml").write_bytes((ROOT / "prefect.yaml").read_bytes())
+    workload = {
+        "model_options": {"num_blocks": 2, "width": 32, "num_heads": 2},
+        "sequence_length": 32,
+        "batch_size": 8,
+        "num_microbatches": 4,
+        "num_steps": 12,
+        "compare": False,
+        "trials": {"count": 2, "steps": 3},
+    }
+    (tmp_path / "w.yaml").write_text(json.dumps(workload))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "PYTEST"))}
+    words = ["run", "--workload", "w.yaml", "--microbatches", "4", "--budget-seconds", "1", "--quiet", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", *words],
+        cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    order = list(dict.fromkeys(row["event"] for row in rows))
+    assert order == ["measuring", "searching", "trying", "training", "end"]
+    steps = [row for row in rows if row["event"] == "training"]
+    assert steps[-1]["step"] == steps[-1]["of"] == 12 and rows[-1]["loss"] == pytest.approx(steps[-1]["loss"])
+    best = [row["best_step_seconds"] for row in rows if row["event"] == "searching" and row["best_step_seconds"]]
+    assert best and rows[-1]["predicted_step_seconds"] > 0
+    assert "INFO" not in done.stderr and "starting Prefect" not in done.stderr

@@ -1,0 +1,89 @@
+"""Published trainings beside predictions: the sources' own figures follow from ours, and plans are theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.megatron.formulas import MegatronIteration
+from benchmarks.published.__main__ import outside_percent, row_of, run
+from benchmarks.published.predicting import plan_of, predict
+from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
+from dejavu.foundation.errors import InputError
+
+every_training = pytest.mark.parametrize("training", TRAININGS, ids=lambda one: f"{one.name}-{one.num_devices}")
+TERAFLOPS = (137, 138, 142, 135, 138, 140, 148, 155, 163, 163)  # of the table
+
+
+@every_training
+def test_the_plan_is_the_sources(training: Training) -> None:
+    plan = plan_of(training, training.microbatch_size or 1, recompute=True)
+    way = plan.stages[0].configuration
+    assert way.num_devices * len(plan.ranks) == training.num_devices
+    assert (way.tensor_parallel, way.data_parallel) == (training.tensor_parallel, training.data_parallel)
+    assert plan.num_microbatches * training.data_parallel * (training.microbatch_size or 1) == training.batch_size
+    assert training.cluster().num_devices == training.num_devices
+    sizes = {stage.stop - stage.start for stage in plan.stages[1:-1]}
+    assert len(sizes) <= 1, "as many blocks in each"
+    assert plan.stages[-1].stop == training.model.options["num_blocks"] + 2
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_megatrons_figures_follow_from_ours(number: int) -> None:
+    """Parameters are the name's; and the step, by Megatron's own formula, gives the table's FLOP/s back."""
+    training = TRAININGS[number]
+    assert training.source == MEGATRON
+    billions = float(training.name.removeprefix("GPT ").removesuffix("B"))
+    assert training.model.num_parameters / 1e9 == pytest.approx(billions, abs=0.06 if billions < 1000 else 0.6)
+    options, seconds = training.model.options, training.step_seconds(training.tokens_per_second)
+    flops = MegatronIteration(
+        num_heads=options["num_heads"],
+        hidden_size=options["width"],
+        num_layers=options["num_blocks"],
+        sequence_length=2048,
+        tensor_parallel=1,  # nothing padded
+        data_parallel=1,
+        pipeline_parallel=1,
+        microbatch_size=1,
+        global_batch_size=training.batch_size,
+        recompute=True,
+    ).model_flops
+    found = flops / seconds / training.num_devices
+    assert found == pytest.approx(TERAFLOPS[number] * 1e12, rel=2e-3)  # biases and norms
+
+
+def test_torchtitans_shares_of_the_peak_follow_from_ours() -> None:
+    """33 to 39 % without and with compilation on the H100; 51.7 % of 70B on A100 with the embedding's table."""
+    (eight,) = [one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8]
+    assert round(eight.utilization_percent(5762)) == 34
+    assert round(eight.utilization_percent(6667)) == 39
+    (large,) = [one for one in TRAININGS if one.name == "Llama 3 70B" and one.num_devices == 64]
+    table = 6 * large.model.options["width"] * 128_256
+    with_table = (large.flops_per_token + table) * 331 / large.device.peak_flops_per_second["bfloat16"]
+    assert 100 * with_table == pytest.approx(51.7, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["GPT 175B, full recomputation", "Llama 3 8B"])
+def test_a_row_says_what_was_predicted(name: str) -> None:
+    training = next(one for one in TRAININGS if one.name == name)
+    predictions = predict(training)
+    rows = [row_of(training, one, alone=len(predictions) == 1) for one in predictions]
+    for row, one in zip(rows, predictions, strict=True):
+        assert 0 < row["predicted_mfu_percent"] < 100
+        assert row["predicted"] * row["predicted_step_s"] == pytest.approx(row["tokens_s_gpu"] * row["step_s"])
+        assert row["predicted_gib"] > 0 and (row["fits"] == "yes") == one.fits
+    if training.recompute == "selective":
+        kept, recomputed = predictions
+        assert kept.tokens_per_second > recomputed.tokens_per_second
+        assert kept.memory_gib > recomputed.memory_gib
+        assert [row["difference_percent"] for row in rows] == [None, None]
+        nearest = min(abs(one.tokens_per_second / training.tokens_per_second - 1) for one in predictions)
+        assert abs(outside_percent(training, predictions)) in (0.0, pytest.approx(100 * nearest))
+    else:
+        assert rows[0]["difference_percent"] == pytest.approx(
+            100 * (rows[0]["predicted"] / rows[0]["tokens_s_gpu"] - 1)
+        )
+
+
+def test_a_word_that_is_nowhere_is_told() -> None:
+    with pytest.raises(InputError, match="no row of a published training has 'no such'"):
+        run("no such")
