@@ -332,3 +332,29 @@ class DeclaredWrong(Skips):
             "out of order": {"back": middle[2], "front": front, "a": middle[0], "b": middle[1]},
             "another output": [front, *middle[:2], middle[2].block, middle[2].scores],
         }[self.how]
+
+
+class DeclaredTied(nn.Module):
+    """It says its layers, and its head is its embedding's matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.middle = nn.Embedding(256, 16), nn.Linear(16, 16)
+        self.scores = nn.Linear(16, 256, bias=False)
+        self.scores.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.scores(self.middle(self.tokens(tokens)))
+        return found
+
+    def dejavu_layers(self) -> list[nn.Module]:
+        return [self.tokens, self.middle, self.scores]
+
+
+class Shared(Decoder):
+    """All of its blocks share one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.mlp[0].weight = self.blocks[0].mlp[0].weight

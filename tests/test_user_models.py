@@ -39,7 +39,7 @@ TEXT = {"data": "text", "sequence_length": 12}
 
 
 def workload_of(name: str, **options: Any) -> Workload:
-    data = TEXT if name in ("Decoder", "Encoder", "Padded") else {"data": "digits"}
+    data = TEXT if name in ("Decoder", "DeclaredTied", "Encoder", "Padded", "Shared") else {"data": "digits"}
     return Workload(
         model=f"tests.own_models:{name}",
         model_options=options,
@@ -117,10 +117,18 @@ def test_what_cannot_be_cut_is_said_with_its_lines() -> None:
     assert why.startswith("torch.export cannot trace it: ") and "`if x.sum() > 0:`" in why
 
 
-def test_a_tied_head_is_told() -> None:
+def test_a_tied_head_stays_tied_wherever_it_is() -> None:
+    """Each end has the matrix under its own name; a weight that three layers read makes them one."""
     workload = workload_of("Decoder", tied=True)
-    notes = capture(workload).notes
-    assert any("is read in 'tokens' and in 'scores': they are one layer with all between" in note for note in notes)
+    builders = layers_of(workload)
+    assert [builder.name for builder in builders] == CUT["Decoder"]
+    assert builders[-1].tied == (("scores.weight", "tokens.tokens.weight"),)
+    assert not any(builder.tied for builder in builders[:-1])
+    declared = layers_of(workload_of("DeclaredTied"))
+    assert [builder.tied for builder in declared] == [(), (), (("weight", "tokens.weight"),)]
+    shared = capture(workload_of("Shared"))
+    assert [layer.name for layer in shared.layers] == ["tokens", "blocks_0-blocks_2", "norm", "scores"]
+    assert any("they are one layer with all between" in note for note in shared.notes)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +164,13 @@ def test_an_export_loads_into_the_module(name: str, tmp_path: Path, alone: None)
     check(whole, state, job, checkpoint)
 
 
+def test_all_names_of_a_tied_weight_are_exported(tmp_path: Path, alone: None) -> None:
+    job, checkpoint = checkpointed(workload_of("Decoder", tied=True), tmp_path / "run")
+    found = export.export(tmp_path / "run", checkpoint, "state_dict", tmp_path / "out")
+    state = torch.load(found.files[0], weights_only=True)
+    check(own_models.Decoder(tied=True), state, job, checkpoint)
+
+
 one = one_device()
 WAYS = {
     "uneven cuts": ("1f1b", 2, [one, one]),
@@ -168,6 +183,10 @@ def jobs() -> dict[tuple[str, str], TrainingJob]:
     found = {}
     for name, layers in CUT.items():
         for way, (schedule, stages, ranks) in WAYS.items():
+            if name == "Decoder":
+                tied = workload_of(name, tied=True)
+                bounds = (0, *range(1, stages), len(layers))
+                found[f"{name} tied", way] = job_of(tied, by_hand(schedule, bounds, ranks, 4), STEPS)
             if len(layers) < stages or (name == "Images" and way != "uneven cuts"):  # batch norms see parts of a batch
                 continue
             bounds = (0, *range(1, stages), len(layers))

@@ -32,7 +32,11 @@ class UserModel(Model):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
-        return tuple(LayerBuilder(name, partial(self._layer, take)) for name, take in self._cut(shape).takes.items())
+        cut = self._cut(shape)
+        return tuple(
+            LayerBuilder(name, partial(self._layer, take), tied=cut.tied.get(name, ()))
+            for name, take in cut.takes.items()
+        )
 
     def notes(self, shape: ExampleShape) -> tuple[str, ...]:
         return self._cut(shape).notes

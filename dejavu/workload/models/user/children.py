@@ -74,11 +74,13 @@ def _version(thing: Any) -> int:
     return thing._version if isinstance(thing, torch.Tensor) else 0
 
 
-def tie(found: Mapping[str, nn.Module], writers: Collection[str]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+def tie(
+    found: Mapping[str, nn.Module], writers: Collection[str], apart: Collection[int] = ()
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Group parts that share weights with everything between them, and return a sentence for each tie.
 
     A part that writes to its input is in the group of the part that made it: a tensor that crosses a cut must not be
-    modified.
+    modified. Tensors with the ids in `apart` may be in several.
     """
     names, first = list(found), dict[int, int]()
     until = list(range(len(names)))  # the last part that must be in one layer with this one
@@ -88,6 +90,8 @@ def tie(found: Mapping[str, nn.Module], writers: Collection[str]) -> tuple[list[
         if name in writers and position:
             until[position - 1] = max(until[position - 1], position)
         for tensor in (*part.parameters(), *part.buffers()):
+            if id(tensor) in apart:
+                continue
             owner = first.setdefault(id(tensor), position)
             if owner != position:
                 until[owner] = max(until[owner], position)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models.user.children import layer_name, parts, tie, watch
 from dejavu.workload.models.user.layer import build
-from dejavu.workload.models.user.traced import TORCH, trace
+from dejavu.workload.models.user.traced import TORCH, TWO, trace
 
 WHOLE = "model"  # the name of the one layer of a model that cannot be cut
 LAYERS = "dejavu_layers"  # the method by which a module says what its layers are
@@ -36,10 +36,12 @@ class Cut:
     Attributes:
         takes: how each layer is taken from the module, by its name.
         notes: sentences for the user.
+        tied: of a layer, the weights that an earlier layer has, too, as `LayerBuilder.tied` has them.
     """
 
     takes: Mapping[str, Take]
     notes: tuple[str, ...] = ()
+    tied: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
@@ -74,7 +76,8 @@ def cut(make: Callable[[], nn.Module], shape: ExampleShape) -> Cut:
         return _whole(reason, f"torch.export cannot trace it: {_said(error)}")
     if len(pieces) == 1:
         return _whole(reason, *notes)
-    return Cut({piece.name: partial(build, piece=piece) for piece in pieces}, notes)
+    takes = {piece.name: partial(build, piece=piece) for piece in pieces}
+    return Cut(takes, notes, {piece.name: piece.tied for piece in pieces})
 
 
 def _said(error: Exception) -> str:
@@ -128,8 +131,30 @@ def _declared(module: nn.Module, example: torch.Tensor) -> Cut:
     if not isinstance(whole, torch.Tensor) or whole.shape != x.shape:
         shape = tuple(whole.shape) if isinstance(whole, torch.Tensor) else type(whole).__name__
         raise InputError(f"{said}: its layers, in order, give {tuple(x.shape)}; the module itself {shape}", ("model",))
-    groups, notes = tie(found, ())
-    return Cut({layer_name(group): partial(_declared_layer, group) for group in groups}, notes)
+    sharing: dict[int, set[str]] = {}
+    for name, part in found.items():
+        for parameter in part.parameters():
+            sharing.setdefault(id(parameter), set()).add(name)
+    apart = {one for one, names in sharing.items() if len(names) == TWO}
+    groups, notes = tie(found, (), apart)
+    takes = {layer_name(group): partial(_declared_layer, group) for group in groups}
+    return Cut(takes, notes, _ties(groups, found, apart))
+
+
+def _ties(
+    groups: Iterable[tuple[str, ...]], found: Mapping[str, nn.Module], apart: Collection[int]
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Return each layer's weights that an earlier layer has, too."""
+    first: dict[int, tuple[str, str]] = {}
+    tied: dict[str, tuple[tuple[str, str], ...]] = {}
+    for group in groups:
+        layer = layer_name(group)
+        for name, weight in _together({name: found[name] for name in group}).named_parameters():
+            if id(weight) in apart:
+                owner, used = first.setdefault(id(weight), (layer, name))
+                if owner != layer:
+                    tied[layer] = (*tied.get(layer, ()), (name, f"{owner}.{used}"))
+    return tied
 
 
 def _declared_layer(names: tuple[str, ...], module: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import fx, nn
 from dejavu.workload.models.user.children import layer_name
 
 INPUT = "x"  # of a layer's graph
+TWO = 2  # ends of a tied weight
 TORCH = Path(torch.__file__).parent
 MOST_NOTES = 3  # boundaries that cannot be cut
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -38,12 +39,14 @@ class Piece:
         tensors: names of the weights and buffers that it reads, and of those that no layer reads; with all names of a
             weight that has several.
         constants: tensors and graphs that tracing made, by the names that the graph reads them by.
+        tied: weights that an earlier layer has, too, as `LayerBuilder.tied` has them.
     """
 
     name: str
     graph: fx.Graph
     tensors: tuple[str, ...]
     constants: dict[str, Any]
+    tied: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -173,12 +176,17 @@ class _Tracing:
         return ""
 
     def _tie(self, segments: list[_Segment]) -> tuple[list[_Segment], list[str]]:
-        """Merge segments that read the same weight, with everything between them."""
+        """Merge segments that read the same weight, with everything between them, but where just two read it."""
         first: dict[str, int] = {}
+        readers: dict[str, set[int]] = {}
+        for number, segment in enumerate(segments):
+            for name in self._owned(segment.nodes):
+                readers.setdefault(name, set()).add(number)
+        self.apart = {name for name in self.weights.values() if len(readers.get(name, ())) == TWO}
         until = list(range(len(segments)))
         notes: dict[str, None] = {}
         for number, segment in enumerate(segments):
-            for name in self._owned(segment.nodes):
+            for name in set(self._owned(segment.nodes)) - self.apart:
                 owner = first.setdefault(name, number)
                 if owner != number:
                     until[owner] = max(until[owner], number)
@@ -210,12 +218,16 @@ class _Tracing:
     def _graphs(self, segments: list[_Segment]) -> list[Piece]:
         made = []
         used: set[str] = set()
+        ends: dict[str, list[tuple[str, str]]] = {}  # of each weight that two may have: layer and name
         for number, segment in enumerate(segments):
             done = [node for one in segments[:number] for node in one.nodes]
             steps = [node for one in segments for node in one.nodes]
             arriving = self._crosses(steps, len(done)) if number else self.input
             leaving = self._crosses(steps, len(done) + len(segment.nodes)) if number < len(segments) - 1 else None
-            copy = _Copy(self, arriving, segment.nodes)
+            own = {name: self._own_name(name, segment) for name in self.apart & set(self._owned(segment.nodes))}
+            for name, inner in own.items():
+                ends.setdefault(name, []).append((_called(segment), inner))
+            copy = _Copy(self, arriving, segment.nodes, own)
             copy.end(leaving if leaving is not None else self.nodes[-1].args[0][0])
             used |= copy.tensors
             made.append((segment, copy))
@@ -227,19 +239,33 @@ class _Tracing:
                 copy.graph,
                 tuple(self._with_aliases([*sorted(copy.tensors), *(unused if number == len(made) - 1 else ())])),
                 copy.constants,
+                tuple(
+                    (held[1][1], ".".join(held[0]))
+                    for held in ends.values()
+                    if len(held) == TWO and held[1][0] == _called(segment)
+                ),
             )
             for number, (segment, copy) in enumerate(made)
         ]
 
+    def _own_name(self, name: str, segment: _Segment) -> str:
+        """Return what a weight with several names is called in a segment's own modules."""
+        return next((one for one in self.aliases[name] for unit in segment.units if one.startswith(f"{unit}.")), name)
+
     def _with_aliases(self, names: Iterable[str]) -> Iterator[str]:
-        yield from dict.fromkeys(one for name in names for one in self.aliases.get(name, [name]))
+        """Yield all names of each tensor, but of one that two layers have its name here."""
+        apart = {one for name in self.apart for one in self.aliases[name]}
+        for name in dict.fromkeys(names):
+            yield from [name] if name in apart else self.aliases.get(name, [name])
 
 
 class _Copy:
     """One layer's operators in a graph of their own, with what every layer computes for itself."""
 
-    def __init__(self, tracing: _Tracing, arriving: fx.Node | None, nodes: Sequence[fx.Node]) -> None:
-        self.tracing, self.graph = tracing, fx.Graph()
+    def __init__(
+        self, tracing: _Tracing, arriving: fx.Node | None, nodes: Sequence[fx.Node], own: Mapping[str, str]
+    ) -> None:
+        self.tracing, self.graph, self.own = tracing, fx.Graph(), own
         self.tensors: set[str] = set()
         self.constants: dict[str, Any] = {}
         self.input = self.graph.placeholder(INPUT)
@@ -274,6 +300,7 @@ class _Copy:
             self.constants[name] = getattr(tracing.program.graph_module, name)
         elif node.name in tracing.weights or node.name in tracing.buffers:
             name = tracing.weights.get(node.name) or tracing.buffers[node.name]
+            name = self.own.get(name, name)
             self.tensors.add(name)
         else:
             name = tracing.constants[node.name]
