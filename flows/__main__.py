@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
+from flows.launch_command import launching
 from flows.listing import Importing, Listing
 from flows.recorded.commands import records
 from flows.room import PRIVATE_UMASK
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(launching)
 app.add_typer(records)
 app.add_typer(upkeep)
 

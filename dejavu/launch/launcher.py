@@ -28,13 +28,13 @@ from dejavu.launch.rendezvous import (
     look_at_hosts,
     look_here,
 )
-from dejavu.launch.torchrun import torchrun_words, words_by_host
+from dejavu.launch.torchrun import assignments, several_hosts_settings, torchrun_words, words_by_host
 from dejavu.launch.watchdog import STALL_SECONDS, Watch
 from dejavu.runtime.job import TrainingJob, TrainingResult, parse_evaluation, parse_progress, write_json
-from dejavu.runtime.process import end_agent, named_parent, rank_environment
+from dejavu.runtime.process import end_agent, named_parent, rank_environment, rank_settings
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats
-from dejavu.runtime.process.own_rank import HOST, ranks_on
+from dejavu.runtime.process.own_rank import ranks_on
 from dejavu.workload.data import check_data
 
 POLL_SECONDS = 0.2
@@ -178,19 +178,10 @@ def torchrun_line(job: TrainingJob, client: Any = None) -> str:
     names, arguments = _hosts(job), (Path(job.folder) / "job.json", Path(f"{job.folder}-again"))
     if client is None or all(map(is_here, names)):
         words = torchrun_words(len(job.binding.placements), *arguments)
-        return shlex.join(["GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", "torchrun", *words])
+        return shlex.join([*assignments(rank_settings()), "torchrun", *words])
     hosts = look_at_hosts(client, names, Path(job.folder), gpu_memory=False)
     return "\n".join(
-        shlex.join(
-            [
-                f"{HOST}={host.name}",
-                f"GLOO_SOCKET_IFNAME={host.interface}",
-                f"NCCL_SOCKET_IFNAME={host.interface}",
-                "OMP_NUM_THREADS=1",
-                "torchrun",
-                *words,
-            ]
-        )
+        shlex.join([*assignments(several_hosts_settings(host.name, host.interface)), "torchrun", *words])
         for host, words in words_by_host(job.binding, hosts, *arguments).items()
     )
 

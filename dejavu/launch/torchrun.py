@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.binding.binding import Binding
 from dejavu.launch.rendezvous import Host
-from dejavu.runtime.process.own_rank import ranks_on
+from dejavu.runtime.process import rank_settings
+from dejavu.runtime.process.own_rank import HOST, ranks_on
 
 MOST_RESTARTS = 3
 MONITOR_SECONDS = 0.2
@@ -43,11 +44,26 @@ class Rendezvous:
         ]
 
 
-def torchrun_words(num_ranks: int, *arguments: Path, meeting: Rendezvous | None = None) -> list[str]:
+def several_hosts_settings(host: str, interface: str = "") -> dict[str, str]:
+    """Return the environment variables of the ranks on one of several hosts: its name in the plan among them."""
+    of_nccl = {"NCCL_SOCKET_IFNAME": interface} if interface else {}
+    return {HOST: host, **rank_settings(interface), **of_nccl}
+
+
+def assignments(settings: Mapping[str, str]) -> list[str]:
+    """Return the words that a shell sets environment variables with, before a command."""
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+def torchrun_words(
+    num_ranks: int, *arguments: Path, meeting: Rendezvous | None = None, restarts: int = MOST_RESTARTS
+) -> list[str]:
     """Return torchrun's arguments on one host.
 
     Args:
         num_ranks: on that host.
+        restarts: of all ranks after one failed. torchrun's own agents number them differently on several hosts, and
+            the ranks would not find each other (`runtime.process.attempt_number`): there 0, unless they are ours.
         meeting: the rendezvous with other hosts' agents; None: there are none, and it takes a free port on loopback.
     """
     alone = ["--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={_new_id()}"]
@@ -55,7 +71,7 @@ def torchrun_words(num_ranks: int, *arguments: Path, meeting: Rendezvous | None 
         f"--nproc-per-node={num_ranks}",
         "--rdzv-backend=c10d",
         *(meeting.words if meeting else alone),
-        f"--max-restarts={MOST_RESTARTS}",
+        f"--max-restarts={restarts}",
         f"--monitor-interval={MONITOR_SECONDS}",
         "-m",
         "dejavu.runtime.worker",

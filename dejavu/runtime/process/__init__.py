@@ -62,11 +62,20 @@ def attempt_number() -> int:
 KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(16 * 2**30), "MALLOC_MMAP_THRESHOLD_": str(16 * 2**30)}
 
 
+def rank_settings(interface: str = "lo") -> dict[str, str]:
+    """Return the environment variables that a rank has of ours: also what a line to start it by hand has to set.
+
+    Args:
+        interface: the network interface that gloo uses; empty: it takes that of the host's name.
+    """
+    own = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    return {**own, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **KEEPS_MEMORY}
+
+
 def rank_environment(interface: str = "lo") -> dict[str, str]:
     """Return the environment of a rank: gloo's network interface, one compute thread, nothing of the flow's own run."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RANKS}
-    own = {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**kept, **own, **KEEPS_MEMORY}
+    return {**kept, **rank_settings(interface)}
 
 
 def end_agent(agent: subprocess.Popen[bytes]) -> None:

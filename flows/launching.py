@@ -1,0 +1,109 @@
+"""`dejavu launch`: a training for hosts that are not reached from here, as torchrun lines or a script for SLURM."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dejavu.foundation.errors import DejavuError, InputError
+from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
+from dejavu.launch.preflight import check_draw, check_plan, check_spreading
+from dejavu.runtime.job import TrainingJob
+
+SCRIPT = "train.sbatch"
+
+
+def addresses_of(words: Sequence[str]) -> dict[str, str]:
+    """Parse `alpha=10.0.0.1`.
+
+    Raises:
+        InputError: one is something else.
+    """
+    found = {}
+    for word in words:
+        host, is_there, address = word.partition("=")
+        if not (host and is_there and address):
+            raise InputError(f"--address {word}: found no host and address; wanted such as --address alpha=10.0.0.1")
+        found[host] = address
+    return found
+
+
+def prepared_job(folder: Path, workload: Path | None, cluster: Path | None, budget_seconds: float) -> TrainingJob:
+    """Read the folder's job, or plan the workload on the cluster file's devices and write one into the folder.
+
+    Raises:
+        InputError: there is no job and nothing to make one of, or there is one and the options say another.
+    """
+    path = folder / "job.json"
+    if path.is_file():
+        if workload is not None or cluster is not None:
+            raise InputError(f"{path} is there already; leave out --workload and --cluster, or name a new folder")
+        try:
+            return TrainingJob.read(path)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{path} cannot be read: {why}; wanted what a training of this version wrote") from error
+    if workload is None or cluster is None:
+        raise InputError(
+            f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs, or --workload "
+            "FILE and --cluster FILE to plan one"
+        )
+    return _planned_job(folder, workload, cluster, budget_seconds)
+
+
+def _planned_job(folder: Path, workload: Path, cluster: Path, budget_seconds: float) -> TrainingJob:
+    from dejavu.binding import bind
+    from dejavu.cost.priced_problem import split_into
+    from dejavu.init import Draw
+    from dejavu.planning import Planner, PlanRequest
+    from flows.inputs import read_inputs
+
+    machines, wanted = read_inputs(cluster, workload, train=False)
+    choice = Planner().plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
+    binding = bind(choice.priced.problem, choice.plan, machines)
+    job = TrainingJob(
+        workload=split_into(wanted, choice.plan.num_microbatches),
+        binding=binding,
+        draw=Draw(seed=wanted.seed),
+        start_from=None,
+        first_step=0,
+        last_step=wanted.num_steps,
+        folder=str(folder.resolve()),
+    )
+    for check in (check_plan, check_spreading, check_draw):
+        check(job)
+    job.write()
+    return job
+
+
+def print_lines(job: TrainingJob, places: Places, say: Callable[[str], object]) -> None:
+    """Print one line for each host."""
+    lines = torchrun_lines(job, places)
+    if len(lines) > 1:
+        say(f"# one line on each host; all see {places.project} and {job.folder}")
+    for host, line in lines.items():
+        say(f"# {host}")
+        say(line)
+
+
+def submit(job: TrainingJob, places: Places, slurm: Slurm, *, dry: bool, say: Callable[[str], object]) -> None:
+    """Write the script into the job's folder, and hand it to sbatch.
+
+    Raises:
+        InputError: there is no sbatch here.
+        DejavuError: sbatch does not take it.
+    """
+    path = Path(job.folder) / SCRIPT
+    path.write_text(sbatch_script(job, places, slurm))
+    path.chmod(0o700)
+    if dry:
+        say(f"written: {path}; to submit it: sbatch {path}")
+        return
+    if shutil.which("sbatch") is None:
+        raise InputError(f"there is no sbatch here; {path} is written: submit it where SLURM is, or use --dry-run")
+    done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True)
+    if done.returncode:
+        raise DejavuError(f"sbatch did not take {path}: {done.stderr.strip()}")
+    say(done.stdout.strip())

@@ -1,0 +1,268 @@
+"""Trainings for hosts that nobody reaches from here: torchrun lines, and a script for SLURM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.pipeline.emulation import CABLE, EmulationError, apart
+from dejavu.foundation.errors import InputError
+from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
+from dejavu.launch.launcher import torchrun_line
+from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.process import rank_environment, rank_settings
+from flows.__main__ import app
+from flows.launching import addresses_of
+from tests.conftest import TINY
+from tests.launching import TOLERANCE, job_of, largest_difference
+
+ROOT = Path(__file__).parents[1]
+TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
+
+
+def job_on(folder: Path, hosts: Iterable[str] = TWO_AND_ONE, group: str = "here") -> TrainingJob:
+    job = job_of(TINY, folder / "run", (2, 3), hosts)
+    placements = tuple(
+        replace(one, device=replace(one.device, group=group, node_index=_node(one.device.host)))
+        for one in job.binding.placements
+    )
+    job = replace(job, binding=replace(job.binding, placements=placements))
+    Path(job.folder).mkdir(parents=True, exist_ok=True)
+    job.write()
+    return job
+
+
+def _node(host: str) -> int:
+    """The number of a node that the cluster file only counts."""
+    return int(host.rpartition("-")[2]) if "-" in host else 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def environment() -> dict[str, str]:
+    """Of a shell that knows nothing of ours but where the project is."""
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/")}
+
+
+def result_of(job: TrainingJob) -> TrainingResult:
+    return TrainingResult.from_dict(json.loads(job.result_path.read_text()))
+
+
+def variables(line: str) -> dict[str, str]:
+    words = shlex.split(line.partition("&& ")[2] or line)
+    return dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
+
+
+@pytest.mark.parametrize("hosts", [("localhost",), TWO_AND_ONE])
+def test_lines_set_all_that_our_own_launcher_sets(hosts: tuple[str, ...], tmp_path: Path) -> None:
+    """The allocator's variables among them."""
+    job = job_on(tmp_path, hosts)
+    ours = {k: v for k, v in rank_environment("eth0").items() if os.environ.get(k) != v} | rank_settings("eth0")
+    for host, line in torchrun_lines(job, Places(ROOT, interface="eth0")).items():
+        assert ours.items() <= variables(line).items()
+        assert len(hosts) == 1 or variables(line)["DEJAVU_HOST"] == host
+    if hosts == ("localhost",):
+        assert rank_settings().items() <= variables(torchrun_line(job)).items()
+
+
+def test_lines_agree_on_the_rendezvous_and_count_each_hosts_ranks(tmp_path: Path) -> None:
+    lines = torchrun_lines(job_on(tmp_path), Places(ROOT, {"beta": "10.0.0.2"}, port=4567))
+    assert list(lines) == ["alpha", "beta"]
+    for line, ranks, first, own in zip(lines.values(), (2, 1), (1, 0), ("alpha", "10.0.0.2"), strict=True):
+        words = shlex.split(line)
+        assert f"--nproc-per-node={ranks}" in words and "--nnodes=2" in words
+        assert "--rdzv-endpoint=alpha:4567" in words and f"--local-addr={own}" in words
+        assert any(word.startswith(f"--rdzv-conf=is_host={first},") for word in words)
+        assert "--max-restarts=0" in words, "torchrun numbers attempts differently on several hosts"
+
+
+def test_addresses_of_unknown_hosts_are_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the plan's hosts are alpha, beta"):
+        torchrun_lines(job_on(tmp_path), Places(ROOT, {"gamma": "10.0.0.3"}))
+    for word in ("alpha", "=1", "alpha="):
+        with pytest.raises(InputError, match="wanted such as --address"):
+            addresses_of([word])
+
+
+@pytest.mark.integration
+def test_printed_lines_train_and_go_on_when_they_are_run_again(tmp_path: Path) -> None:
+    """Each in a shell of its own on loopback, in an environment that knows nothing of ours."""
+    job = job_on(tmp_path)
+    words = ["launch", job.folder, "--torchrun", "--interface", "lo", "--port", str(free_port())]
+    words += ["--address", "alpha=127.0.0.1", "--address", "beta=127.0.0.1"]
+    printed = CliRunner().invoke(app, words).output
+    lines = [line for line in printed.splitlines() if not line.startswith("#")]
+    assert len(lines) == 2
+    for _ in range(2):  # the second time there is no step left, and the result is written again
+        job.result_path.unlink(missing_ok=True)
+        shells = [subprocess.Popen(line, shell=True, env=environment(), cwd="/") for line in lines]
+        assert [shell.wait(180) for shell in shells] == [0, 0]
+        assert largest_difference(TINY, result_of(job).losses) < TOLERANCE
+    assert result_of(job).resumed_from_step == TINY.num_steps
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_printed_lines_train_on_two_hosts(tmp_path: Path) -> None:
+    """In two network namespaces: each host has its own loopback, and the cable between them."""
+    job = job_on(tmp_path)
+    with ExitStack() as stack:
+        try:
+            namespaces = stack.enter_context(apart(("alpha", "beta"), 1e9))
+        except EmulationError as error:
+            pytest.skip(str(error))
+        addresses = {"alpha": "10.78.0.1", "beta": "10.78.0.2"}
+        lines = torchrun_lines(job, Places(ROOT, addresses, CABLE, 29401))
+        shells = [
+            subprocess.Popen(["nsenter", f"--net=/run/netns/{namespaces[host]}", "bash", "-c", line], env=environment())
+            for host, line in lines.items()
+        ]
+        assert [shell.wait(180) for shell in shells] == [0, 0]
+    assert largest_difference(TINY, result_of(job).losses) < TOLERANCE
+
+
+SCRIPTS = {
+    "by name": (TWO_AND_ONE, "here"),
+    "counted": (("here-0", "here-1", "here-0"), "here"),
+    "one host": (("localhost",), "here"),
+}
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_script_is_valid_and_asks_for_what_the_plan_has(kind: str, tmp_path: Path) -> None:
+    hosts, group = SCRIPTS[kind]
+    job = job_on(tmp_path, hosts, group)
+    text = sbatch_script(job, Places(ROOT), Slurm("2-00:00:00", ("--partition=gpu",)))
+    path = tmp_path / "train.sbatch"
+    path.write_text(text)
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
+    asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    number = len(set(hosts))
+    wanted = {f"--nodes={number}", "--ntasks-per-node=1", "--requeue", "--time=2-00:00:00", "--partition=gpu"}
+    assert wanted <= set(asked) and ("--nodelist=alpha,beta" in asked) == (kind == "by name")
+    assert f"--cpus-per-task={2 if number == 2 else 3}" in asked
+    assert not re.search(r"@[A-Z_]+@", text), "something is not filled in"
+    for name, value in rank_settings("").items():
+        assert f"export {name}={value}" in text
+
+
+def test_nodes_of_several_groups_have_to_be_named(tmp_path: Path) -> None:
+    job = job_on(tmp_path, ("one-0", "two-0", "one-0"))
+    placements = tuple(
+        replace(one, device=replace(one.device, group=one.device.host.split("-")[0], node_index=0))
+        for one in job.binding.placements
+    )
+    mixed = replace(job, binding=replace(job.binding, placements=placements))
+    with pytest.raises(InputError, match="only counted in the cluster file; wanted `hosts:`"):
+        sbatch_script(mixed, Places(ROOT), Slurm())
+
+
+# Stand-ins for SLURM's programs: srun runs a task for each node here, all with loopback's name.
+SRUN = """#!/bin/bash
+echo "srun $*" >> "$FAKE_LOG"
+while [[ $1 == --* ]]; do shift; done
+pids=()
+for k in $(seq 0 $(( FAKE_NODES - 1 ))); do
+    SLURM_NODEID=$k SLURMD_NODENAME=127.0.0.1 "$@" & pids+=($!)
+done
+trap 'kill -TERM "${pids[@]}"' TERM
+code=0
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null; done
+exit $code
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >> "$FAKE_LOG"
+if [ "$1" = show ]; then echo 127.0.0.1; fi
+"""
+
+
+def slurm_environment(folder: Path, nodes: int) -> dict[str, str]:
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    own = environment()
+    job = {"SLURM_JOB_ID": str(free_port() % 1000), "SLURM_JOB_NODELIST": "n[1-2]"}
+    fake = {"FAKE_LOG": str(folder / "log"), "FAKE_NODES": str(nodes)}
+    return {**own, **job, **fake, "PATH": f"{programs}{os.pathsep}{own['PATH']}"}
+
+
+@pytest.mark.integration
+def test_the_script_trains_and_says_when_it_has(tmp_path: Path) -> None:
+    job = job_on(tmp_path, ("here-0", "here-1", "here-0"))
+    said = CliRunner().invoke(app, ["launch", job.folder, "--slurm", "--dry-run", "--interface", "lo"])
+    assert said.exit_code == 0, said.output
+    script, fake = Path(job.folder) / "train.sbatch", slurm_environment(tmp_path, 2)
+    done = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert largest_difference(TINY, result_of(job).losses) < TOLERANCE
+    again = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0 and "is complete" in again.stdout
+    assert (tmp_path / "log").read_text().count("srun") == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("signal", ["USR1", "TERM"])
+def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(signal: str, tmp_path: Path) -> None:
+    """With a program in torchrun's place that trains for ever; a cancelled job is not queued again."""
+    job = job_on(tmp_path, ("here-0", "here-1", "here-0"))
+    endless = tmp_path / "endless"
+    endless.write_text('#!/bin/bash\ntouch "$DEJAVU_FOLDER/began-$DEJAVU_HOST"\nexec sleep 300\n')
+    endless.chmod(0o755)
+    script = tmp_path / "train.sbatch"
+    script.write_text(sbatch_script(job, Places(ROOT, torchrun=str(endless)), Slurm()))
+    waits = f"while [ ! -e {job.folder}/began-here-1 ] || [ ! -e {job.folder}/began-here-0 ]; do sleep 0.1; done"
+    strike = f"bash {script} & pid=$!; {waits}; kill -{signal} $pid; wait $pid"
+    done = subprocess.run(
+        ["bash", "-c", strike], env=slurm_environment(tmp_path, 2), capture_output=True, text=True, timeout=120
+    )
+    log = (tmp_path / "log").read_text()
+    assert ("scontrol requeue" in log) == (signal == "USR1")
+    assert (done.returncode == 0) == (signal == "USR1") and log.count("srun") == 1
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    for words, said in (
+        (["launch", str(tmp_path / "none"), "--torchrun"], "has no prepared training"),
+        (["launch", str(tmp_path), "--torchrun", "--slurm"], "wanted one of --torchrun"),
+        (["launch", str(tmp_path)], "wanted one of --torchrun"),
+        (["launch", str(tmp_path), "--torchrun", "--dry-run"], "--dry-run is for --slurm"),
+    ):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code != 0 and said in str(done.exception)
+
+
+def test_a_new_folder_is_planned(tmp_path: Path) -> None:
+    """For hosts that are not here."""
+    (tmp_path / "w.yaml").write_text(
+        json.dumps({**TINY.model_dump(mode="json", include={"model_options", "batch_size"})})
+    )
+    core = "devices: {core: {kind: cpu, memory: 4 GiB, bandwidth: 10 GB/s, float32: 50 GFLOP/s}}"
+    nodes = "nodes: [{name: a, hosts: [alpha, beta], devices: {type: core}}]"
+    (tmp_path / "hosts.yaml").write_text(f"{nodes}\n{core}\nlinks: {{default: {{bandwidth: 10 Gbit/s}}}}\n")
+    folder = tmp_path / "run"
+    words = ["launch", str(folder), "--workload", str(tmp_path / "w.yaml"), "--cluster", str(tmp_path / "hosts.yaml")]
+    done = CliRunner().invoke(app, [*words, "--torchrun", "--budget-seconds", "1"])
+    assert done.exit_code == 0, done.output
+    job = TrainingJob.read(folder / "job.json")
+    assert {one.device.host for one in job.binding.placements} <= {"alpha", "beta"}
+    again = CliRunner().invoke(app, [*words, "--torchrun"])
+    assert again.exit_code != 0 and "is there already" in str(again.exception)
+    assert sys.executable.rpartition("/")[0] in done.output
