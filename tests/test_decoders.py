@@ -134,6 +134,19 @@ def test_it_has_as_many_parameters_as_in_transformers(name: str, parameters: int
     assert capture(workload).num_parameters == sum(p.numel() for p in theirs.parameters()) == parameters
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_an_exported_model_needs_no_operator_of_ours(name: str) -> None:
+    """It is loaded where this project is not installed, as MLflow's registered models are."""
+    workload = ZOO[name]
+    layers = build_layers(workload, Draw(seed=2), torch.device("cpu")).eval()
+    x = dataset_of(workload).batch(0, 4, seed=0)[0]
+    exported = torch.export.export(layers, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    assert "dejavu" not in str(exported.graph)
+    more = dataset_of(workload).batch(1, 7, seed=0)[0]
+    with torch.no_grad():
+        assert torch.allclose(exported.module()(more), layers(more), atol=1e-5)
+
+
 def some_groups(seed: int, *, num_rows: int = 23, num_groups: int = 5) -> torch.Tensor:
     """Ends of groups of rows; some groups are empty."""
     generator = torch.Generator().manual_seed(seed)

@@ -112,8 +112,21 @@ class GroupedLinear(nn.Module):
             narrow = torch.get_autocast_dtype(rows.device.type)
             rows, weights = rows.to(narrow), weights.to(narrow)
         matrices = weights.transpose(1, 2)
-        mapped: torch.Tensor = torch.bmm(rows, matrices) if ends is None else grouped_mm(rows, matrices, ends)
+        if ends is None:
+            return torch.bmm(rows, matrices)
+        if torch.compiler.is_exporting():
+            return _by_torch_alone(rows, matrices, ends)
+        mapped: torch.Tensor = grouped_mm(rows, matrices, ends)
         return mapped
+
+
+def _by_torch_alone(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply all rows by every matrix and keep each expert's own: exported models load without our operator."""
+    expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
+    out = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    for number, matrix in enumerate(matrices.unbind()):
+        out = torch.where((expert == number)[:, None], rows @ matrix, out)
+    return out
 
 
 class Experts(nn.Module):
@@ -134,7 +147,7 @@ class Experts(nn.Module):
         rows = tokens.index_select(0, order // num_choices)
         inner = nn.functional.silu(self.gate(rows, ends)) * self.expand(rows, ends)
         done = self.contract(inner, ends)
-        back = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+        back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
         done = done.index_select(0, back).unflatten(0, (-1, num_choices))
         combined: torch.Tensor = (done * share.to(done.dtype)[:, :, None]).sum(1)
         return combined
