@@ -218,7 +218,7 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
     tags = version.tags
     assert (tags["dejavu.step"], tags["dejavu.loss"]) == (str(TINY.num_steps), str(result.losses[-1]))
     assert tags["dejavu.plan"] == stable_hash(job.binding.plan.to_dict())
-    assert tags["dejavu.data"] == f"text {recording.dataset_of(TINY).fingerprint}"
+    assert tags["dejavu.data"] == f"text {recording.dataset_of(job.workload).fingerprint}"
     assert {"dejavu.checkpoint", "dejavu.training", "dejavu.model", "dejavu.draw"} <= set(tags)
     (output,) = client.get_run(run.run_id).outputs.model_outputs
     assert output.step == TINY.num_steps
