@@ -239,7 +239,7 @@ def train_pipeline(
         losses.add(step, loss)
         progress.add(step, loss)
         if step == job.first_step or done == job.last_step or done % REPORTED_EVERY_STEPS == 0:
-            log.info("step %d of %d: loss %.4f%s", done, job.last_step, loss, progress)
+            log.info("step %d of %d: loss %.4f%s", done, job.last_step, loss, str(progress))
 
     def on_evaluation(step: int, loss: float) -> None:
         held_out.add(step, loss)

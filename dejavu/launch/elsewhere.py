@@ -135,7 +135,7 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
-        _devices_option(job, max(ranks.values())),
+        _devices_option(job),
         *([f"--nodelist={','.join(hosts)}"] if named else []),
         *([f"--time={slurm.time}"] if slurm.time else []),
         "--requeue",
@@ -166,11 +166,12 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
     return text
 
 
-def _devices_option(job: TrainingJob, most_ranks: int) -> str:
-    known = catalogue()
-    types = {placement.device.type_name for placement in job.binding.placements}
-    is_gpu = all(name in known and known[name].kind != "cpu" for name in types)
-    return f"--gpus-per-node={most_ranks}" if is_gpu else f"--cpus-per-task={most_ranks}"
+def _devices_option(job: TrainingJob) -> str:
+    """Ask for as many devices of each node as the ranks' numbers there need: some of a node's may be idle."""
+    known, devices = catalogue(), [placement.device for placement in job.binding.placements]
+    is_gpu = all(device.type_name in known and known[device.type_name].kind != "cpu" for device in devices)
+    needed = max(device.index for device in devices) + 1
+    return f"--gpus-per-node={needed}" if is_gpu else f"--cpus-per-task={needed}"
 
 
 _SCRIPT = r"""#!/bin/bash

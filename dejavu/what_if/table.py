@@ -29,7 +29,8 @@ def cases_table(title: str, first: str, rows: Sequence[Answered]) -> Table:
         first: what the rows differ in.
     """
     priced = any(row.cost_of_a_step is not None for row in rows)
-    names = ("step", "tokens/s", "samples/s", "MFU", "fullest device", "gap", *(("a step", "10⁹ tokens") * priced))
+    costs = ("a step", f"10⁹ {_priced_thing(rows[0])}") if priced else ()
+    names = ("step", "tokens/s", "samples/s", "MFU", "fullest device", "gap", *costs)
     table = Table(title=f"{title}: predicted, in nine of ten cases between", title_justify="left")
     table.add_column(first, no_wrap=True)
     for name in names:
@@ -80,9 +81,14 @@ def what_changes(before: Answered, after: Answered) -> str:
         said.append(f"{_signed(tokens[1] - tokens[0])} tokens/s")
     if found.cost_per_hour is not None:
         said.append(f"{_signed(found.cost_per_hour)} {found.currency}/hour")
-        said.append(f"{_signed(found.cost_of_1e9_tokens or 0.0)} {found.currency} for 10⁹ tokens")
+        said.append(f"{_signed(found.cost_of_1e9_tokens or 0.0)} {found.currency} for 10⁹ {_priced_thing(after)}")
     sure = "The ranges of the two steps do not overlap." if found.is_sure else OVERLAP
     return f"{', '.join(said)}. {sure}"
+
+
+def _priced_thing(row: Answered) -> str:
+    """Name what 10⁹ of have a cost."""
+    return "samples" if tokens_in_a_step(row.case.request.workload) is None else "tokens"
 
 
 def _signed(amount: float) -> str:
