@@ -30,6 +30,10 @@ DATED = {
     "flows/upkeep/cleaning.py": "ages of files: the file system's clock is this one",
     "dejavu/track/spool.py": "names of folders, in order",
     "dejavu/watching/notes.py": "when a plan was made, for people",
+    "dejavu/launch/running.py": "ages of files: the file system's clock is this one",
+    "flows/recorded/status.py": "ages of files, and since when somebody trains, for people",
+    "flows/listening.py": "when an event was, for a program that listens",
+    "tasks/events.py": "when an event was, for a program that listens",
 }
 
 

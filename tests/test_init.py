@@ -37,7 +37,7 @@ from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 from tests.launching import job_of
-from tests.test_models import ZOO
+from tests.test_models import ZOO, small
 
 CPU = torch.device("cpu")
 EVERYTHING = Draw("default", 0.7, slope=1.5, embedding=0.3, head=0.5, residual=0.4, bias=0.25, seed=3)
@@ -173,9 +173,11 @@ def test_the_slope_goes_through_all_layers(depth: int) -> None:
 
 def test_the_one_layer_of_a_model_is_no_head() -> None:
     """A user's model that cannot be cut: the gain is on all its matrices."""
-    plain, drawn = (weights("user_residual", Draw("xavier", gain, head=0.1)) for gain in (1.0, 0.5))
+    whole = small("tests.own_models:Branching", {}, data="digits")
+    assert [builder.name for builder in layers_of(whole)] == ["model"]
+    plain, drawn = (build_layers(whole, Draw("xavier", gain, head=0.1), CPU).state_dict() for gain in (1.0, 0.5))
     assert all(torch.allclose(drawn[key], 0.5 * plain[key]) for key in plain if plain[key].dim() >= 2)
-    assert [one.name for one in space_of(ZOO["user_residual"]).dimensions] == ["gain", "bias"]
+    assert [one.name for one in space_of(whole).dimensions] == ["gain", "bias"]
 
 
 def test_shared_weights_are_drawn_once() -> None:
