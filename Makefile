@@ -43,6 +43,8 @@ bench: $(VENV)/.ready
 	$(BENCH).published --json $(RESULTS)/published.json
 	$(BENCH).feedback --json $(RESULTS)/feedback.json
 	$(BENCH).measuring --json $(RESULTS)/measuring.json
+	$(BENCH).training --losses --json $(RESULTS)/training-losses.json
+	$(BENCH).training --throughput --json $(RESULTS)/training-throughput.json
 	$(BENCH).orchestration --json $(RESULTS)/orchestration.json
 	$(BENCH).pipeline --json $(RESULTS)/pipeline.json
 	$(BENCH).initialization --json $(RESULTS)/initialization.json
