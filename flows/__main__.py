@@ -307,11 +307,11 @@ def plan(
         from rich.console import Console
 
         from dejavu.foundation.compiled import told_of_compiling
-        from dejavu.planning import Planner, in_this_process, on_dask, print_choice, write_choice
+        from dejavu.planning import Planner, choice_to_dict, in_this_process, on_dask, print_choice, write_answer
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if
         from flows.progress import rows_bar
-        from flows.what_if import WhatIf, wide_console, write_answer
+        from flows.what_if import WhatIf, wide_console
 
     clusters = tuple(cluster or (Path("cluster.yaml"),))
     asked = WhatIf(
@@ -343,7 +343,7 @@ def plan(
         if json_target != STDOUT:
             print_choice(choice)
         if json_target is not None:
-            write_choice(choice, target)
+            write_answer(choice_to_dict(choice), target)
 
 
 @app.command(

@@ -23,7 +23,7 @@ from rich.table import Table
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.process_start import started_at
 from dejavu.foundation.units import format_bytes
-from flows import services
+from flows import service_record, services
 from flows.processes import is_free, listener
 from flows.room import LEAST_FREE_BYTES, LEAST_SHARED_BYTES, SHARED_MEMORY, SHARED_REMEDY, open_to_others
 
@@ -156,7 +156,7 @@ def _shared_memory(project: Path) -> list[Check]:
 
 
 def _services(project: Path) -> list[Check]:
-    found = services.recorded(project)
+    found = service_record.recorded(project)
     if found is None:
         return [Check("services", True, "down (dejavu up starts them)")]
     if found.dead:
@@ -167,14 +167,14 @@ def _services(project: Path) -> list[Check]:
 
 
 def _ports(project: Path) -> list[Check]:
-    ours = services.status(project)
+    ours = service_record.status(project)
     return [
         _port("Prefect", ours.prefect_port if ours else services.PREFECT_PORT, ours),
         _port("MLflow", ours.mlflow_port if ours else services.MLFLOW_PORT, ours),
     ]
 
 
-def _port(server: str, port: int, ours: services.Services | None) -> Check:
+def _port(server: str, port: int, ours: service_record.Services | None) -> Check:
     name = f"port {port} ({server})"
     if is_free(port):
         return Check(name, True, "free")

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows import services
+from flows import service_record, services
 from flows.prefect_api import Watch
 
 LOOK_SECONDS = 5.0
 
 
-def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: services.Say) -> None:
+def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: service_record.Say) -> None:
     """Start the services, start again what ends, and stop everything on SIGTERM, Ctrl-C or `dejavu down`.
 
     Args:
@@ -29,7 +29,7 @@ def stay_up(project: Path, start: Callable[..., Any], watch: Watch | None, say: 
     try:
         start(watch=watch, say=say)
         tell_systemd("READY=1")
-        while (found := services.recorded(project)) is not None:
+        while (found := service_record.recorded(project)) is not None:
             if found.dead:
                 start(say=say)
             time.sleep(LOOK_SECONDS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,11 +9,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError, InputError
@@ -24,95 +21,31 @@ from flows.prefect_api import (
     HEARTBEAT_SECONDS,
     WORK_POOL,
     Watch,
-    connect,
     crash_lost_runs,
     ensure_automation,
     ensure_work_pool,
     start_watching,
     worker_is_online,
 )
-from flows.processes import TOKEN, RecordedProcess, child_environment, end, family, is_free, listener, runs_of, start
+from flows.processes import TOKEN, child_environment, end, family, is_free, listener, runs_of, start
 from flows.room import check_room
 from flows.server_settings import LOOPBACK, check_given, check_host, given
+from flows.service_record import (
+    SERVICES,
+    Say,
+    Services,
+    answers_at,
+    is_ours,
+    record,
+    record_path,
+    recorded,
+    write_toml,
+)
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 READY_SECONDS = 180.0  # a loaded machine with a cold disk took 80
 TITLES = {"mlflow": "MLflow", "prefect": "Prefect"}
-SERVICES = ("mlflow", "prefect", "worker")
-TOML_MARK = "# Written by `dejavu up`, removed by `dejavu down`"
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Services:
-    """The running services of one project, as kept in `.dejavu/services.json`.
-
-    Attributes:
-        token: the value of DEJAVU_SERVICES in the environment of all their processes.
-        processes: in the order in which they were started.
-        host: the address that Prefect listens on; MLflow's is loopback.
-        needs: names of the variables of `server_settings.SECRETS` that they were started with.
-    """
-
-    project: str
-    token: str
-    prefect_port: int
-    mlflow_port: int
-    processes: tuple[RecordedProcess, ...] = ()
-    host: str = LOOPBACK
-    needs: tuple[str, ...] = ()
-
-    @property
-    def prefect_url(self) -> str:
-        return f"http://{self.host}:{self.prefect_port}"
-
-    @property
-    def prefect_api_url(self) -> str:
-        return f"{self.prefect_url}/api"
-
-    @property
-    def mlflow_url(self) -> str:
-        return f"http://{LOOPBACK}:{self.mlflow_port}"
-
-    def api(self) -> httpx.Client:
-        """Open a connection to Prefect's server.
-
-        Raises:
-            InputError: it wants a password, and the environment has none.
-        """
-        return connect(self.prefect_api_url, server_settings.headers(self.needs))
-
-    @property
-    def mlflow_page(self) -> str:
-        """MLflow's experiments in its mode for model training; without being told, a browser gets that for GenAI."""
-        return f"{self.mlflow_url}/#/experiments?workflowType=machine_learning"
-
-    @property
-    def health_urls(self) -> tuple[str, str]:
-        return f"{self.prefect_api_url}/health", f"{self.mlflow_url}/health"
-
-    @property
-    def dead(self) -> tuple[str, ...]:
-        """Names of services that should run and do not."""
-        alive = {process.name for process in self.processes if process.find()}
-        return tuple(name for name in SERVICES if name not in alive)
-
-    @property
-    def answers(self) -> bool:
-        """Whether both servers answer."""
-        return all(map(_answers, self.health_urls))
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Names of services that do not run, or run and do not answer."""
-        silent = {name for name, url in zip(("prefect", "mlflow"), self.health_urls, strict=True) if not _answers(url)}
-        return tuple(name for name in SERVICES if name in silent or name in self.dead)
-
-    def with_process(self, process: RecordedProcess) -> Services:
-        others = [one for one in self.processes if one.name != process.name]
-        return replace(self, processes=(*others, process))
 
 
 def up(
@@ -188,26 +121,6 @@ def down(project: Path, *, say: Say = print) -> None:
         _stop(found, say)
 
 
-def recorded(project: Path) -> Services | None:
-    """Return what `up` recorded, whether or not it still runs."""
-    try:
-        content = json.loads(_record_path(project).read_text())
-        processes = tuple(RecordedProcess(**one) for one in content["processes"])
-        return Services(**content | {"processes": processes, "needs": tuple(content.get("needs", ()))})
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise DejavuError(
-            f"{_record_path(project)} is not a record of services ({error}); end what it names, then delete it"
-        ) from error
-
-
-def status(project: Path) -> Services | None:
-    """Return the services, if all their processes run."""
-    found = recorded(project)
-    return found if found and not found.dead else None
-
-
 def _start(project: Path, services: Services, say: Say) -> Services:
     began = datetime.now(UTC)
     check_given(services.needs)
@@ -229,8 +142,8 @@ def _start(project: Path, services: Services, say: Say) -> Services:
         if "prefect" in missing:
             own = environment | server_settings.prefect_server(services.needs)
             services = _launch(services, own, "prefect", _prefect_command(services))
-        _wait_for(services, "mlflow", lambda: _answers(mlflow_health))
-    _wait_for(services, "prefect", lambda: _answers(prefect_health))
+        _wait_for(services, "mlflow", lambda: answers_at(mlflow_health))
+    _wait_for(services, "prefect", lambda: answers_at(prefect_health))
     with services.api() as api:
         crash_lost_runs(
             api,
@@ -247,7 +160,7 @@ def _start(project: Path, services: Services, say: Say) -> Services:
             _deploy(project, environment)
         if "worker" in missing:
             _wait_for(services, "worker", lambda: worker_is_online(api, began))
-    _write_toml(project, services, say)
+    write_toml(project, services, say)
     say(f"Prefect {services.prefect_url}   runs, schedules, logs")
     say(f"MLflow  {services.mlflow_page}   what each run found")
     return services
@@ -264,7 +177,7 @@ def _stop(services: Services, say: Say) -> None:
             break
         end(runs)
     prefect_runs = any(process.name == "prefect" and process.find() for process in servers)
-    if prefect_runs and _answers(services.health_urls[0]):  # the port may be another project's by now
+    if prefect_runs and answers_at(services.health_urls[0]):  # the port may be another project's by now
         try:
             with services.api() as api:
                 crash_lost_runs(api, "ended by `dejavu down`", alive=())
@@ -273,9 +186,9 @@ def _stop(services: Services, say: Say) -> None:
     end(family(services.processes, services.token))
     project = Path(services.project)
     toml = project / "prefect.toml"
-    if _is_ours(toml):
+    if is_ours(toml):
         toml.unlink()
-    _record_path(project).unlink(missing_ok=True)
+    record_path(project).unlink(missing_ok=True)
     say(f"stopped: {', '.join(sorted(ended))}" if ended else "what was recorded had already ended")
 
 
@@ -327,7 +240,7 @@ def _launch(services: Services, environment: dict[str, str], name: str, command:
     project = Path(services.project)
     log = project / ".dejavu" / "logs" / f"{name}.log"
     services = services.with_process(start(name, command, cwd=project, environment=environment, log=log))
-    _write_atomically(_record_path(project), json.dumps(asdict(services), indent=2) + "\n")
+    record(services)
     return services
 
 
@@ -393,52 +306,6 @@ def _check_port(services: Services, name: str) -> None:
             f"port {port} was taken{by} while {TITLES[name]} was starting; start `dejavu up` again, which chooses a "
             "free one"
         )
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=10, trust_env=False).is_success  # no proxy for loopback
-    except httpx.HTTPError:
-        return False
-
-
-# Files
-
-
-def _write_toml(project: Path, services: Services, say: Say) -> None:
-    """Write `prefect.toml`, so that `prefect …` in this folder talks to this server, whatever the user's profile."""
-    path = project / "prefect.toml"
-    home = project / ".dejavu" / "prefect"
-    if path.exists() and not _is_ours(path):
-        say(f"{path} is not ours and is left as it is; for `prefect …` set PREFECT_API_URL={services.prefect_api_url}")
-        return
-    lines = [
-        f"{TOML_MARK}: `prefect` typed in this folder talks to the server of this project.",
-        f"home = {json.dumps(str(home))}",
-        f"profiles_path = {json.dumps(str(home / 'profiles.toml'))}",
-        "",
-        "[api]",
-        f"url = {json.dumps(services.prefect_api_url)}",
-        "",
-        "[server]",
-        "analytics_enabled = false",
-    ]
-    _write_atomically(path, "\n".join(lines) + "\n")
-
-
-def _is_ours(path: Path) -> bool:
-    return path.is_file() and path.read_text(errors="replace").startswith(TOML_MARK)
-
-
-def _record_path(project: Path) -> Path:
-    return project.resolve() / ".dejavu" / "services.json"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def _locked(project: Path) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ import psutil
 
 from dejavu.foundation.errors import DejavuError
 from dejavu.foundation.gc_frozen import gc_frozen
-from flows import server_settings, services
+from flows import server_settings, service_record
 from flows.prefect_server import begin_immediately
 from flows.processes import child_environment
 from flows.room import PRIVATE_UMASK
@@ -161,7 +161,7 @@ class RunningServer:
 
 def use_server(project: Path) -> TemporaryServer | RunningServer:
     """Make Prefect use the server of `dejavu up`, where that runs and answers, and else a temporary one."""
-    up = services.status(project)
+    up = service_record.status(project)
     if up is None or not up.answers:
         return use_temporary_server(project)
     if "prefect" in sys.modules:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -182,22 +181,6 @@ def wide_console() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=max(WIDTH_COLUMNS, WIDE_COLUMNS))
-
-
-def write_answer(content: dict[str, Any], path: Path | None) -> None:
-    """Write JSON into a file; None: to standard output.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    text = json.dumps(content, indent=2, allow_nan=False)
-    if path is None:
-        print(text)
-        return
-    try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise InputError(f"--json {path}: {error.strerror}") from error
 
 
 def _named(*parts: str) -> str:

@@ -29,7 +29,8 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import write_json
 from dejavu.track import Tracker
 from dejavu.track.old_runs import delete_old_runs
-from flows import services
+from flows import service_record
+from flows.processes import RecordedProcess
 from flows.upkeep.backup import backup, restore
 from flows.upkeep.cleaning import DAY_SECONDS, KEPT_DAYS, clean, leftovers
 from tests.rows import row
@@ -239,8 +240,8 @@ def test_nothing_is_restored_under_running_services(
 ) -> None:
     file = tmp_path / "all.tar"
     backup(project, file)
-    me = services.RecordedProcess("mlflow", os.getpid(), start_seconds(psutil.Process()), "")
-    running = services.Services(str(project), "token", 1, 2, (me,))
+    me = RecordedProcess("mlflow", os.getpid(), start_seconds(psutil.Process()), "")
+    running = service_record.Services(str(project), "token", 1, 2, (me,))
     write_json(project / ".dejavu" / "services.json", asdict(running))
     with pytest.raises(DejavuError, match="wanted `dejavu down`"):
         restore(project, file)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.track import Tracker
-from flows import server_settings, services
+from flows import server_settings, service_record, services
 from flows.prefect_api import connect
 from tests.test_services import Project, eventually, free_port, make_project
 
@@ -148,7 +148,7 @@ def test_in_the_foreground_what_ends_is_started_again_and_all_ends_with_it(tmp_p
         foreground = typed(project, "up", "--foreground", *ports, NOTIFY_SOCKET=str(tmp_path / "notify"), **secret)
         try:
             assert told.recv(100) == b"READY=1"
-            found = services.status(project.folder)
+            found = service_record.status(project.folder)
             assert found is not None and found.needs == (server_settings.AUTH,)
 
             api = connect(found.prefect_api_url)
@@ -163,14 +163,14 @@ def test_in_the_foreground_what_ends_is_started_again_and_all_ends_with_it(tmp_p
             worker = next(process for process in found.processes if process.name == "worker").find()
             assert worker is not None
             worker.kill()
-            assert eventually(lambda: (now := services.status(project.folder)) is not None and now != found)
+            assert eventually(lambda: (now := service_record.status(project.folder)) is not None and now != found)
             foreground.send_signal(signal.SIGTERM)
             assert foreground.wait(120) == 0, foreground.stdout and foreground.stdout.read()
             assert told.recv(100) == b"STOPPING=1"
         finally:
             foreground.kill()
             services.down(project.folder, say=project.said.append)
-    assert services.recorded(project.folder) is None
+    assert service_record.recorded(project.folder) is None
     assert not [one for process in found.processes if (one := process.find())]
     for path in project.folder.rglob("*"):
         assert not path.is_file() or b"-5ecret" not in path.read_bytes(), path

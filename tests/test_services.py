@@ -20,7 +20,7 @@ import pytest
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.process_start import start_seconds
-from flows import services
+from flows import service_record, services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free
 
@@ -145,8 +145,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
             services.down(project.folder, say=project.said.append)
 
 
-def found(project: Project) -> services.Services:
-    result = services.status(project.folder)
+def found(project: Project) -> service_record.Services:
+    result = service_record.status(project.folder)
     assert result is not None
     return result
 
@@ -208,8 +208,8 @@ def test_a_run_that_was_killed_with_its_worker_becomes_crashed(running: Project)
     assert eventually((running.folder / "long.txt").exists)
     for process in family([worker]):
         process.kill()
-    assert eventually(lambda: services.status(running.folder) is None)
-    api = services.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
+    assert eventually(lambda: service_record.status(running.folder) is None)
+    api = service_record.recorded(running.folder).prefect_api_url  # type: ignore[union-attr]
     wanted = {"flow_runs": {"state": {"type": {"any_": ["CRASHED"]}}}}
 
     def has_crashed() -> bool:
@@ -278,7 +278,7 @@ def test_down_ends_all_that_up_started_and_nothing_else(running: Project) -> Non
     assert all(has_ended(process) for process in everything)
     assert is_free(now.prefect_port)
     assert is_free(now.mlflow_port)
-    assert services.recorded(running.folder) is None
+    assert service_record.recorded(running.folder) is None
     assert not (running.folder / "prefect.toml").exists()
     with contextlib.closing(sqlite3.connect(running.folder / ".dejavu" / "prefect" / "prefect.db")) as database:
         states = {name for (name,) in database.execute("SELECT state_name FROM flow_run")}
@@ -298,7 +298,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_refused(tmp_path: Path) -> No
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"port {port} for Prefect is taken by .*pid {os.getpid()}"):
             services.up(project, prefect_port=port, say=print)
-    assert services.recorded(project) is None
+    assert service_record.recorded(project) is None
 
 
 def test_the_next_free_port_is_chosen_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monke
     monkeypatch.setattr(services, "_prefect_command", lambda port: waits)
     with pytest.raises(DejavuError, match=r"(?s)mlflow ended while starting.*the disk is full"):
         services.up(project, prefect_port=free_port(), mlflow_port=free_port(), say=print)
-    assert services.recorded(project) is None
+    assert service_record.recorded(project) is None
     children = [child for child in psutil.Process().children(recursive=True) if not has_ended(child)]
     assert not [child for child in children if child.cmdline() == waits]
 
@@ -332,7 +332,7 @@ def test_a_project_without_deployments_is_refused(tmp_path: Path) -> None:
 def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record = RecordedProcess("worker", other.pid, start_seconds(psutil.Process(other.pid)) - 1000, "none.log")
-    kept = services.Services(str(tmp_path), "a token", free_port(), free_port(), (record,))
+    kept = service_record.Services(str(tmp_path), "a token", free_port(), free_port(), (record,))
     services._stop(kept, say=print)
     assert other.poll() is None
     other.kill()
@@ -343,8 +343,8 @@ def test_a_prefect_toml_of_the_user_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "prefect.toml"
     path.write_text("[api]\n")
     said: list[str] = []
-    kept = services.Services(str(tmp_path), "a token", free_port(), free_port())
-    services._write_toml(tmp_path, kept, said.append)
+    kept = service_record.Services(str(tmp_path), "a token", free_port(), free_port())
+    service_record.write_toml(tmp_path, kept, said.append)
     services._stop(kept, say=print)
     assert path.read_text() == "[api]\n"
     assert kept.prefect_api_url in said[0]

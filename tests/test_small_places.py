@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dejavu.foundation.errors import DejavuError
-from flows import services
+from flows import service_record, services
 from flows.doctor import checks
 from flows.endings import INPUT_ERROR
 from tests.test_endings import Remount
@@ -81,4 +81,4 @@ def test_a_port_that_is_taken_in_mid_start_is_named(tmp_path: Path, server: str)
         with pytest.raises(DejavuError, match=f"port {ports[server]} was taken by .* while {server} was start") as said:
             services.up(project, prefect_port=ports["Prefect"], mlflow_port=ports["MLflow"], say=say)
     assert "\n" not in str(said.value) and "`dejavu up` again" in str(said.value)
-    assert services.recorded(project) is None
+    assert service_record.recorded(project) is None

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from benchmarks._processes import processes_of
-from flows import services
+from flows import service_record
 from flows.prefect_api import connect
 from tests.test_flow import (
     BIN,
@@ -47,8 +47,8 @@ class Up:
         self.api = connect(self.services.prefect_api_url)
 
     @property
-    def services(self) -> services.Services:
-        found = services.recorded(self.project)
+    def services(self) -> service_record.Services:
+        found = service_record.recorded(self.project)
         assert found is not None
         return found
 

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.foundation.registry import named
+from dejavu.graphs.graph import content_hash
 from dejavu.init import Draw
 from dejavu.plans import StageConfiguration
 from dejavu.plans.schedule import SCHEDULES as ALL_SCHEDULES
@@ -50,7 +51,7 @@ class Family:
     def workload(self, folder: Path, options: Mapping[str, Any], **fields: Any) -> Workload:
         given = {**self.options, **options}
         if self.model.startswith("hf:"):
-            path = folder / f"{self.model[3:]}-{abs(hash(json.dumps(given, sort_keys=True)))}.json"
+            path = folder / f"{self.model[3:]}-{content_hash(given)}.json"
             path.write_text(json.dumps({"model_type": self.model[3:], **given}))
             fields |= {"model": f"hf:{path}"}
         else:

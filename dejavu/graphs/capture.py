@@ -25,6 +25,7 @@ from dejavu.graphs.layer_trace import CaptureError, bytes_of, trace_layer
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, Model, layers_of, model_of
+from dejavu.workload.models.ties import ties_of
 
 __all__ = ["CaptureError", "End", "Form", "KeptLayers", "Traced", "capture", "plain_arguments"]
 
@@ -77,16 +78,12 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
 
 def tied_bytes(builders: Sequence[LayerBuilder], dtype: torch.dtype) -> dict[int, int]:
     """Return the bytes of each layer's tied weights, by its position; of layers that have none, nothing."""
-    position_of = {builder.name: position for position, builder in enumerate(builders)}
     found: dict[int, int] = {}
-    for position, builder in enumerate(builders):
-        if builder.tied:
-            with fake_tensors():
-                module = builder.build()
-            for own, used in builder.tied:
-                size = module.get_parameter(own).numel() * dtype.itemsize
-                for end in (position, position_of[used.partition(".")[0]]):
-                    found[end] = found.get(end, 0) + size
+    for tie in ties_of(builders):
+        with fake_tensors():
+            weight = builders[tie.copy.position].build().get_parameter(tie.copy.weight)
+        for end in tie.ends:
+            found[end.position] = found.get(end.position, 0) + weight.numel() * dtype.itemsize
     return found
 
 

@@ -13,7 +13,7 @@ sentences.py, table.py, record.py   the same for people, terminals and programs
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.considered import print_choice
-from dejavu.planning.plan_json import choice_to_dict, write_choice
+from dejavu.planning.plan_json import choice_to_dict, write_answer
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
 from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
@@ -35,5 +35,5 @@ __all__ = [
     "price_workload",
     "print_choice",
     "reason",
-    "write_choice",
+    "write_answer",
 ]

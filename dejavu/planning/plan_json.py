@@ -16,13 +16,13 @@ from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import reason
 
 
-def write_choice(choice: Choice, path: Path | None) -> None:
-    """Write the choice as JSON into a file; None: to standard output.
+def write_answer(content: dict[str, Any], path: Path | None) -> None:
+    """Write what `dejavu plan` answers as JSON into a file; None: to standard output.
 
     Raises:
         InputError: the file cannot be written.
     """
-    text = json.dumps(choice_to_dict(choice), indent=2, allow_nan=False)
+    text = json.dumps(content, indent=2, allow_nan=False)
     if path is None:
         print(text)
         return

@@ -13,7 +13,7 @@ from torch import nn
 from dejavu.binding.binding import Placement
 from dejavu.init import Draw
 from dejavu.runtime.batches.held_out import evaluating
-from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
+from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -23,6 +23,7 @@ from dejavu.runtime.training import Layers, build_layers
 from dejavu.timing.clock import Clock
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models.ties import ties_of
 
 
 class Pipeline:

@@ -20,11 +20,12 @@ from dejavu.init import Draw, draw_layer
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.scaling import LossScale
-from dejavu.runtime.gradients.tied import TiedGradients, ties_of, without_copies
+from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
+from dejavu.workload.models.ties import ties_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

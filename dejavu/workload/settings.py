@@ -131,6 +131,18 @@ class ReplanSettings(_Record):
         return margin
 
 
+# a key: the data that it is for, and its description where that data needs it
+_OF_DATA = {
+    "text": ("text", ""),
+    "images": ("cifar10", "the folder with CIFAR-10's binary files"),
+    "synthetic": ("synthetic", "the shape of random examples, as {num_classes: 10}"),
+    "tokens": ("tokens", "the file, as {path: my.bin, vocabulary: 32000}"),
+    "parquet": ("parquet", "the file and its columns, as {path: my.parquet, features: [a, b], target: c}"),
+    "image_folder": ("image_folder", "the folder and its images' shape, as {path: photographs, shape: [3, 64, 64]}"),
+    "examples": ("examples", "the factory of a torch Dataset, as {factory: mydata:make, num_classes: 10}"),
+}
+
+
 class Workload(_Record):
     """What is to be trained.
 
@@ -221,32 +233,37 @@ class Workload(_Record):
             )
         return found
 
+    @field_validator(*_OF_DATA)
+    @classmethod
+    def _belongs_to_the_data(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject a key with data that it is not for, and where a needed one is absent."""
+        key, found = info.field_name or "", info.data.get("data")
+        if found is None:  # it is invalid itself, and reported
+            return value
+        data, needed = _OF_DATA[key]
+        if value is not None and found != data:
+            raise ValueError(f"{key} is given, but data is {found!r}; wanted data: {data}, or no {key}")
+        if value is None and found == data and needed:
+            raise ValueError(f"data is {found!r}, but the key {key} is missing; wanted {needed}")
+        return value
+
     @field_validator("text")
     @classmethod
-    def _text_is_there(cls, text: Path | None, info: ValidationInfo) -> Path | None:
-        _belongs_to("text", "text", text, info)
+    def _text_is_there(cls, text: Path | None) -> Path | None:
         if text is not None and not text.exists():
             raise ValueError(f"there is no file or folder {text}")
         return text
 
     @field_validator("images")
     @classmethod
-    def _images_are_there(cls, images: Path | None, info: ValidationInfo) -> Path | None:
-        _belongs_to("images", "cifar10", images, info, "the folder with CIFAR-10's binary files")
+    def _images_are_there(cls, images: Path | None) -> Path | None:
         if images is not None and not images.is_dir():
             raise ValueError(f"there is no folder {images}; wanted the one with CIFAR-10's binary files")
         return images
 
-    @field_validator("synthetic")
-    @classmethod
-    def _shape_is_there(cls, synthetic: SyntheticSettings | None, info: ValidationInfo) -> SyntheticSettings | None:
-        _belongs_to("synthetic", "synthetic", synthetic, info, "the shape of random examples, as {num_classes: 10}")
-        return synthetic
-
     @field_validator("tokens")
     @classmethod
-    def _tokens_are_there(cls, tokens: TokensSettings | None, info: ValidationInfo) -> TokensSettings | None:
-        _belongs_to("tokens", "tokens", tokens, info, "the file, as {path: my.bin, vocabulary: 32000}")
+    def _tokens_are_there(cls, tokens: TokensSettings | None) -> TokensSettings | None:
         if tokens is not None and not tokens.path.is_file():
             raise ValueError(f"there is no file {tokens.path}")
         return tokens
@@ -264,25 +281,9 @@ class Workload(_Record):
     @field_validator("parquet")
     @classmethod
     def _columns_are_there(cls, parquet: ParquetSettings | None, info: ValidationInfo) -> ParquetSettings | None:
-        needed = "the file and its columns, as {path: my.parquet, features: [a, b], target: c}"
-        _belongs_to("parquet", "parquet", parquet, info, needed)
         if parquet is not None and "tokenizer" in info.data and (parquet.text is None) != (not info.data["tokenizer"]):
             raise ValueError("a column of text and a tokenizer belong together; wanted both, or neither")
         return parquet
-
-    @field_validator("image_folder")
-    @classmethod
-    def _folder_is_there(cls, folder: ImageFolderSettings | None, info: ValidationInfo) -> ImageFolderSettings | None:
-        needed = "the folder and its images' shape, as {path: photographs, shape: [3, 64, 64]}"
-        _belongs_to("image_folder", "image_folder", folder, info, needed)
-        return folder
-
-    @field_validator("examples")
-    @classmethod
-    def _factory_is_there(cls, examples: ExamplesSettings | None, info: ValidationInfo) -> ExamplesSettings | None:
-        needed = "the factory of a torch Dataset, as {factory: mydata:make, num_classes: 10}"
-        _belongs_to("examples", "examples", examples, info, needed)
-        return examples
 
     @field_validator("evaluate_every")
     @classmethod
@@ -364,14 +365,3 @@ class Workload(_Record):
     def microbatch_size(self) -> int:
         """Examples in one microbatch."""
         return self.batch_size // self.num_microbatches
-
-
-def _belongs_to(key: str, data: str, value: object, info: ValidationInfo, needed: str = "") -> None:
-    """Reject a key with data that it is not for; with `needed`, its description, also its absence where required."""
-    found = info.data.get("data")
-    if found is None:  # it is invalid itself, and reported
-        return
-    if value is not None and found != data:
-        raise ValueError(f"{key} is given, but data is {found!r}; wanted data: {data}, or no {key}")
-    if value is None and found == data and needed:
-        raise ValueError(f"data is {found!r}, but the key {key} is missing; wanted {needed}")

@@ -24,7 +24,7 @@ from typing import Any
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.units import format_bytes, plural
 from dejavu.launch.training_lock import alone_in
-from flows import services
+from flows import service_record
 from flows.server_settings import MLFLOW_DATABASE, PREFECT_DATABASE
 
 FORMAT = 1
@@ -95,8 +95,8 @@ def restore(project: Path, file: Path, *, force: bool = False) -> Saved:
         BusyError: a run measures or trains here.
     """
     project = project.resolve()
-    found = services.recorded(project)
-    if found and found.dead != services.SERVICES:
+    found = service_record.recorded(project)
+    if found and found.dead != service_record.SERVICES:
         raise DejavuError(f"services run in {project}; wanted `dejavu down` before what they have open is replaced")
     with (
         alone_in(project, "dejavu restore"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dejavu.foundation.units import format_bytes, plural
 from dejavu.launch.training_lock import alone_in
-from flows import services
+from flows import service_record
 from flows.processes import RecordedProcess
 
 DAY_SECONDS = 86_400.0
@@ -92,7 +92,7 @@ def _started_from(run: Path) -> str | None:
 
 
 def _running(project: Path) -> list[RecordedProcess]:
-    found = services.recorded(project)
+    found = service_record.recorded(project)
     return [process for process in found.processes if process.find()] if found else []
 
 

@@ -3,6 +3,9 @@
 The loss is multiplied before the backward pass, and the gradients are divided again, in float32. Where one of them has
 overflowed, on whatever rank, no rank makes the step, and the scale is halved; after many good steps it is doubled
 (Micikevicius et al., ICLR 2018, section 3.2).
+
+torch's `ShardedGradScaler` does the same for FSDP alone: where a stage has both split and whole weights, as every
+tensor-parallel one, it fails at mixed DTensors and tensors.
 """
 
 from __future__ import annotations
