@@ -96,7 +96,7 @@ def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
     wrong = [size for size in sizes.split(",") if not size.strip().isdecimal() or int(size) < 1]
     if wrong:
         raise InputError(f"--microbatches {sizes}: {wrong[0]!r} is no microbatch size; wanted whole numbers, as 1,4,16")
-    batch = {int(size): int(size) * workload.num_microbatches for size in sizes.split(",")}
+    batch = {int(size): int(size) * workload.microbatches_in_a_step for size in sizes.split(",")}
     return [workload.model_copy(update={"batch_size": examples}) for _, examples in sorted(batch.items())]
 
 

@@ -225,7 +225,7 @@ def train_pipeline(
         log: where its progress goes, the losses among it; None: the task's own.
     """
     log = log or get_run_logger()
-    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database))
+    before = remembered_step_seconds(graph, job.binding.plan, ProfileDatabase(database), job.workload.accumulate)
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan

@@ -330,9 +330,9 @@ def test_the_slow_device_gets_the_small_stage() -> None:
     assert [stage.configuration for stage in binding.plan.stages] == [fast, slow]
     assert binding.step_seconds == pytest.approx((6 + 6 + 7 * 6) * 1e-3 + 2 * 1e-5)
     assert binding.order_step_seconds == pytest.approx((18 + 2 + 7 * 18) * 1e-3 + 2 * 1e-5)
-    assert binding.reasons[0].startswith("rank 0 is the busiest (6 ms a microbatch)")
+    assert binding.reasons[0].startswith("rank 0 is the busiest (its passes take 48 ms a step)")
     assert "the kind that is fastest for it, fast instead of the plan's slow" in binding.reasons[0]
-    assert "slow instead of the plan's fast; fast would take 2 ms" in binding.reasons[1]
+    assert "slow instead of the plan's fast; fast would take 16 ms" in binding.reasons[1]
 
 
 @pytest.mark.parametrize("size", [6, 30])

@@ -27,8 +27,10 @@ from dejavu.graphs.graph import Graph
 from dejavu.parallelism import Parallelism, meshes
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.pricing import price
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
+from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 
 NAME = "V100-SXM2-16GB"
@@ -150,6 +152,40 @@ def test_what_may_be_done_is_done_and_nothing_else(name: str) -> None:
     assert set(few) == {
         h for h in found if max(h.data_parallel, h.tensor_parallel) <= 2 and not h.recompute and not h.zero_level
     }
+
+
+@every_workload
+@pytest.mark.parametrize("runs", [2, 3])
+def test_several_runs_of_a_schedule_take_so_many_times_as_long(name: str, runs: int, empty: ProfileDatabase) -> None:
+    """But for what is done once a step; and they hold no more than one run and the whole step's examples."""
+    one = workload_of(name)
+    many = one.model_copy(update={"accumulate": runs, "batch_size": runs * one.batch_size})
+    prices, transfers = prices_of(name, CLUSTER, empty), transfer_costs(CLUSTER, empty)
+    once, often = (price_problem(prices, CLUSTER, w, transfers, EVERYTHING) for w in (one, many))
+    count, rng = one.num_microbatches, np.random.default_rng(runs)
+    assert (often.problem.num_microbatches, often.accumulate, many.microbatch_size) == (
+        count,
+        runs,
+        one.microbatch_size,
+    )
+    L, configurations = once.problem.num_layers, once.problem.configurations
+    assert often.problem.configurations == configurations
+    small = [configuration for configuration in configurations if configuration.num_devices <= 6]
+    more = example_bytes(many) - example_bytes(one)
+    for _ in range(20):
+        cut = int(rng.integers(1, L))
+        ends = [small[int(rng.integers(len(small)))] for _ in range(2)]
+        plan = Plan((Stage(0, cut, ends[0]), Stage(cut, L, ends[1])), "1f1b", count)
+        short, long = (simulate_plan(priced, plan) for priced in (once, often))
+        updates = [
+            once.problem.costs.per_step_seconds(stage.start, stage.stop, once.problem.index(stage.configuration))
+            for stage in plan.stages
+        ]
+        assert runs * short.step_seconds - (runs - 1) * max(updates) <= long.step_seconds * (1 + 1e-9)
+        assert long.step_seconds <= (runs * short.step_seconds - (runs - 1) * min(updates)) * (1 + 1e-9)
+        held = zip(*(price(priced.problem, plan).peak_bytes for priced in (once, often)), strict=True)
+        for (before, after), end in zip(held, ends, strict=True):
+            assert before < after <= (before + more / end.data_parallel) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])

@@ -104,6 +104,7 @@ WAYS: dict[str, Way] = {
     "2 shards and 1": Way(one_device(tensor_parallel=2), shards=True),
     "tied ends on different stages": Way(tied=True),
     "recomputed": Way(one_device(recompute=True)),
+    "2 runs of the schedule a step, 2 replicas and 1": Way(one_device(data_parallel=2), fields={"accumulate": 2}),
     "clipped": Way(fields={"optimizer": OptimizerSettings(learning_rate=0.01, clip_norm=0.1)}),
     "bfloat16 under autocast": Way(fields={"mixed_precision": "bfloat16"}, precision="bfloat16"),
     "float16 under autocast": Way(fields={"mixed_precision": "float16"}, precision="float16"),

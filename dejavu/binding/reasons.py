@@ -33,8 +33,8 @@ def _kind(pricing: BindingPrices, places_RW: Ints, rank: int) -> Iterator[str]:
     site, ranks = pricing.site, np.arange(pricing.num_ranks)
     kinds = site.kind_P[places_RW[:, 0]]
     kind, loads = kinds[rank], pricing.load_seconds_RK[ranks, kinds]
-    seconds_K = pricing.seconds_RK[rank]
-    took = f"{format_seconds(seconds_K[kind])} a microbatch"
+    seconds_K = (pricing.repeats + 1) * pricing.seconds_RK[rank]
+    took = f"its passes take {format_seconds(seconds_K[kind])} a step"
     share = loads[rank] / loads.max() if loads.max() > 0 else 1.0
     yield f"is the busiest ({took})" if share == 1.0 else f"is {share:.0%} as busy as the busiest ({took})"
     name, fastest = site.kinds[kind], int(seconds_K.argmin())

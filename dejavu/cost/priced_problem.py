@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,21 +35,23 @@ def price_problem(
 
     A plan has at most as many stages as microbatches: torch's pipeline schedules reject fewer microbatches than stages.
 
+    Of several runs of the schedule in a step, each waits for the one before: what a run repeats is counted so often.
+
     Args:
         transfers: (sender's type, receiver's type) -> the cost of a message, for every pair of the cluster's types.
 
     Raises:
         CostError: a number is missing; it names layer and device.
     """
-    graph = prices.at(workload.microbatch_size).graph
+    graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
     configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
-    found, links = prices.costs(configurations, workload), links_between(cluster, transfers, configurations)
+    found, links = prices.costs(configurations, workload), runs * links_between(cluster, transfers, configurations)
     return PricedProblem(
         Problem(
             layers=tuple(layer.name for layer in graph.layers),
             configurations=tuple(configurations),
             device_counts=cluster.device_counts,
-            costs=found.costs,
+            costs=replace(found.costs, seconds_CL=runs * found.costs.seconds_CL),
             cut_bytes_L1=graph.cut_bytes_L1,
             link_latency_seconds_CC=links[:, :, 0].copy(),
             link_seconds_per_byte_CC=links[:, :, 1].copy(),
@@ -56,16 +59,17 @@ def price_problem(
             num_microbatches=workload.num_microbatches,
             max_stages=workload.num_microbatches,
         ),
-        found.forward_seconds_CL,
-        found.backward_seconds_CL,
-        dict(pass_costs or {}),
+        runs * found.forward_seconds_CL,
+        runs * found.backward_seconds_CL,
+        {name: cost.times(runs) for name, cost in (pass_costs or {}).items()},
         dict(backward_parts_L2 or {}),
+        runs,
     )
 
 
 def microbatch_choices(workload: Workload) -> tuple[int, ...]:
-    """Return the numbers of microbatches to try: powers of two that divide the batch, and the workload's own."""
-    powers = {2**k for k in range(workload.batch_size.bit_length()) if workload.batch_size % 2**k == 0}
+    """Return the numbers of microbatches to try: powers of two that divide a run's part, and the workload's."""
+    powers = {2**k for k in range(workload.run_size.bit_length()) if workload.run_size % 2**k == 0}
     return tuple(sorted(powers | {workload.num_microbatches}))
 
 
@@ -75,10 +79,13 @@ def split_into(workload: Workload, num_microbatches: int) -> Workload:
     Raises:
         InputError: the batch does not divide into them.
     """
-    if num_microbatches < 1 or workload.batch_size % num_microbatches:
+    if num_microbatches < 1 or workload.run_size % num_microbatches:
+        batch = f"batch_size {workload.batch_size}" + (
+            f" / {workload.accumulate} runs" if workload.accumulate > 1 else ""
+        )
         raise InputError(
-            f"batch_size {workload.batch_size} does not divide into {num_microbatches} equal microbatches; wanted one "
-            f"of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
+            f"{batch} does not divide into {num_microbatches} equal microbatches; wanted "
+            f"one of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
         )
     return workload.model_copy(update={"num_microbatches": num_microbatches})
 

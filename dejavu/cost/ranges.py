@@ -88,12 +88,12 @@ class PriceErrors:
     devices err independently.
 
     Attributes:
-        batch_size: examples in a step.
+        run_size: examples in one run of the schedule.
     """
 
     prices: ParallelPrices
     collectives: StageCollectives
-    batch_size: int
+    run_size: int
 
     def step_range(
         self, priced: PricedProblem, plan: Plan, factor: StepFactor, step_seconds: float, seed: int = 0
@@ -132,7 +132,7 @@ class PriceErrors:
         """Return K factors on what the stage's forward, its backward, and its work once a step take."""
         problem, configuration = priced.problem, stage.configuration
         c, span = problem.index(configuration), slice(stage.start, stage.stop)
-        m = self.batch_size // num_microbatches
+        m = self.run_size // num_microbatches
         passes = self.prices.passes(configuration, m)
         computing = [passes.forward_L[span], passes.backward_L[span], passes.optimizer_L[span]]
         drawn_KL = [self._layer_factors(stage, m, name, draws) for name in ("forward", "backward", "optimizer")]

@@ -56,7 +56,7 @@ def rates(workload: Workload, graph: Graph, cluster: Cluster, plan: Plan, step_s
     utilization = None
     if all(peaks) and step_seconds > 0:
         peak = sum((peak or 0.0) * one.num_devices for peak, one in zip(peaks, ranks, strict=True))
-        utilization = _flops(graph) * plan.num_microbatches / step_seconds / peak
+        utilization = _flops(graph) * (workload.batch_size // graph.microbatch_size) / step_seconds / peak
     tokens_per_second = None if tokens is None else samples * tokens / workload.batch_size
     return Rates(samples, tokens_per_second, utilization, dtype, _cost(cluster, plan))
 

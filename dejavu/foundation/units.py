@@ -180,3 +180,8 @@ def _three_digits(value: float) -> str:
 def plural(count: int, word: str) -> str:
     """Return `1 stage`, `2 stages`, `2 batches`, `2 classes`."""
     return f"{count} {word}{'' if count == 1 else 'es' if word.endswith(('ch', 's')) else 's'}"
+
+
+def in_microbatches(count: int, runs: int) -> str:
+    """Return `8 microbatches`, or `4 runs of 8 microbatches` where a schedule runs several times in a step."""
+    return (f"{runs} runs of " if runs > 1 else "") + plural(count, "microbatch")

@@ -37,7 +37,7 @@ def check_plan(job: TrainingJob) -> None:
             f"the stages hold layers {', '.join(f'{s.start}–{s.stop - 1}' for s in plan.stages)}; "
             f"wanted each of the model's {num_layers} layers once, in order"
         )
-    batch, number = workload.batch_size, plan.num_microbatches
+    batch, number = workload.run_size, plan.num_microbatches
     if number < 1 or batch % number or not allowed_microbatches(plan.schedule, num_stages, number):
         why = f"a batch of {batch} does not divide into {number} microbatches"
         if number >= 1 and not batch % number:
@@ -120,7 +120,7 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
 
 
 def _microbatches_that_would_do(job: TrainingJob) -> str:
-    plan, batch = job.binding.plan, job.workload.batch_size
+    plan, batch = job.binding.plan, job.workload.run_size
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
     for number in sorted(divisors, key=lambda divisor: abs(divisor - plan.num_microbatches)):
         if allowed_microbatches(plan.schedule, len(plan.stages), number):

@@ -218,7 +218,7 @@ class _Prices:
         index = [c for _, c in rows]
         slow_C1 = np.array([self._kinds[one.device_type].slowness for one, _ in rows])[:, None]
         configurations = tuple(configuration for configuration, _ in rows)
-        links_CC2 = links_between(self._cluster, self._transfers, configurations)
+        links_CC2 = before.accumulate * links_between(self._cluster, self._transfers, configurations)
         kinds = self._kinds.values()
         return replace(
             before,

@@ -102,7 +102,13 @@ class Simulator:
         """
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
-            factor = step_factor(graph, plan, self._rows, lambda other: self._simulated(priced, other))
+            factor = step_factor(
+                graph,
+                plan,
+                self._rows,
+                lambda other: self._simulated(priced, other),
+                self._prices.request.workload.accumulate,
+            )
             made = Candidate(priced, plan, simulate_plan(priced, plan), factor)
             self._known[plan] = made
             if made.fits and (self.best is None or made.step_seconds < self.best.step_seconds):

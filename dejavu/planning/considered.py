@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from dejavu.foundation.units import format_bytes, format_seconds, plural
+from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
@@ -76,7 +76,10 @@ def headroom_bytes(choice: Choice, row: Considered) -> list[float]:
 def stages_table(choice: Choice) -> Table:
     """Tabulate the chosen plan, stage by stage."""
     plan, found = choice.plan, choice.chosen.price
-    table = Table(title=f"chosen: {plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}", title_justify="left")
+    table = Table(
+        title=f"chosen: {plan.schedule}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}",
+        title_justify="left",
+    )
     table.add_column("layers", no_wrap=True)
     table.add_column("from … to")
     table.add_column("on")
@@ -90,7 +93,7 @@ def stages_table(choice: Choice) -> Table:
             f"{stage.start}–{stage.stop - 1}",
             names[stage.start] if stage.stop == stage.start + 1 else f"{names[stage.start]} … {names[stage.stop - 1]}",
             f"{stage.configuration}{where}",
-            format_seconds(found.stage_seconds[s]),
+            format_seconds(found.stage_seconds[s] / choice.priced.accumulate),
             format_bytes(found.peak_bytes[s]),
             format_bytes(free[rank_of[s]]),
         )

@@ -67,6 +67,7 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "stages": stages_to_list(chosen, choice),
         "schedule": plan.schedule,
         "microbatches": plan.num_microbatches,
+        "accumulate": choice.priced.accumulate,
         "schedules": [
             {
                 "schedule": one.plan.schedule,
@@ -125,7 +126,7 @@ def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
             "rank": ranks[s],
             "configuration": asdict(stage.configuration),
             "device_type": stage.configuration.device_type,
-            "seconds": found.stage_seconds[s],
+            "seconds": found.stage_seconds[s] / choice.priced.accumulate,
             "peak_bytes": found.peak_bytes[s],
             "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
         }

@@ -203,7 +203,7 @@ class _Planning:
         rows = ProfileDatabase(self.request.database)
         for count in self.request.counts:
             priced = self.prices.priced(count)
-            for plan in remembered_plans(self.prices.graph_of(count), rows):
+            for plan in remembered_plans(self.prices.graph_of(count), rows, self.request.workload.accumulate):
                 if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
                     continue
                 try:

@@ -50,7 +50,7 @@ class Prices:
         self._predicted = Predicted(self._rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self._rows, workload.dtype)
         self._parallel = ParallelPrices(request.cluster, self._priced, self._predicted, collectives)
-        self.errors = PriceErrors(self._parallel, collectives, workload.batch_size)
+        self.errors = PriceErrors(self._parallel, collectives, workload.run_size)
         self._sources = sources(self._rows, workload.optimizer)
         self.transfers = transfer_costs(request.cluster, self._rows)
         self.corrections = list[str]()  # of layers, by earlier trainings; sentences
@@ -72,11 +72,11 @@ class Prices:
 
     def graph_of(self, num_microbatches: int) -> Graph:
         """Return the model at the microbatch size that follows from their number."""
-        return self.graph(self.request.workload.batch_size // num_microbatches)
+        return self.graph(self.request.workload.run_size // num_microbatches)
 
     def table_of(self, num_microbatches: int) -> CostTable:
         """Return what each whole layer costs on each type of device at that microbatch size."""
-        return self._parallel.at(self.request.workload.batch_size // num_microbatches).table
+        return self._parallel.at(self.request.workload.run_size // num_microbatches).table
 
     def priced(self, num_microbatches: int) -> PricedProblem:
         """Return the problem with so many microbatches, and what simulating its plans needs besides.
@@ -100,7 +100,7 @@ class Prices:
 
     def _capture(self, microbatch_size: int) -> Graph:
         workload = self.request.workload
-        one = workload.model_copy(update={"num_microbatches": workload.batch_size // microbatch_size})
+        one = workload.model_copy(update={"num_microbatches": workload.run_size // microbatch_size})
         try:
             return capture(one, self.request.cluster.kind, kept=KeptInUserCache())
         except CaptureError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
-from dejavu.foundation.units import format_bytes, format_seconds, plural
+from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
 
@@ -20,7 +20,8 @@ def what_was_chosen(choice: Choice) -> str:
     plan = choice.plan
     devices = f"{choice.chosen.num_devices} of {plural(choice.request.cluster.num_devices, 'device')}"
     return (
-        f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {plural(len(plan.stages), 'stage')} on "
+        f"{plan.schedule}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}, "
+        f"{plural(len(plan.stages), 'stage')} on "
         f"{devices}: predicted step {format_seconds(choice.step_seconds)}{corrected(choice)}."
     )
 

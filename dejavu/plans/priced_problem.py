@@ -6,7 +6,7 @@ Shape suffixes: L = layers, C = stage configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,10 @@ class PassCost:
     message_seconds: float = 0.0
     message_seconds_per_byte: float = 0.0
 
+    def times(self, count: int) -> PassCost:
+        """Return the overhead of so many passes and messages."""
+        return PassCost(*(count * seconds for seconds in astuple(self)))
+
     def of_message(self, size_bytes: float) -> float:
         """Return the device seconds of a message at each end."""
         return self.message_seconds + self.message_seconds_per_byte * size_bytes
@@ -43,6 +47,8 @@ class PricedProblem:
 
     Attributes:
         forward_seconds_CL, backward_seconds_CL: one microbatch; their sum is the problem's seconds.
+        accumulate: how often the schedule runs in a step. All that a run repeats is counted so many times in every
+            number of a microbatch, of this record and its problem; so a step is one run of it.
         pass_costs: the runtime's overhead by device type; none where a type is absent.
         backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
             where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
@@ -53,9 +59,10 @@ class PricedProblem:
     backward_seconds_CL: Floats
     pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
+    accumulate: int = 1
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
-        """Return the seconds of forward and backward of one microbatch."""
+        """Return the seconds of forward and backward of one microbatch, in all runs of the schedule."""
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
         return float(self.forward_seconds_CL[c, span].sum()), float(self.backward_seconds_CL[c, span].sum())
 

@@ -150,8 +150,9 @@ class ReportData:
 
     @cached_property
     def predicted_stages(self) -> tuple[StageSeconds, ...]:
-        """The seconds that the simulation used."""
-        return tuple(stages_of(self.bound.priced, self.plan))
+        """The seconds that the simulation used, of one run of the schedule."""
+        priced = self.bound.priced
+        return tuple(stage.of_one_run(priced.accumulate) for stage in stages_of(priced, self.plan))
 
     @property
     def trials(self) -> tuple[TrialResult, ...] | None:
@@ -240,7 +241,9 @@ class ReportData:
     @cached_property
     def timelines(self) -> Mapping[str, Timeline]:
         """One step, simulated and, if one was measured, the training's last one."""
-        found = {"simulated": simulated_timeline(self.simulation)}
+        runs = self.workload.accumulate
+        what = "simulated" if runs == 1 else f"simulated, each pass that of all {runs} runs of the schedule"
+        found = {what: simulated_timeline(self.simulation)}
         measured = measured_timeline(self.binding, self.training) if self.training is not None else None
         return found if measured is None else found | {"measured": measured}
 
@@ -268,7 +271,7 @@ class ReportData:
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:
         """What a step sends between pipeline ranks, the busiest link first."""
-        return links_used(self.binding, self.cluster, self.bound.priced.problem, self.simulation)
+        return links_used(self.binding, self.cluster, self.bound.priced, self.simulation)
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:

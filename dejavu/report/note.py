@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dejavu.foundation.units import format_seconds, plural
+from dejavu.foundation.units import format_seconds, in_microbatches, plural
 from dejavu.planning.sentences import faster
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.data import ReportData
@@ -84,7 +84,7 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
     plan = run.plan
     lines += [
         "",
-        f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')} of "
+        f"{plan.schedule}, {in_microbatches(plan.num_microbatches, run.workload.accumulate)} of "
         f"{plural(run.workload.microbatch_size, 'example')}; seconds of one microbatch are predicted. "
         "Artifacts: the page is report/report.html, one step for Perfetto trace/trace.json. "
         + ("The nested run *training* has the weights." if run.training else "Nothing was trained."),

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from dejavu.foundation.units import format_bytes, format_seconds, plural
+from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.planning.sentences import faster
 from dejavu.report.data import ReportData
 from dejavu.runtime.job import Evaluation, Waited
@@ -22,7 +22,8 @@ Rows = list[tuple[str, str]]
 def summary_rows(run: ReportData) -> Rows:
     """Return (name, sentence) rows: plan, predicted and measured, the best baseline, the gap, trials, losses."""
     plan = run.plan
-    counts = f"{plural(plan.num_microbatches, 'microbatch')} of {plural(run.workload.microbatch_size, 'example')}"
+    counts = in_microbatches(plan.num_microbatches, run.workload.accumulate)
+    counts += f" of {plural(run.workload.microbatch_size, 'example')}"
     rows: Rows = [("plan", f"{plan.schedule}, {plural(len(plan.stages), 'stage')}, {counts}")]
     for stage in run.stages:
         headroom = format_bytes(stage.headroom_bytes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster, Device, Link
 from dejavu.foundation.units import format_bytes_per_second, plural
-from dejavu.plans.problem import Problem
+from dejavu.plans.priced_problem import PricedProblem
 from dejavu.simulation import Simulation
 
 MOST_CHARACTERS = 40  # of a line in the drawing
@@ -37,9 +37,15 @@ class LinkUse:
     busy: float
 
 
-def links_used(binding: Binding, cluster: Cluster, problem: Problem, simulation: Simulation) -> tuple[LinkUse, ...]:
+def links_used(
+    binding: Binding, cluster: Cluster, priced: PricedProblem, simulation: Simulation
+) -> tuple[LinkUse, ...]:
     """Return the links between pipeline ranks that are neighbours under the plan, the busiest first."""
-    plan, first = binding.plan, _first_devices(binding)
+    plan, first, messages = (
+        binding.plan,
+        _first_devices(binding),
+        2.0 * priced.accumulate * binding.plan.num_microbatches,
+    )
     rank_of = {stage: rank for rank, stages in enumerate(plan.ranks) for stage in stages}
     seconds: dict[tuple[int, int], float] = defaultdict(float)
     for message in simulation.messages:
@@ -56,9 +62,7 @@ def links_used(binding: Binding, cluster: Cluster, problem: Problem, simulation:
             to_rank=b,
             link=cluster.link(first[a], first[b]),
             cuts=tuple(stages),
-            bytes_per_step=sum(
-                2.0 * plan.num_microbatches * float(problem.cut_bytes_L1[plan.stages[s].stop]) for s in stages
-            ),
+            bytes_per_step=sum(messages * float(priced.problem.cut_bytes_L1[plan.stages[s].stop]) for s in stages),
             busy=max(seconds[a, b], seconds[b, a]) / simulation.step_seconds,
         )
         for (a, b), stages in between.items()

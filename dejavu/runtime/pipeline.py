@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -96,10 +95,10 @@ class Pipeline:
         for module in self.modules.values():
             module.step = step
         self.clock.begin_step()
-        losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self._is_first else ()
-        known: dict[str, Any] = {"target": targets, "losses": losses} if self._is_last else {}
-        self._schedule.step(*arguments, return_outputs=False, **known)
+        runs = self.workload.accumulate
+        losses = self._schedule.train(
+            inputs.chunk(runs) if self._is_first else None, targets.chunk(runs) if self._is_last else None, runs=runs
+        )
         self._sum_tied()
         loss = self._whole(losses)
         if self.device.type == "cuda":
@@ -109,9 +108,12 @@ class Pipeline:
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""
-        own = self._own(inputs) if self._is_first else None
+        runs, losses = self.workload.accumulate, list[torch.Tensor]()
+        own = [part.chunk(runs) for part in (self._own(inputs), self._own(targets))]
         with evaluating(list(self.modules.values())):
-            return self._whole(self._schedule.evaluate(own, self._own(targets) if self._is_last else None))
+            for x, y in zip(*own, strict=True):
+                losses += self._schedule.evaluate(x if self._is_first else None, y if self._is_last else None)
+        return self._whole(losses)
 
     def _whole(self, losses: list[torch.Tensor]) -> float | None:
         """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""

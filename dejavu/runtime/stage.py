@@ -17,6 +17,7 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import (
     FORWARD,
+    REDUCE_GRAD,
     _add_send_recv,
     _add_unshard_reshard,
     _PipelineScheduleRuntime,
@@ -70,7 +71,7 @@ class ReplicatedStage(PipelineStage):
         super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
-        self._layers = module
+        self._layers, self.first_microbatch = module, 0
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
@@ -80,7 +81,7 @@ class ReplicatedStage(PipelineStage):
         self._to_after = () if after is None else layout.exchanges(place, after, sends=True)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        self._layers.microbatch = fwd_chunk_id
+        self._layers.microbatch = self.first_microbatch + fwd_chunk_id
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not torch.is_grad_enabled():
             self.fwd_cache.pop(fwd_chunk_id)  # no backward pass will take the logits: they are the largest output
@@ -150,14 +151,22 @@ class ListedSchedule(_PipelineScheduleRuntime):
 
     One runtime for all, so that what is simulated is what runs, messages overlap with computation under every schedule,
     and shapes are known beforehand. Gradients add up as they are: the loss of a microbatch is its part of the step's.
+    A step may run the list several times; replicas' gradients are summed in the last run.
     """
 
-    def __init__(self, name: str, stages: list[Any], num_microbatches: int, loss: Callable[..., torch.Tensor]) -> None:
+    def __init__(
+        self, name: str, stages: list[ReplicatedStage], num_microbatches: int, loss: Callable[..., torch.Tensor]
+    ) -> None:
         super().__init__(stages, num_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
+        self._own = stages
         self._compute_order = torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
         self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
 
         self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
+        self._accumulating_order = {
+            rank: [one for one in listed if one.computation_type is not REDUCE_GRAD]
+            for rank, listed in self._training_order.items()
+        }
 
     def _of_forwards(self) -> dict[int, list[Any]]:
         """Return the forward passes alone, in the schedule's own order, which therefore cannot block; with messages."""
@@ -166,6 +175,27 @@ class ListedSchedule(_PipelineScheduleRuntime):
             for rank, listed in self._compute_order.items()
         }
         return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
+
+    def train(
+        self, inputs: Sequence[torch.Tensor] | None, targets: Sequence[torch.Tensor] | None, *, runs: int
+    ) -> list[torch.Tensor]:
+        """Run a step's passes; return each microbatch's loss where the last stage is.
+
+        Args:
+            inputs: of each run where the first stage is, and `targets` where the last one is.
+        """
+        losses: list[torch.Tensor] = []
+        for run in range(runs):
+            for stage in self._own:
+                stage.first_microbatch = run * self._n_microbatches
+            is_last = run == runs - 1
+            self.pipeline_order_with_comms = self._training_order if is_last else self._accumulating_order
+            arguments = () if inputs is None else (inputs[run],)
+            own: list[torch.Tensor] = []
+            known: dict[str, Any] = {} if targets is None else {"target": targets[run], "losses": own}
+            self.step(*arguments, return_outputs=False, **known)
+            losses += own
+        return losses
 
     def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
         """Run the forward passes of a batch, without graph; return each microbatch's loss where the last stage is.

@@ -128,7 +128,7 @@ class WholeModel:
     rows = None  # all
 
     def __init__(self, module: Layers, workload: Workload) -> None:
-        self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.num_microbatches
+        self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.microbatches_in_a_step
         self.loss_scale = 1.0
         self.ties = ties_of(layers_of(workload))
         self._tied = TiedGradients(self.ties, dict(module.named_children()), None, None)

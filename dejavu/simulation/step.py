@@ -6,7 +6,7 @@ Shape suffixes as in `_action_table` and `_loop`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +42,21 @@ class StageSeconds:
     backward_weight_seconds: float | None = None
     activation_bytes: float = 0.0
     fixed_bytes: float = 0.0
+
+    def of_one_run(self, accumulate: int) -> StageSeconds:
+        """Return the same for one of so many runs of the schedule in a step."""
+        of_input, of_weights = (
+            None if part is None else part / accumulate
+            for part in (self.backward_input_seconds, self.backward_weight_seconds)
+        )
+        return replace(
+            self,
+            forward_seconds=self.forward_seconds / accumulate,
+            backward_seconds=self.backward_seconds / accumulate,
+            transfer_seconds=self.transfer_seconds / accumulate,
+            backward_input_seconds=of_input,
+            backward_weight_seconds=of_weights,
+        )
 
     @property
     def passes_seconds(self) -> tuple[float, ...]:

@@ -55,16 +55,15 @@ class Clock:
         self.began_seconds = 0.0  # on this host's clock
 
     def watch(self, stage: Any) -> None:
-        """Time every pass of a torch stage from now on."""
-        index = stage.stage_index
-        stage.forward_one_chunk = self._timed(stage.forward_one_chunk, lambda options: Pass.FORWARD, index)
+        """Time every pass of a torch stage from now on; its `first_microbatch` is that of the schedule's run."""
+        stage.forward_one_chunk = self._timed(stage.forward_one_chunk, lambda options: Pass.FORWARD, stage)
         stage.backward_one_chunk = self._timed(
             stage.backward_one_chunk,
             lambda options: Pass.BACKWARD if options.get("full_backward", True) else Pass.BACKWARD_INPUT,
-            index,
+            stage,
         )
         stage.backward_weight_one_chunk = self._timed(
-            stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, index
+            stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, stage
         )
         stage.perform_reduce_grad = self.watch_once(stage.perform_reduce_grad)
 
@@ -127,12 +126,14 @@ class Clock:
         """Return a pass's median seconds on the device, for one microbatch; 0.0 where the stage never ran it."""
         return median([one for step in self._steps for one in step.get((stage, direction), ())] or [0.0])
 
-    def _timed(self, inner: Callable[..., Any], pass_of: Callable[[dict[str, Any]], Pass], stage: int) -> Any:
+    def _timed(self, inner: Callable[..., Any], pass_of: Callable[[dict[str, Any]], Pass], stage: Any) -> Any:
         def timed(microbatch: int, *arguments: Any, **options: Any) -> Any:
             start, busy = self._now(), time.thread_time()
             result = inner(microbatch, *arguments, **options)
-            row = (stage, pass_of(options), microbatch, start, self._now(), time.thread_time() - busy)
-            self._open.append(row)
+            stop, took = self._now(), time.thread_time() - busy
+            self._open.append(
+                (stage.stage_index, pass_of(options), stage.first_microbatch + microbatch, start, stop, took)
+            )
             return result
 
         return timed

@@ -35,7 +35,10 @@ def _with(workload: Workload, length: int | None, batch: int | None) -> Workload
     if length is not None:
         changes["sequence_length"] = length
     if batch is not None:
-        changes |= {"batch_size": batch, "num_microbatches": math.gcd(batch, workload.num_microbatches)}
+        changes |= {
+            "batch_size": batch,
+            "num_microbatches": math.gcd(batch // workload.accumulate, workload.num_microbatches),
+        }
     if not changes:
         return workload
     given = {name: getattr(workload, name) for name in workload.model_fields_set} | changes

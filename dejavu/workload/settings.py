@@ -163,7 +163,9 @@ class Workload(_Record):
             safe; weights, gradients and what crosses a cut stay float32. With float16 the loss is scaled.
         batch_size: examples in one step, over all devices.
         schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
-        num_microbatches: into how many equal parts a step is split (gradient accumulation).
+        accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
+            beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
+        num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
         num_steps: length of the whole training, the winning trial's own steps included.
@@ -194,6 +196,7 @@ class Workload(_Record):
     held_out: float = Field(0.0, ge=0, lt=1)
     sequence_length: int = Field(128, ge=2)
     batch_size: int = Field(32, ge=1)
+    accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
     schedule: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -298,9 +301,12 @@ class Workload(_Record):
     @field_validator("num_microbatches")
     @classmethod
     def _parts_are_equal(cls, num_microbatches: int, info: ValidationInfo) -> int:
-        batch_size = info.data.get("batch_size", 0)
-        if batch_size % num_microbatches:
-            raise ValueError(f"batch_size {batch_size} does not divide into {num_microbatches} equal microbatches")
+        batch_size, runs = info.data.get("batch_size", 0), info.data.get("accumulate", 1)
+        if batch_size % (runs * num_microbatches):
+            among = f"{runs} runs of " if runs > 1 else ""
+            raise ValueError(
+                f"batch_size {batch_size} does not divide into {among}{num_microbatches} equal microbatches"
+            )
         return num_microbatches
 
     @field_validator("schedule")
@@ -362,6 +368,16 @@ class Workload(_Record):
         return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
 
     @property
+    def run_size(self) -> int:
+        """Examples in one run of the schedule."""
+        return self.batch_size // self.accumulate
+
+    @property
     def microbatch_size(self) -> int:
         """Examples in one microbatch."""
-        return self.batch_size // self.num_microbatches
+        return self.run_size // self.num_microbatches
+
+    @property
+    def microbatches_in_a_step(self) -> int:
+        """Microbatches of all runs of the schedule."""
+        return self.accumulate * self.num_microbatches

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dejavu.foundation.units import format_seconds, plural
+from dejavu.foundation.units import format_seconds, in_microbatches, plural
 from dejavu.launch.running import Status, Training
 from dejavu.timing.pace import in_words
 
@@ -71,7 +71,10 @@ def _silence(found: Training, now: float) -> list[str]:
 def _place(found: Training) -> list[str]:
     plan = found.job.binding.plan
     ranks = ", ".join(f"{plural(count, 'rank')} on {host}" for host, count in found.ranks_by_host.items())
-    stages, microbatches = plural(len(plan.stages), "stage"), plural(plan.num_microbatches, "microbatch")
+    stages, microbatches = (
+        plural(len(plan.stages), "stage"),
+        in_microbatches(plan.num_microbatches, found.job.workload.accumulate),
+    )
     return [f"plan: {plan.schedule}, {stages}, {microbatches}; {ranks}", f"folder: {_relative(found.folder)}"]
 
 

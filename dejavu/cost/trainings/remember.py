@@ -58,10 +58,12 @@ def _step_row(
     plan, times = binding.plan, measured.step_times
     dtype, optimizer = workload.dtype, workload.optimizer
     passes = [Work.of(graph.layers, direction, dtype, optimizer) for direction in ("forward", "backward")]
-    whole = (passes[0] + passes[1]).times(plan.num_microbatches) + Work.of(graph.layers, "optimizer", dtype, optimizer)
+    whole = (passes[0] + passes[1]).times(workload.microbatches_in_a_step) + Work.of(
+        graph.layers, "optimizer", dtype, optimizer
+    )
     return Measurement(
         kind="step",
-        subject=step_subject(graph, plan),
+        subject=step_subject(graph, plan, workload.accumulate),
         name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
         device_type=plan.stages[0].configuration.device_type,
         direction="both",
@@ -75,9 +77,10 @@ def _step_row(
             {
                 "graph": graph.fingerprint,
                 "plan": plan.to_dict(),
+                "accumulate": workload.accumulate,
                 "bubble_fraction": bubble_fraction(binding, measured.last_step_passes),
                 **whole.to_dict(),
-                **_messages_of_a_step(plan, graph),
+                **_messages_of_a_step(workload, plan, graph),
             }
         ),
         **shared,
@@ -100,8 +103,8 @@ def _stage_rows(
             continue  # one replica speaks for all; parts of layers are no layers
         record = StageRecord.of(graph, stage, workload.optimizer)
         for direction, seconds, repeats, what in (
-            ("forward", stage_times.forward_seconds, steps * plan.num_microbatches, "microbatch"),
-            ("backward", stage_times.backward_seconds, steps * plan.num_microbatches, "microbatch"),
+            ("forward", stage_times.forward_seconds, steps * workload.microbatches_in_a_step, "microbatch"),
+            ("backward", stage_times.backward_seconds, steps * workload.microbatches_in_a_step, "microbatch"),
             ("optimizer", stage_times.optimizer_seconds, steps, "step"),
         ):
             if seconds <= 0:  # such a stage has nothing to do in this pass
@@ -131,10 +134,10 @@ def _num_steps(measured: TrainingTimes) -> int:
     return measured.step_times.num_counted if measured.step_times else measured.num_steps
 
 
-def _messages_of_a_step(plan: Plan, graph: Graph) -> dict[str, int]:
+def _messages_of_a_step(workload: Workload, plan: Plan, graph: Graph) -> dict[str, int]:
     """Count the messages that a step sends between stages, and their bytes together."""
     sent = [graph.layers[cut - 1].output_bytes for cut in plan.cuts]
-    each_way = 2 * plan.num_microbatches
+    each_way = 2 * workload.microbatches_in_a_step
     return {"num_messages": each_way * len(sent), "sent_bytes": each_way * sum(sent)}
 
 

@@ -19,21 +19,21 @@ from dejavu.plans.stage_costs import PlanError
 from dejavu.profiles import Measurement, ProfileDatabase
 
 
-def step_subject(graph: Graph, plan: Plan) -> str:
-    """Return the key of a plan's measured step in the database."""
-    return stable_hash([graph.fingerprint, plan.to_dict()])
+def step_subject(graph: Graph, plan: Plan, accumulate: int = 1) -> str:
+    """Return the key of a plan's measured step in the database; `accumulate`: runs of its schedule in a step."""
+    return stable_hash([graph.fingerprint, plan.to_dict(), *([accumulate] if accumulate > 1 else [])])
 
 
-def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase) -> float | None:
+def remembered_step_seconds(graph: Graph, plan: Plan, database: ProfileDatabase, accumulate: int = 1) -> float | None:
     """Return this plan's step when it was last trained undisturbed; None: never."""
-    rows = database.latest(kind="step", subject=step_subject(graph, plan))
+    rows = database.latest(kind="step", subject=step_subject(graph, plan, accumulate))
     quiet = [row for row in rows if not row.is_disturbed]
     return max(quiet, key=lambda row: row.measured_at).seconds if quiet else None
 
 
-def remembered_plans(graph: Graph, database: ProfileDatabase) -> list[Plan]:
+def remembered_plans(graph: Graph, database: ProfileDatabase, accumulate: int = 1) -> list[Plan]:
     """Return every plan under which this model was trained undisturbed, at this microbatch size."""
-    return [trained.plan for trained in _trained(graph, database)]
+    return [trained.plan for trained in _trained(graph, database, accumulate)]
 
 
 class Basis(StrEnum):
@@ -88,16 +88,19 @@ class _TrainedStep(NamedTuple):
     rows: list[Measurement]
 
 
-def _trained(graph: Graph, database: ProfileDatabase) -> list[_TrainedStep]:
+def _trained(graph: Graph, database: ProfileDatabase, accumulate: int) -> list[_TrainedStep]:
     found = []
     for rows in database.history(kind="step", microbatch_size=graph.microbatch_size, dtype=graph.dtype):
         known = json.loads(rows[-1].extra or "{}")
-        if known.get("graph") == graph.fingerprint and not rows[-1].is_disturbed:
+        is_same = (known.get("graph"), known.get("accumulate", 1)) == (graph.fingerprint, accumulate)
+        if is_same and not rows[-1].is_disturbed:
             found.append(_TrainedStep(Plan.from_dict(known["plan"]), rows))
     return found
 
 
-def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, simulate: Callable[[Plan], float]) -> StepFactor:
+def step_factor(
+    graph: Graph, plan: Plan, database: ProfileDatabase, simulate: Callable[[Plan], float], accumulate: int = 1
+) -> StepFactor:
     """Return the correction of a plan's simulated step by remembered trainings of this model.
 
     Messages and waiting cost time that no price includes. A plan that was trained uses its own factor; one that differs
@@ -108,9 +111,10 @@ def step_factor(graph: Graph, plan: Plan, database: ProfileDatabase, simulate: C
 
     Args:
         simulate: the step seconds of a plan by today's prices; may raise for one that is not of today's request.
+        accumulate: runs of the schedule in a step; steps of other numbers of them are others.
     """
     logs, expected = dict[Plan, list[float]](), list[float]()
-    for trained in _trained(graph, database):
+    for trained in _trained(graph, database, accumulate):
         try:
             simulated_seconds = simulate(trained.plan)
         except PlanError:

@@ -120,7 +120,16 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {"num_steps", "checkpoint_every", "num_microbatches", "schedule", "trials", "compare", "replan"}
+    free = {
+        "num_steps",
+        "checkpoint_every",
+        "accumulate",
+        "num_microbatches",
+        "schedule",
+        "trials",
+        "compare",
+        "replan",
+    }
     free |= {"evaluate_every", "evaluation_examples", "pretrained"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
