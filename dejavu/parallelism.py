@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
 
@@ -22,12 +22,16 @@ class Parallelism:
         max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow.
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
+        sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
+        also_unsplit: consider devices that do not split the sequence also where they take hardly less time.
     """
 
     max_data_parallel: int | None = None
     max_tensor_parallel: int | None = None
     recompute: tuple[bool, ...] = (False, True)
     zero_levels: tuple[int, ...] = ZERO_LEVELS
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    also_unsplit: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_data_parallel", "max_tensor_parallel"):
@@ -39,6 +43,8 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
+        if not self.sequence_parallel:
+            raise InputError("sequence_parallel is (); wanted some of (False, True)")
 
     @classmethod
     def one_device(cls) -> Parallelism:
@@ -55,7 +61,7 @@ class Parallelism:
         return cls.one_device() if cluster.kind == "cpu" else cls()
 
     def configurations(
-        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1
+        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1, sequence_length: int = 0
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 
@@ -63,13 +69,20 @@ class Parallelism:
 
         Args:
             most_tensor_parallel: the model's; every degree divides it.
+            sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
         """
         return tuple(
             configuration
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
-            for configuration in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
+            for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
+            for configuration in self._by_sequence(plain, sequence_length)
         )
+
+    def _by_sequence(self, plain: StageConfiguration, length: int) -> Iterator[StageConfiguration]:
+        can = plain.tensor_parallel > 1 and length > 0 and length % plain.tensor_parallel == 0
+        for by_sequence in self.sequence_parallel if can else (False,):
+            yield replace(plain, sequence_parallel=by_sequence)
 
     def _on_mesh(
         self, name: str, nodes: int, per_node: int, microbatch_size: int, most_tensor_parallel: int

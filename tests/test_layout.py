@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,40 @@ def test_every_example_arrives_once_and_is_awaited(
                 awaited |= {(part.peer, rank, start + i) for part in parts for i in range(part.start, part.stop)}
                 assert sorted(i for part in parts for i in range(part.start, part.stop)) == list(range(stop - start))
         assert sent == awaited
+
+
+@pytest.mark.parametrize("splits", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("first", DEGREES)
+@pytest.mark.parametrize("second", DEGREES)
+def test_every_position_arrives_once_and_is_awaited(
+    first: tuple[int, int], second: tuple[int, int], splits: tuple[bool, bool]
+) -> None:
+    length, ways = 8, [one_device(*first), one_device(*second)]
+    ways = [
+        replace(way, sequence_parallel=split and way.tensor_parallel > 1)
+        for way, split in zip(ways, splits, strict=True)
+    ]
+    layout = Layout(by_hand("1f1b", (0, 1, 2), ways, 4), 4)
+    for sender, receiver in ((0, 1), (1, 0)):
+        sent, awaited = [], []
+        for rank, place in enumerate(layout.binding.placements):
+            (start, stop), parts = layout.rows(place), layout.num_parts(place.pipeline_rank)
+            own, first_position = length // parts, place.shard * (length // parts) if parts > 1 else 0
+            gives = place.pipeline_rank == sender
+            found = layout.exchanges(place, receiver if gives else sender, length, sends=gives)
+            cells = [
+                (part.peer, row, position)
+                for part in found
+                for row in range(part.start, part.stop)
+                for position in range(*(part.positions or (0, own)))
+            ]
+            listed = sent if gives else awaited
+            for peer, row, position in cells:
+                ends = (rank, peer) if gives else (peer, rank)
+                listed.append((*ends, start + row, first_position + position))
+            if not gives:
+                assert sorted(cell[1:] for cell in cells) == list(itertools.product(range(stop - start), range(own)))
+        assert sorted(sent) == sorted(awaited)
 
 
 def test_replicas_share_a_microbatch_without_gaps() -> None:

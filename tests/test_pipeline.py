@@ -15,7 +15,7 @@ from benchmarks.pipeline.ranks import Trained, train_in_turn
 from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
-from dejavu.launch.preflight import check_split
+from dejavu.launch.preflight import check_split, check_spreading
 from dejavu.plans import StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, actions
 from dejavu.report.timeline import PASSES, Work, measured_timeline
@@ -149,6 +149,44 @@ CASES |= {
     "3 runs of 1f1b, ZeRO 3": (ACCUMULATED, "1f1b", (0, 4, 8), [one, one_device(2, zero_level=3)]),
     "3 runs of 1f1b, 2 shards": (ACCUMULATED, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
     "3 runs with dropout": (DROPPED, "interleaved_1f1b", (0, 1, 3, 5, 6), TWO),
+    "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
+    "by sequence, split backward, to unsplit shards": (
+        GPT,
+        "zbv",
+        (0, 2, 4, 6, 8),
+        [one_device(1, 2, sequence_parallel=True), one_device(1, 2)],
+    ),
+    "by sequence, 2 shards to 2, tied": (
+        GPT.model_copy(update={"model_options": {**GPT.model_options, "tied": True}}),
+        "1f1b",
+        (0, 3, 8),
+        [one_device(1, 2, sequence_parallel=True)] * 2,
+    ),
+    "by sequence, 2 replicas of 2 shards, ZeRO 1": (
+        GPT,
+        "1f1b",
+        (0, 8),
+        [one_device(2, 2, zero_level=1, sequence_parallel=True)],
+    ),
+    "by sequence, 1 to 2 replicas of 2 shards, recomputed": (
+        GPT,
+        "1f1b",
+        (0, 3, 8),
+        [one, one_device(2, 2, recompute=True, sequence_parallel=True)],
+    ),
+    "llama by sequence, split backward": (
+        LLAMA,
+        "zbv",
+        (0, 1, 2, 3, 4),
+        [one_device(1, 2, sequence_parallel=True)] * 2,
+    ),
+    "experts by sequence, 2 shards, clipped": (
+        MIXTRAL.model_copy(update={"optimizer": CLIPPED}),
+        "1f1b",
+        (0, 2, 4),
+        [one_device(1, 2, sequence_parallel=True), one],
+    ),
+    "bert by sequence, 2 replicas of 2 shards": (BERT, "1f1b", (0, 4), [one_device(2, 2, sequence_parallel=True)]),
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
     "dropout, cut there, recomputed": (DROPOUT, "gpipe", (0, 1, 6), [one_device(recompute=True)] * 2),
@@ -369,6 +407,12 @@ def test_layers_that_cannot_be_split_are_named() -> None:
         check_split(layers_of(GPT)[1:], one_device(1, 3))
     with pytest.raises(LaunchError, match="cannot be trained tensor-parallel"):
         check_split(layers_of(DIGITS), one_device(1, 2))
+    by_sequence = one_device(1, 2, sequence_parallel=True)
+    with pytest.raises(LaunchError, match=r"layer 'block0' does not work token by token .* wanted sequence_parallel"):
+        check_split(layers_of(MOE)[1:], by_sequence)
+    odd = GPT.model_copy(update={"sequence_length": 15})
+    with pytest.raises(LaunchError, match=r"splits 15 positions among 2 devices; wanted a sequence_length"):
+        check_spreading(job_of(odd, by_hand("1f1b", (0, 4, 8), [by_sequence, one], 4), STEPS))
 
 
 def test_random_numbers_leave_torch_s_own_stream_of_weights_alone() -> None:

@@ -207,6 +207,13 @@ def test_a_plan_survives_json() -> None:
     mixed = plan(Stage(0, 2, StageConfiguration("a100", 2, 4, 4, 2, recompute=True, zero_level=1)), Stage(2, 9, ONE))
     assert Plan.from_dict(json.loads(json.dumps(mixed.to_dict()))) == mixed
     assert mixed.cuts == (2,)
+    old = mixed.to_dict()
+    for stage in old["stages"]:  # written before stages could split the sequence
+        del stage["configuration"]["sequence_parallel"]
+    assert Plan.from_dict(old) == mixed
+    split = replace(mixed.stages[0].configuration, sequence_parallel=True)
+    assert str(split) == "8 × a100, dp 4, tp 2, sp, recompute, ZeRO-1"
+    assert Plan.from_dict(json.loads(json.dumps(plan(Stage(0, 2, split)).to_dict()))).stages[0].configuration == split
 
 
 @pytest.mark.parametrize("seed", range(20))

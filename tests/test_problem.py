@@ -15,7 +15,7 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
-from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel
+from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
@@ -28,7 +28,7 @@ from dejavu.parallelism import Parallelism, meshes
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.pricing import price
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
@@ -188,6 +188,61 @@ def test_several_runs_of_a_schedule_take_so_many_times_as_long(name: str, runs: 
             assert before < after <= (before + more / end.data_parallel) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "length"), [("gpt", 64), ("llama", 64), ("mixtral", 64), ("t5", 0), ("moe", 0), ("cnn", 0)]
+)
+def test_a_sequence_is_split_where_all_layers_can(name: str, length: int) -> None:
+    graph = graph_of(name, 8)
+    assert sequence_length(graph) == length
+    most = most_tensor_parallel(graph)
+    found = Parallelism().configurations(CLUSTER, 8, most, length)
+    plain = [configuration for configuration in found if not configuration.sequence_parallel]
+    assert set(plain) == set(Parallelism().configurations(CLUSTER, 8, most))
+    split = {configuration for configuration in found if configuration.sequence_parallel}
+    assert split == {replace(p, sequence_parallel=True) for p in plain if length and p.tensor_parallel > 1}
+    odd = Parallelism().configurations(CLUSTER, 8, most, 63)
+    assert not any(configuration.sequence_parallel for configuration in odd)
+    with pytest.raises(PlanError, match="wanted more than one"):
+        StageConfiguration(NAME, sequence_parallel=True)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_split_sequence_holds_less_and_sends_the_same(name: str, empty: ProfileDatabase) -> None:
+    both = priced_of(name, empty, Parallelism(also_unsplit=True))
+    costs, problem = both.problem.costs, both.problem
+    collectives, layers = StageCollectives(CLUSTER, empty, "float32"), graph_of(name, 8).layers
+    pairs = [
+        (c, problem.index(replace(configuration, sequence_parallel=False)))
+        for c, configuration in enumerate(problem.configurations)
+        if configuration.sequence_parallel
+    ]
+    assert pairs
+    for split, whole in pairs:
+        t = problem.configurations[split].tensor_parallel
+        for table in ("message_bytes_CL1", "fixed_bytes_CL", "step_bytes_CL"):
+            assert (getattr(costs, table)[split] <= getattr(costs, table)[whole]).all()
+        held, held_whole = (costs.activation_bytes_CL[c] for c in (split, whole))
+        most, most_whole = (held + costs.temporary_bytes_CL[split], held_whole + costs.temporary_bytes_CL[whole])
+        assert (held[:-1] < held_whole[:-1]).all() and (held >= held_whole / t).all() and (most <= most_whole).all()
+        configuration = problem.configurations[split]
+        if configuration.data_parallel == 1 and not configuration.recompute:
+            longer = costs.seconds_CL[split] - costs.seconds_CL[whole]
+            for k, layer in enumerate(layers):
+                shares = (*layer.tensor_parallel.forward_sums, *layer.tensor_parallel.backward_sums)
+                sizes = [share * layer.output_bytes for share in shares]
+                parts, sums = (
+                    sum(collectives.tensor_seconds(configuration, sizes, one) for one in names)
+                    for names in (("reduce_scatter", "all_gather"), ("all_reduce",))
+                )
+                assert longer[k] == pytest.approx(parts - sums, abs=1e-12)
+    only = priced_of(name, empty, Parallelism(sequence_parallel=(False,)))
+    for c, configuration in enumerate(only.problem.configurations):
+        assert (only.problem.costs.seconds_CL[c] == costs.seconds_CL[problem.index(configuration)]).all()
+    offered = set(priced_of(name, empty).problem.configurations)
+    assert offered <= set(problem.configurations)
+    assert all(replace(c, sequence_parallel=True) in offered for c in offered if c.tensor_parallel > 1)
+
+
 @pytest.mark.parametrize("name", ["gpt", "t5", "cnn"])
 def test_memory_is_never_less_than_the_stage_s(name: str, empty: ProfileDatabase) -> None:
     workload, rng = workload_of(name), np.random.default_rng(0)
@@ -224,8 +279,8 @@ def test_more_replicas_never_hold_more_activations(name: str, empty: ProfileData
     problem = priced_of(name, empty).problem
     for a, configuration in enumerate(problem.configurations):
         for b, other in enumerate(problem.configurations):
-            same = (configuration.tensor_parallel, configuration.recompute) == (other.tensor_parallel, other.recompute)
-            if same and configuration.data_parallel < other.data_parallel:
+            ways = [(one.tensor_parallel, one.recompute, one.sequence_parallel) for one in (configuration, other)]
+            if ways[0] == ways[1] and configuration.data_parallel < other.data_parallel:
                 held = problem.costs.activation_bytes_CL
                 assert (held[b] <= held[a]).all()
 

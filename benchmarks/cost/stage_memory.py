@@ -7,13 +7,15 @@ are put together for a stage, in the order in which a pipeline schedule runs its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dejavu.cost.memory import (
     ALL_AT_ONCE_TENSORS,
     ONE_BY_ONE_TENSORS,
     ForEachByte,
+    Shard,
     cast_bytes,
 )
 from dejavu.graphs.graph import Layer
@@ -82,7 +84,7 @@ def stage_memory(
 
     Optimizer state, gradients and weights are sharded by ZeRO levels 1, 2 and 3 (Rajbhandari et al., SC 2020, fig. 1);
     of sharded gradients or weights one layer is whole at a time. Tensor parallelism divides weights and what layers
-    hold, as with sequence parallelism (Korthikanti et al., MLSys 2023, eq. 4); tensors that cross cuts stay whole.
+    hold, but for what stays whole on each device (`cost.memory.Shard`).
 
     Args:
         layers: captured at a replica's microbatch.
@@ -91,12 +93,18 @@ def stage_memory(
     tensor_parallel, in_flight = configuration.tensor_parallel, place.microbatches_in_flight
     shards = [configuration.data_parallel if configuration.zero_level >= level else 1 for level in range(4)]
     footprints = [layer.recompute_footprint if configuration.recompute else layer.footprint for layer in layers]
+    parts = [Shard.of(layer, configuration) for layer in layers]
+    own = [partial(shard.part, layer) for shard, layer in zip(parts, layers, strict=True)]
     weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
     each = ForEachByte.of(optimizer)
-    chain = _Chain(tuple(footprints), tensor_parallel, optimizer, gradients_arrive=not place.is_last)
+    cut_parts = tensor_parallel if configuration.sequence_parallel else 1
+    chain = _Chain(
+        tuple(footprints), tuple(own), cut_parts, tensor_parallel, optimizer, gradients_arrive=not place.is_last
+    )
     waiting = chain.waiting_bytes()
-    cuts = 0 if place.is_first else footprints[0].input_bytes
+    cuts = 0.0 if place.is_first else footprints[0].input_bytes
     cuts += 0 if place.is_last else footprints[-1].output_bytes
+    cuts /= cut_parts
     received = place.num_microbatches * cuts  # torch's buffers, made once
     # What was sent is held to the step's end. Of microbatches in flight the output is among their activations, and the
     # gradient not there yet; as they get fewer, sent gradients take their place.
@@ -146,11 +154,15 @@ class _Chain:
     """One microbatch through the layers of a stage. Cut k lies before layer k, the last cut after all.
 
     Attributes:
+        own: of each layer, the device's part of what it allocates.
+        cut_parts: into how many parts the tensors at the cuts are split.
         gradients_arrive: the gradient of the output comes as a message, which is not counted here; otherwise the last
             layer makes it from the loss.
     """
 
     footprints: tuple[Footprint, ...]
+    own: tuple[Callable[[float], float], ...]
+    cut_parts: int
     tensor_parallel: int
     optimizer: OptimizerSettings
     gradients_arrive: bool
@@ -166,16 +178,16 @@ class _Chain:
             before, needed, output = self._own_bytes(k), self._needed(k), self._storage(len(self.footprints))
             for moment in footprint.forward:  # the layer's caller keeps its input, whatever the layer does
                 alive = self._cut_bytes(needed | self._storages(k, moment) | {self._storage(k)})
-                worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)
+                worst = max(worst, before + alive + self.own[k](moment.own_bytes))
             for moment in footprint.backward:  # the pipeline keeps the stage's output until the backward's end
                 alive = self._cut_bytes(needed | self._storages(k, moment) | {output})
                 alive += self._gradient_bytes(k, moment)
                 alive += cast_bytes(footprint.largest_parameter_bytes / self.tensor_parallel, self.optimizer)
-                worst = max(worst, before + alive + moment.own_bytes / self.tensor_parallel)
+                worst = max(worst, before + alive + self.own[k](moment.own_bytes))
         return worst
 
     def _own_bytes(self, count: int) -> float:
-        return sum(footprint.held_bytes for footprint in self.footprints[:count]) / self.tensor_parallel
+        return sum(own(one.held_bytes) for own, one in zip(self.own[:count], self.footprints[:count], strict=True))
 
     def _storage(self, cut: int) -> int:
         """The first cut whose tensor's memory this is: a layer may pass its input on."""
@@ -195,9 +207,9 @@ class _Chain:
         return frozenset(self._storage(cut) for name, cut in cuts.items() if name in moment.alive)
 
     def _cut_bytes(self, cuts: frozenset[int]) -> float:
-        return float(sum(self.footprints[cut - 1].output_bytes for cut in cuts if cut > 0))
+        return sum(self.footprints[cut - 1].output_bytes for cut in cuts if cut > 0) / self.cut_parts
 
     def _gradient_bytes(self, layer: int, moment: Moment) -> float:
         if ARRIVING not in moment.alive or (layer == len(self.footprints) - 1 and self.gradients_arrive):
             return 0.0
-        return float(self.footprints[layer].output_bytes)
+        return self.footprints[layer].output_bytes / self.cut_parts

@@ -18,11 +18,18 @@ CORE = "core"  # the kind of device; what it is called is not looked up
 
 
 def one_device(
-    data_parallel: int = 1, tensor_parallel: int = 1, *, recompute: bool = False, zero_level: int = 0
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    *,
+    recompute: bool = False,
+    zero_level: int = 0,
+    sequence_parallel: bool = False,
 ) -> StageConfiguration:
     """A pipeline rank on so many cores of one node."""
     devices = data_parallel * tensor_parallel
-    return StageConfiguration(CORE, 1, devices, data_parallel, tensor_parallel, recompute, zero_level)
+    return StageConfiguration(
+        CORE, 1, devices, data_parallel, tensor_parallel, recompute, zero_level, sequence_parallel
+    )
 
 
 def by_hand(

@@ -45,7 +45,7 @@ class Exactly(Parallelism):
     way: StageConfiguration | None = None
 
     def configurations(
-        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1
+        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1, sequence_length: int = 0
     ) -> tuple[StageConfiguration, ...]:
         return () if self.way is None else (self.way,)
 

@@ -23,6 +23,7 @@ def main(
     ] = False,
     models: Annotated[str, typer.Option(help="of --losses, comma-separated; default: all")] = "",
     schedules: Annotated[str, typer.Option(help="of --losses, comma-separated; default: 1f1b, zbv, interleaved")] = "",
+    ways: Annotated[str, typer.Option(help="of --losses, comma-separated; default: all")] = "",
     steps: Annotated[int | None, typer.Option(min=1, help="of a training; default: 4, or 300 of --throughput")] = None,
     microbatches: Annotated[int, typer.Option(min=2, help="of --throughput")] = 8,
     tokens: Annotated[Path | None, typer.Option(help="of --throughput: a .bin of uint16 tokens; default: made")] = None,
@@ -38,12 +39,15 @@ def main(
         rows, summary = measure(steps or 300, microbatches, tokens, seed)
         report("Two ranks beside plain torch on two cores", rows, summary, json_path)
         return
-    from benchmarks.training.losses import MODELS, SCHEDULES, compare
+    from benchmarks.training.losses import MODELS, SCHEDULES, WAYS, compare
 
     chosen = models.split(",") if models else list(MODELS)
     if unknown := [name for name in chosen if name not in MODELS]:
         raise typer.BadParameter(f"unknown model {unknown[0]!r}; wanted some of {', '.join(MODELS)}")
-    rows, summary = compare(chosen, schedules.split(",") if schedules else list(SCHEDULES), steps or 4, seed)
+    how = ways.split(",") if ways else list(WAYS)
+    if unknown := [name for name in how if name not in WAYS]:
+        raise typer.BadParameter(f"unknown way {unknown[0]!r}; wanted some of {', '.join(WAYS)}")
+    rows, summary = compare(chosen, schedules.split(",") if schedules else list(SCHEDULES), steps or 4, seed, how)
     report("Losses of pipelines beside one process's", rows, summary, json_path)
     if not summary["float32_within_1e-5"]:
         raise typer.Exit(1)

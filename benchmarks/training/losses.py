@@ -102,6 +102,8 @@ WAYS: dict[str, Way] = {
     "uneven cuts": Way(),
     "2 replicas and 1": Way(one_device(data_parallel=2)),
     "2 shards and 1": Way(one_device(tensor_parallel=2), shards=True),
+    "2 shards by sequence and 1": Way(one_device(tensor_parallel=2, sequence_parallel=True), shards=True),
+    "2 replicas of 2 shards by sequence and 1": Way(one_device(2, 2, sequence_parallel=True), shards=True),
     "tied ends on different stages": Way(tied=True),
     "recomputed": Way(one_device(recompute=True)),
     "2 runs of the schedule a step, 2 replicas and 1": Way(one_device(data_parallel=2), fields={"accumulate": 2}),
@@ -126,9 +128,12 @@ class Case:
 
 
 def compare(
-    models: Sequence[str], schedules: Sequence[str], steps: int, seed: int
+    models: Sequence[str], schedules: Sequence[str], steps: int, seed: int, ways: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train all; return a row for each and what is worst.
+
+    Args:
+        ways: some of `WAYS`; empty: all.
 
     Raises:
         InputError: a schedule of such a name is not known.
@@ -138,7 +143,7 @@ def compare(
             case
             for model in models
             for schedule in schedules
-            for way in WAYS
+            for way in ways or WAYS
             if (case := case_of(model, schedule, way, steps, seed, Path(folder)))
         ]
         # Torch keeps groups of devices that share layers beyond the end of a process group: launches of their own.
@@ -161,7 +166,7 @@ def compare(
         "worst_loss_difference": worst,
         "trainings": len(rows),
         "float32_within_1e-5": worst.get("float32", 0.0) <= WANTED,
-        "left_out": "shards where a model declares none that are trained, tied ends where it cannot tie",
+        "left_out": "shards, or a split sequence, where a model declares none that are trained, tied ends where it cannot tie",
     }
     return rows, summary
 
@@ -184,7 +189,10 @@ def case_of(model: str, schedule: str, way: str, steps: int, seed: int, folder: 
         **given,
     )
     builders = layers_of(workload)
-    if how.shards and not all(one.tensor_parallel and one.tensor_parallel.weights for one in builders):
+    splits = [one.tensor_parallel for one in builders if one.tensor_parallel and one.tensor_parallel.weights]
+    if how.shards and len(splits) < len(builders):
+        return None
+    if how.first.sequence_parallel and not all(split.sequence for split in splits):
         return None
     bounds = uneven_bounds(len(builders), 2 * named(ALL_SCHEDULES, schedule).stages_per_rank)
     binding = by_hand(schedule, bounds, [how.first, one_device()], MICROBATCHES)

@@ -64,32 +64,72 @@ class ForEachByte:
         return cls(wide, wide * (moments + int(optimizer.master_weights)), wide)
 
 
-def layer_activation_bytes(layer: Layer, *, recompute: bool = False, tensor_parallel: int = 1) -> float:
+@dataclass(frozen=True)
+class Shard:
+    """What one of a stage's tensor-parallel devices holds of a layer.
+
+    Of what a layer needs, the sharded products' inputs stay whole on each device, gathered or not. So do norms'
+    inputs and what crosses the cuts, unless the devices split the sequence (Korthikanti et al., MLSys 2023, section
+    4.2, where the products' inputs are split as well, and gathered again going backward).
+
+    Attributes:
+        degree: into how many parts this layer is sharded.
+        by_sequence: the devices split the sequence outside the products.
+    """
+
+    degree: int = 1
+    by_sequence: bool = False
+
+    @classmethod
+    def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
+        return cls(degree_of(layer, configuration.tensor_parallel), configuration.sequence_parallel)
+
+    @property
+    def cut_parts(self) -> int:
+        """Into how many parts the tensors at the layer's cuts are split."""
+        return self.degree if self.by_sequence else 1
+
+    def part(self, layer: Layer, own_bytes: float) -> float:
+        """Return the device's part of what the layer has allocated of its own."""
+        whole = min(own_bytes, self._whole_bytes(layer))
+        return whole + (own_bytes - whole) / self.degree
+
+    def _whole_bytes(self, layer: Layer) -> float:
+        split = layer.tensor_parallel
+        if split is None or self.degree == 1:
+            return 0.0
+        inputs = sum(split.backward_sums)  # each gets its gradient by a sum
+        normalized = 0.0 if self.by_sequence else max(sum(split.forward_sums) - 1.0, 0.0)  # the last sum is the output
+        return (inputs + normalized) * layer.output_bytes
+
+
+ALONE = Shard()
+
+
+def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALONE) -> float:
     """Count what a layer adds to each microbatch in flight.
 
     Its own and its output, which the layer after it needs or the pipeline holds.
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    return footprint.held_bytes / tensor_parallel + (0 if footprint.passes_input else footprint.output_bytes)
+    output = 0.0 if footprint.passes_input else footprint.output_bytes / shard.cut_parts
+    return shard.part(layer, footprint.held_bytes) + output
 
 
 def layer_temporary_bytes(
-    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, tensor_parallel: int = 1
+    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, shard: Shard = ALONE
 ) -> float:
     """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts."""
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    weight = footprint.largest_parameter_bytes / tensor_parallel
+    weight, output = footprint.largest_parameter_bytes / shard.degree, footprint.output_bytes / shard.cut_parts
     step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
-    forward = (
-        moment.own_bytes / tensor_parallel + footprint.output_bytes * (OUTPUT in moment.alive)
-        for moment in footprint.forward
-    )
+    forward = (shard.part(layer, moment.own_bytes) + output * (OUTPUT in moment.alive) for moment in footprint.forward)
     backward = (  # where the layer is the stage's last, the pipeline holds its output
-        moment.own_bytes / tensor_parallel + footprint.output_bytes * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
+        shard.part(layer, moment.own_bytes) + output * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
     passes = max(*forward, max(backward) + cast_bytes(weight, optimizer))
-    held = layer_activation_bytes(layer, recompute=recompute, tensor_parallel=tensor_parallel)
+    held = layer_activation_bytes(layer, recompute=recompute, shard=shard)
     return max(passes - held, step - held, 0.0)
 
 
@@ -147,20 +187,21 @@ def configuration_memory(
     """
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
-    degrees = [degree_of(layer, configuration.tensor_parallel) for layer in kinds]
-    weights_L = np.array([layer.parameter_bytes / t for layer, t in zip(kinds, degrees, strict=True)])[kind_L]
+    shards = [Shard.of(layer, configuration) for layer in kinds]
+    weights_L = np.array([layer.parameter_bytes / shard.degree for layer, shard in zip(kinds, shards, strict=True)])[
+        kind_L
+    ]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte = ForEachByte.of(workload.optimizer)
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
-    messages_L1 = message_bytes(graph.cut_bytes_L1, workload.num_microbatches)
+    parts = configuration.tensor_parallel if configuration.sequence_parallel else 1
+    messages_L1 = message_bytes(graph.cut_bytes_L1 / parts, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
-        pairs = zip(kinds, degrees, strict=True)
-        return np.array(
-            [size(layer, recompute=configuration.recompute, tensor_parallel=degree) for layer, degree in pairs]
-        )[kind_L]
+        pairs = zip(kinds, shards, strict=True)
+        return np.array([size(layer, recompute=configuration.recompute, shard=shard) for layer, shard in pairs])[kind_L]
 
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),

@@ -29,6 +29,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 Bools = NDArray[np.bool_]
+_SMALL_BYTES = 1.0  # of a message whose latency is all that counts
 
 
 class _Column(NamedTuple):
@@ -48,6 +49,13 @@ class ConfigurationCosts:
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
+
+    def of(self, rows: Sequence[int]) -> ConfigurationCosts:
+        """Return those of some of the configurations."""
+        tables = {name: getattr(self.costs, name)[rows] for name in AdditiveCosts.__dataclass_fields__}
+        return ConfigurationCosts(
+            AdditiveCosts(**tables), self.forward_seconds_CL[rows], self.backward_seconds_CL[rows]
+        )
 
 
 class ParallelPrices:
@@ -120,6 +128,10 @@ class ParallelPrices:
         latency, per_byte = self._collectives.per_step_line(
             configuration, [float(size) for size in weights_L], gradient
         )
+        if (
+            configuration.sequence_parallel
+        ):  # of weights outside the products, few, a device has its positions' gradients
+            latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
         device = self._cluster.device_types[configuration.device_type]
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
@@ -150,8 +162,17 @@ class ParallelPrices:
             split = layer.tensor_parallel
             if split is None or degree_of(layer, configuration.tensor_parallel) == 1:
                 return 0.0
-            sums = split.forward_sums if direction == "forward" else split.backward_sums
-            return self._collectives.tensor_seconds(configuration, [share * layer.output_bytes for share in sums])
+            sums, other_way = split.forward_sums, split.backward_sums
+            if direction == "backward":
+                sums, other_way = other_way, sums
+            sizes = [share * layer.output_bytes for share in sums]
+            if not configuration.sequence_parallel:
+                return self._collectives.tensor_seconds(configuration, sizes)
+            # What is summed goes out in parts; what was summed the other way comes in parts, and is gathered.
+            gathered = [share * layer.output_bytes for share in other_way]
+            return self._collectives.tensor_seconds(
+                configuration, sizes, "reduce_scatter"
+            ) + self._collectives.tensor_seconds(configuration, gathered, "all_gather")
 
         kinds, kind_L = graph.kinds
         return np.array([seconds(layer) for layer in kinds])[kind_L]

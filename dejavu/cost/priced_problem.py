@@ -10,7 +10,7 @@ import numpy as np
 from dejavu.cluster import Cluster
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
-from dejavu.cost.kernels.sharding import most_tensor_parallel
+from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
@@ -19,6 +19,8 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import Floats
 from dejavu.workload import Workload
 
+# Collectives are not predicted more closely than this; within it, the less memory counts.
+_SPLIT_MARGIN = 0.05
 Transfers = dict[tuple[str, str], TransferCost]
 
 
@@ -44,12 +46,18 @@ def price_problem(
         CostError: a number is missing; it names layer and device.
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
-    configurations = parallelism.configurations(cluster, workload.microbatch_size, most_tensor_parallel(graph))
-    found, links = prices.costs(configurations, workload), runs * links_between(cluster, transfers, configurations)
+    configurations = parallelism.configurations(
+        cluster, workload.microbatch_size, most_tensor_parallel(graph), sequence_length(graph)
+    )
+    found = prices.costs(configurations, workload)
+    if not parallelism.also_unsplit:
+        kept = _worth_considering(configurations, found.costs.seconds_CL)
+        configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
+    links = runs * links_between(cluster, transfers, configurations)
     return PricedProblem(
         Problem(
             layers=tuple(layer.name for layer in graph.layers),
-            configurations=tuple(configurations),
+            configurations=configurations,
             device_counts=cluster.device_counts,
             costs=replace(found.costs, seconds_CL=runs * found.costs.seconds_CL),
             cut_bytes_L1=graph.cut_bytes_L1,
@@ -65,6 +73,23 @@ def price_problem(
         dict(backward_parts_L2 or {}),
         runs,
     )
+
+
+def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL: Floats) -> list[int]:
+    """Return the configurations but those that take hardly less time than with the sequence split.
+
+    Both send the same bytes: an all-reduce is a reduce-scatter and an all-gather, with one more start. The split holds
+    less, and spares each device the additions and norms of the others' tokens, which prices leave out
+    (`cost.kernels.sharding`). To consider both everywhere would take the searches and bounds half as long again.
+    """
+    place, total_C = {configuration: c for c, configuration in enumerate(configurations)}, seconds_CL.sum(axis=1)
+    kept = []
+    for c, configuration in enumerate(configurations):
+        can = configuration.tensor_parallel > 1 and not configuration.sequence_parallel
+        other = place.get(replace(configuration, sequence_parallel=True)) if can else None
+        if other is None or total_C[other] > total_C[c] * (1 + _SPLIT_MARGIN):
+            kept.append(c)
+    return kept
 
 
 def microbatch_choices(workload: Workload) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.shapes import boundaries
+from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 
 
@@ -65,6 +66,12 @@ def check_spreading(job: TrainingJob) -> None:
         configuration = plan.rank_configuration(rank)
         for s in stages:
             check_split(builders[plan.stages[s].start : plan.stages[s].stop], configuration)
+        length = dataset_of(workload).shape.input_shape[0]
+        if configuration.sequence_parallel and length % configuration.tensor_parallel:
+            raise LaunchError(
+                f"pipeline rank {rank} splits {length} positions among {configuration.tensor_parallel} devices; wanted "
+                "a sequence_length that they divide, or sequence_parallel false"
+            )
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "
@@ -116,6 +123,11 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
             raise LaunchError(
                 f"layer {builder.name!r} has {split.most} heads, which tensor-parallel degree {degree} does not "
                 f"divide; wanted one of {', '.join(map(str, good))}"
+            )
+        if configuration.sequence_parallel and not split.sequence:
+            raise LaunchError(
+                f"layer {builder.name!r} does not work token by token outside its sharded weights, so its devices "
+                "cannot split the sequence; wanted sequence_parallel false"
             )
 
 

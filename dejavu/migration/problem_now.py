@@ -60,7 +60,7 @@ class RunningProblem:
             CostError: a price is missing; it names layer and device.
         """
         wanted = {stage.configuration for stage in plan.stages}
-        for spread in (Parallelism.usual(cluster), Parallelism()):
+        for spread in (Parallelism.usual(cluster), Parallelism(), Parallelism(also_unsplit=True)):
             request = PlanRequest(workload, cluster, database, spread, microbatches=(plan.num_microbatches,))
             found = cls.of(Prices(request), plan.num_microbatches)
             if wanted <= set(found.priced.problem.configurations):

@@ -24,6 +24,8 @@ class StageConfiguration:
         data_parallel, tensor_parallel: degrees; their product is the number of devices.
         recompute: activations inside the stage are recomputed in the backward pass instead of kept.
         zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
+        sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
+            the cuts inside the model) is split among them along the sequence (Korthikanti et al., MLSys 2023).
     """
 
     device_type: str
@@ -33,8 +35,11 @@ class StageConfiguration:
     tensor_parallel: int = 1
     recompute: bool = False
     zero_level: int = 0
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise PlanError(f"{self}: sequence parallelism is among tensor-parallel devices; wanted more than one")
         if self.data_parallel * self.tensor_parallel != self.num_devices:
             raise PlanError(
                 f"{self}: data parallel {self.data_parallel} × tensor parallel {self.tensor_parallel} "
@@ -51,6 +56,8 @@ class StageConfiguration:
             parts.append(f"dp {self.data_parallel}")
         if self.tensor_parallel > 1:
             parts.append(f"tp {self.tensor_parallel}")
+        if self.sequence_parallel:
+            parts.append("sp")
         if self.recompute:
             parts.append("recompute")
         if self.zero_level:

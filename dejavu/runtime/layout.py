@@ -20,11 +20,16 @@ from dejavu.plans import Plan
 
 @dataclass(frozen=True)
 class Exchange:
-    """Examples `start` to `stop` of a rank's own part of a microbatch, to or from another rank of the world."""
+    """Examples `start` to `stop` of a rank's own part of a microbatch, to or from another rank of the world.
+
+    Attributes:
+        positions: of its own part of the sequence, the end not included; None: all that it has.
+    """
 
     peer: int
     start: int
     stop: int
+    positions: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,23 +78,45 @@ class Layout:
         b = self.microbatch_size
         return replica * b // num_replicas, (replica + 1) * b // num_replicas
 
-    def exchanges(self, place: Placement, other: int, *, sends: bool) -> tuple[Exchange, ...]:
+    def num_parts(self, rank: int) -> int:
+        """Return into how many parts the shards of a pipeline rank split the sequence."""
+        configuration = self.plan.rank_configuration(rank)
+        return configuration.tensor_parallel if configuration.sequence_parallel else 1
+
+    def exchanges(self, place: Placement, other: int, length: int = 1, *, sends: bool) -> tuple[Exchange, ...]:
         """Return what the rank sends to, or receives from, the ranks of another pipeline rank, for one microbatch.
 
-        All shards of a replica hold the same examples: shard t receives from shard t mod T of the sender.
+        Shards of a replica hold the same examples: shard t receives from shard t mod T of the sender. Where the shards
+        of a side split the sequence, each sends and receives the positions that it has in common with each of theirs.
+
+        Args:
+            length: positions of what crosses the cut; all parts are equal.
         """
         grid, own = self.grids[other], self.rows(place)
         shards = self.grids[place.pipeline_rank].shape[1]
+        mine, theirs = self.num_parts(place.pipeline_rank), self.num_parts(other)
         found = []
         for replica in range(len(grid)):
             start, stop = self._part(replica, len(grid))
             start, stop = max(start, own[0]) - own[0], min(stop, own[1]) - own[0]
             if start >= stop:
                 continue
-            theirs = (
-                [t for t in range(grid.shape[1]) if t % shards == place.shard]
-                if sends
-                else [place.shard % grid.shape[1]]
-            )
-            found += [Exchange(int(grid[replica, t]), start, stop) for t in theirs]
+            for t in range(grid.shape[1]):
+                giver = (place.shard, t % shards, mine) if sends else (t, place.shard % grid.shape[1], theirs)
+                if giver[2] == 1 and giver[0] != giver[1]:
+                    continue  # another shard of the sender has the same, and gives it
+                positions = _common(_positions(place.shard, mine, length), _positions(t, theirs, length))
+                if positions is not None:
+                    found.append(Exchange(int(grid[replica, t]), start, stop, positions if mine * theirs > 1 else None))
         return tuple(found)
+
+
+def _positions(shard: int, num_parts: int, length: int) -> tuple[int, int]:
+    part = shard if num_parts > 1 else 0
+    return part * length // num_parts, (part + 1) * length // num_parts
+
+
+def _common(own: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the positions of both, counted from the own first one; None: there is none."""
+    start, stop = max(own[0], other[0]), min(own[1], other[1])
+    return (start - own[0], stop - own[0]) if start < stop else None

@@ -42,6 +42,8 @@ class Pipeline:
         mesh = every[place.pipeline_rank]
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
+        shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
+        groups = StageGroups(alone, replicas, shards)
         self._losses_group = replicas
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device), list[ReplicatedStage]()
@@ -53,7 +55,7 @@ class Pipeline:
             module.first_example = layout.rows(place)[0]
             self.modules[s] = module
             stage = ReplicatedStage(
-                module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, StageGroups(alone, replicas),
+                module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, groups,
                 shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,
             )  # fmt: skip
             self.clock.watch(stage)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,13 +25,16 @@ from dejavu.runtime.state import local_of
 from dejavu.workload.models import LayerBuilder
 from dejavu.workload.models.modules.experts import GroupedLinear
 
-_STYLES: dict[str, Callable[[], ParallelStyle]] = {
-    "columns": lambda: ColwiseParallel(),
-    "rows": lambda: RowwiseParallel(),
-    "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "shared": lambda: PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
-    "summed": lambda: _Summed(),
+# By what a layer declares, and how the devices share what lies between the sharded weights: whole, or by sequence.
+_STYLES: dict[str, Callable[[Placement], ParallelStyle]] = {
+    "columns": lambda outside: ColwiseParallel(input_layouts=outside),
+    "rows": lambda outside: RowwiseParallel(output_layouts=outside),
+    "gathered": lambda outside: ColwiseParallel(input_layouts=outside, output_layouts=Replicate()),
+    "shared": lambda outside: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),
+    "summed": lambda outside: _Summed(outside),
+    "positions": lambda outside: _OwnPositions(outside),
 }
+_SEQUENCE = 1  # the dimension of positions between the modules of a layer
 _EXPERTS_DIMENSION = {"columns": 1, "rows": 2}  # of weights (E, out, in)
 
 
@@ -53,9 +56,9 @@ def spread(
     """
     for layer, builder in zip(module.children(), builders, strict=True):
         if configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
-            styles: dict[str, ParallelStyle] = {
-                name: _style(layer, name, cut) for name, cut in builder.tensor_parallel.weights
-            }
+            cuts = builder.tensor_parallel.weights
+            outside = Shard(_SEQUENCE) if configuration.sequence_parallel else Replicate()
+            styles = {name: _style(layer, name, cut, _around(name, cuts, outside)) for name, cut in cuts}
             parallelize_module(layer, mesh["shard"], styles)
     if configuration.zero_level and configuration.data_parallel > 1:
         for part in (*module.children(), module):
@@ -64,12 +67,32 @@ def spread(
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
 
 
-def _style(layer: nn.Module, name: str, cut: str) -> ParallelStyle:
+def _around(name: str, cuts: Sequence[tuple[str, str]], outside: Placement) -> Placement:
+    """Return how a column-parallel module finds its input: whole inside a module that gathers it for several."""
+    gathers = [other for other, cut in cuts if cut == "shared" and name.startswith(f"{other}.")]
+    return Replicate() if gathers and dict(cuts)[name] == "columns" else outside
+
+
+def _style(layer: nn.Module, name: str, cut: str, outside: Placement) -> ParallelStyle:
     if cut == "rows" and isinstance(layer.get_submodule(name), nn.Embedding):
-        return RowwiseParallel(input_layouts=Replicate())
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=outside)
     if isinstance(layer.get_submodule(name), GroupedLinear):
         return _PartOfEach(_EXPERTS_DIMENSION[cut])
-    return _STYLES[cut]()
+    return _STYLES[cut](outside)
+
+
+def split_by_sequence(module: nn.Module, configuration: StageConfiguration) -> list[nn.Parameter]:
+    """Return the weights of which each device of a sequence-parallel group has the gradient of its positions alone.
+
+    They are those that are not sharded: norms, tables of positions, routers.
+    """
+    if not configuration.sequence_parallel:
+        return []
+    return [one for one in module.parameters() if not (isinstance(one, DTensor) and "shard" in _names(one))]
+
+
+def _names(tensor: DTensor) -> tuple[str, ...]:
+    return tensor.device_mesh.mesh_dim_names or ()
 
 
 class _PartOfEach(ParallelStyle):
@@ -91,23 +114,46 @@ class _PartOfEach(ParallelStyle):
 
 
 class _Summed(ParallelStyle):
-    """Sum over the devices what a module puts out, and going backward the gradients of what it receives."""
+    """Sum over the devices what a module puts out, and going backward the gradients of what it receives.
+
+    Its rows are tokens, in any order: where devices have positions of their own, it receives all and puts out these.
+    """
+
+    def __init__(self, outside: Placement) -> None:
+        super().__init__()
+        self.rows = Replicate() if outside.is_replicate() else Shard(0)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def receive(part: nn.Module, inputs: tuple[Any, ...]) -> Any:
             return tuple(
-                DTensor.from_local(x, device_mesh, [Replicate()]).to_local(grad_placements=[Partial()])
-                if x.is_floating_point()
-                else x
+                DTensor.from_local(x, device_mesh, [self.rows])
+                .redistribute(placements=[Replicate()])
+                .to_local(grad_placements=[Partial()] if x.is_floating_point() else None)
                 for x in inputs
             )
 
         def put_out(part: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-            summed = DTensor.from_local(output, device_mesh, [Partial()]).redistribute(placements=[Replicate()])
+            summed = DTensor.from_local(output, device_mesh, [Partial()]).redistribute(placements=[self.rows])
             return summed.to_local()
 
         module.register_forward_pre_hook(receive)
         module.register_forward_hook(put_out)
+        return module
+
+
+class _OwnPositions(ParallelStyle):
+    """Take of what a module gives for each position (…, T, W) this device's own."""
+
+    def __init__(self, outside: Placement) -> None:
+        super().__init__()
+        self.is_whole = outside.is_replicate()
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def take(part: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+            return output.chunk(device_mesh.size(), dim=-2)[device_mesh.get_local_rank()]
+
+        if not self.is_whole:
+            module.register_forward_hook(take)
         return module
 
 

@@ -50,9 +50,10 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
-def part_of(boundary: torch.Tensor, num_examples: int) -> torch.Tensor:
-    """Return the same boundary for another number of examples."""
-    shape = (num_examples, *boundary.shape[1:])
+def part_of(boundary: torch.Tensor, num_examples: int, num_parts: int = 1) -> torch.Tensor:
+    """Return the same boundary for another number of examples, and one of so many parts of the sequence."""
+    rest = boundary.shape[1:]
+    shape = (num_examples, *((rest[0] // num_parts, *rest[1:]) if num_parts > 1 else rest))
     return torch.empty(shape, dtype=boundary.dtype, device="meta", requires_grad=boundary.requires_grad)
 
 

@@ -27,7 +27,7 @@ from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.layout import Exchange, Layout
-from dejavu.runtime.replicas import sum_gradients
+from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import backward_input
 from dejavu.runtime.training import Layers
@@ -39,10 +39,12 @@ class StageGroups(NamedTuple):
     Attributes:
         alone: of this rank only; torch asks it for its size, messages use the world's group.
         replicas: the ranks that hold the same weights; None: there are no others.
+        shards: the ranks that share each layer; None: there are no others.
     """
 
     alone: dist.ProcessGroup
     replicas: dist.ProcessGroup | None = None
+    shards: dist.ProcessGroup | None = None
 
 
 class ReplicatedStage(PipelineStage):
@@ -66,19 +68,28 @@ class ReplicatedStage(PipelineStage):
         shards_gradients: bool = False,
     ) -> None:
         start, stop = layout.rows(place)
-        arriving, leaving = (part_of(one, stop - start) for one in ends)
-        plan = layout.plan
+        plan, parts = layout.plan, layout.num_parts(place.pipeline_rank)
+        # What goes into the model, and what comes out, is whole; inside, shards may have parts of the sequence.
+        inner = (stage > 0, stage < len(plan.stages) - 1)
+        arriving, leaving = (
+            part_of(one, stop - start, parts if is_inner else 1) for one, is_inner in zip(ends, inner, strict=True)
+        )
         super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
         self._layers, self.first_microbatch = module, 0
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
+        self._shards = groups.shards
+        self._by_sequence = split_by_sequence(module, plan.rank_configuration(place.pipeline_rank))
         rank_of = {s: rank for rank, stages in enumerate(plan.ranks) for s in stages}
         before, after = rank_of.get(stage - 1), rank_of.get(stage + 1)
-        self._from_before = () if before is None else layout.exchanges(place, before, sends=False)
-        self._to_before = () if before is None else layout.exchanges(place, before, sends=True)
-        self._from_after = () if after is None else layout.exchanges(place, after, sends=False)
-        self._to_after = () if after is None else layout.exchanges(place, after, sends=True)
+        lengths = [one.shape[1] if one.dim() > 1 else 1 for one in ends]
+        self._from_before, self._to_before, self._from_after, self._to_after = (
+            () if other is None else layout.exchanges(place, other, length, sends=sends)
+            for other, length in ((before, lengths[0]), (after, lengths[1]))
+            for sends in (False, True)
+        )
+        self._waiting: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         self._layers.microbatch = self.first_microbatch + fwd_chunk_id
@@ -88,14 +99,14 @@ class ReplicatedStage(PipelineStage):
         return output
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return _receives(self.args_recv_info[fwd_chunk_id], self._from_before)
+        return self._receives(self.args_recv_info[fwd_chunk_id], self._from_before)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         (output,), _ = self.fwd_cache[fwd_chunk_id]
         return _sends(output, self._to_after)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return [] if self.is_last else _receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
+        return [] if self.is_last else self._receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
 
     def received_gradients(self) -> list[torch.Tensor]:
         """Return what the downstream stage has sent in the last step; a buffer for each microbatch stays."""
@@ -131,19 +142,43 @@ class ReplicatedStage(PipelineStage):
         if self._replicas is not None and not isinstance(self.submod, FSDPModule):
             sum_gradients(self.submod.parameters(), self._replicas)
         super().perform_reduce_grad(grad_scale_factor)
+        if self._by_sequence and self._shards is not None:
+            sum_gradients(self._by_sequence, self._shards)
 
+    def _receives(self, infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
+        (info,) = infos
+        if info.buffer is None:
+            return []
+        parts = [_part(info.buffer.detach(), part) for part in exchanges]
+        # What is no run of memory (positions of several examples) arrives beside, and is copied when it is used.
+        arrivals = [part if part.is_contiguous() else torch.empty_like(part) for part in parts]
+        pairs = [(part, arrived) for part, arrived in zip(parts, arrivals, strict=True) if arrived is not part]
+        if pairs:
+            self._waiting[id(info)] = pairs
+        return [dist.P2POp(dist.irecv, one, part.peer) for one, part in zip(arrivals, exchanges, strict=True)]
 
-def _receives(infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
-    (info,) = infos
-    if info.buffer is None:
-        return []
-    buffer = info.buffer.detach()
-    return [dist.P2POp(dist.irecv, buffer[part.start : part.stop], part.peer) for part in exchanges]
+    def _put_in_place(self, infos: Sequence[Any]) -> None:
+        for info in infos:
+            for part, arrived in self._waiting.pop(id(info), ()):
+                part.copy_(arrived)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        self._put_in_place(self.args_recv_info[fwd_chunk_id])
+        return super()._retrieve_recv_activations(fwd_chunk_id)
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        self._put_in_place(self.grad_recv_info[bwd_chunk_id])
+        return super()._retrieve_recv_grads(bwd_chunk_id)
 
 
 def _sends(tensor: torch.Tensor, exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
     whole = tensor.detach()
-    return [dist.P2POp(dist.isend, whole[part.start : part.stop].contiguous(), part.peer) for part in exchanges]
+    return [dist.P2POp(dist.isend, _part(whole, part).contiguous(), part.peer) for part in exchanges]
+
+
+def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
+    rows = tensor[part.start : part.stop]
+    return rows if part.positions is None else rows[:, slice(*part.positions)]
 
 
 class ListedSchedule(_PipelineScheduleRuntime):

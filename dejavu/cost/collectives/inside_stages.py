@@ -40,13 +40,13 @@ class StageCollectives:
         self._links: dict[str, Links] = {}
         self._known: dict[tuple[str, Collective, str, float], Estimate] = {}
 
-    def tensor_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float]) -> float:
-        """Price all-reduces of these sizes, one after another, in every tensor-parallel group of a node at once."""
+    def tensor_seconds(
+        self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str = "all_reduce"
+    ) -> float:
+        """Price collectives of these sizes, one after another, in every tensor-parallel group of a node at once."""
         t, width = configuration.tensor_parallel, configuration.devices_per_node
         groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
-        return sum(
-            self._seconds(configuration.device_type, "all_reduce", groups, 1, width, size) for size in sizes_bytes
-        )
+        return sum(self._seconds(configuration.device_type, name, groups, 1, width, size) for size in sizes_bytes)
 
     def data_seconds(
         self, configuration: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0

@@ -26,6 +26,15 @@ def degree_of(layer: Layer, tensor_parallel: int) -> int:
     return tensor_parallel if layer.tensor_parallel and layer.tensor_parallel.most % tensor_parallel == 0 else 1
 
 
+def sequence_length(graph: Graph) -> int:
+    """Return the positions that all layers work on token by token; 0 where one does not, or they differ."""
+    lengths = {
+        layer.output_shape[1] if layer.tensor_parallel and layer.tensor_parallel.sequence else 0
+        for layer in graph.layers
+    }
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
 def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices."""
     degree = degree_of(layer, tensor_parallel)

@@ -25,7 +25,7 @@ def source_hash(thing: object) -> str:
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
 DIGITS = {"data": "digits"}
 
-Split = Literal["columns", "rows", "gathered", "shared", "summed"]
+Split = Literal["columns", "rows", "gathered", "shared", "summed", "positions"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,17 @@ class TensorParallel:
             its `rows` (outputs are summed; of an embedding its words), or columns `gathered` after it. All others are
             whole on every device. Of a module of such modules, `shared`: what it receives goes to several of them, so
             its gradient is summed once. `summed`: it works on parts (`GroupedLinear`), and its output and the gradients
-            of all that it receives are summed. None: priced, but not trained so.
+            of all that it receives are summed. `positions`: it gives something for each position (…, T, W), of which
+            a device of a sequence-parallel group takes its own. None: priced, but not trained so.
+        sequence: everything else works token by token, so it may be split along the sequence, dimension 1
+            (Korthikanti et al., 2023).
     """
 
     most: int
     forward_sums: tuple[float, ...] = ()
     backward_sums: tuple[float, ...] = ()
     weights: tuple[tuple[str, Split], ...] | None = None
+    sequence: bool = False
 
     @classmethod
     def block(
@@ -55,6 +59,8 @@ class TensorParallel:
         rows: Sequence[str] = (),
         shared: Sequence[str] = (),
         summed: Sequence[str] = (),
+        *,
+        sequence: bool = False,
     ) -> TensorParallel:
         """Shard a transformer block: a sum after attention and after the feed-forward network, and as many backward."""
         weights: list[tuple[str, Split]] = [
@@ -63,22 +69,32 @@ class TensorParallel:
             *((name, "shared") for name in shared),
             *((name, "summed") for name in summed),
         ]
-        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None)
+        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None, sequence)
 
     @classmethod
-    def embedding(cls, num_heads: int, words: str | None = None) -> TensorParallel:
-        """Shard the vocabulary, padded to any degree as Megatron does: each device adds its own words' vectors."""
-        return cls(num_heads, (1.0,), (), None if words is None else ((words, "rows"),))
+    def embedding(
+        cls, num_heads: int, words: str | None = None, positions: Sequence[str] | None = None
+    ) -> TensorParallel:
+        """Shard the vocabulary, padded to any degree as Megatron does: each device adds its own words' vectors.
+
+        Args:
+            positions: the modules that give something for each position; None: not to be split along the sequence.
+        """
+        weights: list[tuple[str, Split]] = [] if words is None else [(words, "rows")]
+        weights += [(name, "positions") for name in positions or ()]
+        return cls(num_heads, (1.0,), (), None if words is None else tuple(weights), positions is not None)
 
     @classmethod
-    def head(cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None) -> TensorParallel:
+    def head(
+        cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None, *, sequence: bool = False
+    ) -> TensorParallel:
         """Shard the vocabulary: the scores stay sharded, and backward sums the input's gradient.
 
         The loss needs a maximum and two sums of one number a token besides, which are left out. (A training gathers
         the scores.)
         """
         weights: tuple[tuple[str, Split], ...] | None = None if scores is None else ((scores, "gathered"),)
-        return cls(num_heads, (), (width / num_tokens,), weights)
+        return cls(num_heads, (), (width / num_tokens,), weights, sequence)
 
 
 @dataclass(frozen=True)

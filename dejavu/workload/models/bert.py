@@ -66,9 +66,7 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width, NORM_EPSILON)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        heads = self.qkv(x).view(batch, length, -1, 3, self.head_width)
-        query, key, value = heads.permute(3, 0, 2, 1, 4)
+        query, key, value = self.qkv(x).unflatten(-1, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(query, key, value)
         x = self.attention_norm(x + self.projection(attended.transpose(1, 2).flatten(2)))
         states: torch.Tensor = self.feedforward_norm(x + self.contract(nn.functional.gelu(self.expand(x))))
@@ -113,9 +111,10 @@ class BERT(Model):
         check_tokens("bert", shape, MASK_FROM + 1)
         block = partial(Block, self.width, self.num_heads, self.feedforward or 4 * self.width)
         heads = self.num_heads
-        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
+        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"), sequence=True)
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead)
+        positions = ("position", "segment")
+        return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead, positions=positions)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which BERT ties to the embedding."""

@@ -61,9 +61,9 @@ class GPT(Model):
     def layers(self, shape: ExampleShape) -> tuple[LayerBuilder, ...]:
         check_tokens("gpt", shape)
         heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
-        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"))
+        split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"), sequence=True)
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, heads, blocks, tied=self.tied)
+        return text_layers(shape, self.width, heads, blocks, tied=self.tied, positions=("position",))
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which GPT-2 and GPT-3 tie to the embedding."""

@@ -75,9 +75,11 @@ class Llama(Model):
             columns=(*ATTENTION_COLUMNS, "feedforward.gate", "feedforward.expand"),
             rows=(*ATTENTION_ROWS, "feedforward.contract"),
             shared=("attention", "feedforward"),
+            sequence=True,
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, tied=self.tied)
+        kv, tied = self.num_kv_heads, self.tied
+        return text_layers(shape, self.width, kv, blocks, embedding=Embedding, head=Head, tied=tied, positions=())
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         return shape.num_classes * self.width if self.tied else 0

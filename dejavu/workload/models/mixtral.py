@@ -104,6 +104,7 @@ class Mixtral(Model):
             rows=(*ATTENTION_ROWS, f"{EXPERTS}.contract"),
             shared=("attention",),
             summed=(EXPERTS,),
+            sequence=True,
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head)
+        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, positions=())

@@ -60,22 +60,27 @@ def text_layers(
     embedding: Callable[[int, int, int], nn.Module] = Embedding,
     head: Callable[[int, int], nn.Module] = Head,
     tied: bool = False,
+    positions: Sequence[str] | None = None,
 ) -> tuple[LayerBuilder, ...]:
     """Chain an embedding, the blocks and a head, of which the first and the last may be split by words.
 
     Args:
         tied: the head's matrix is the embedding's.
+        positions: what of the embedding gives something for each position; None: the blocks do not split along the
+            sequence.
     """
     length, num_tokens = shape.input_shape[0], shape.num_classes
     return (
         LayerBuilder(
-            "embedding", partial(embedding, num_tokens, length, width), TensorParallel.embedding(num_heads, "token")
+            "embedding",
+            partial(embedding, num_tokens, length, width),
+            TensorParallel.embedding(num_heads, "token", positions),
         ),
         *blocks,
         LayerBuilder(
             "head",
             partial(head, width, num_tokens),
-            TensorParallel.head(num_heads, width, num_tokens, "logits"),
+            TensorParallel.head(num_heads, width, num_tokens, "logits", sequence=positions is not None),
             tied=(("logits.weight", "embedding.token.weight"),) if tied else (),
         ),
     )
