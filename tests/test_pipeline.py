@@ -168,11 +168,11 @@ CASES |= {
         (0, 8),
         [one_device(2, 2, zero_level=1, sequence_parallel=True)],
     ),
-    "by sequence, 1 to 2 replicas of 2 shards, recomputed": (
+    "by sequence, 1 to 2 shards, recomputed": (
         GPT,
         "1f1b",
         (0, 3, 8),
-        [one, one_device(2, 2, recompute=True, sequence_parallel=True)],
+        [one, one_device(1, 2, recompute=True, sequence_parallel=True)],
     ),
     "llama by sequence, split backward": (
         LLAMA,

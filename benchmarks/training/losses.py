@@ -166,7 +166,7 @@ def compare(
         "worst_loss_difference": worst,
         "trainings": len(rows),
         "float32_within_1e-5": worst.get("float32", 0.0) <= WANTED,
-        "left_out": "shards, or a split sequence, where a model declares none that are trained, tied ends where it cannot tie",
+        "left_out": "what a model does not declare as trained: shards, a split sequence, tied ends",
     }
     return rows, summary
 
