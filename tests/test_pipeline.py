@@ -373,7 +373,7 @@ def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
     workload = GPT.model_copy(update={"num_steps": 6})
     plans = (
         by_hand("1f1b", (0, 3, 8), [one_device(3, zero_level=3), one], 4),
-        by_hand("gpipe", (0, 5, 8), [one_device(1, 2), one_device(2, zero_level=1)], 4),
+        by_hand("gpipe", (0, 5, 8), [one_device(1, 2, sequence_parallel=True), one_device(2, zero_level=1)], 4),
         by_hand("zbv", (0, 2, 4, 6, 8), TWO, 4),
     )
     expected = train_single(workload, Draw(), range(6))
