@@ -99,7 +99,7 @@ class Shard:
         if split is None or self.degree == 1:
             return 0.0
         inputs = sum(split.backward_sums)  # each gets its gradient by a sum
-        normalized = 0.0 if self.by_sequence else max(sum(split.forward_sums) - 1.0, 0.0)  # the last sum is the output
+        normalized = 0.0 if self.by_sequence else sum(split.forward_sums[:-1])  # the last sum is the output
         return (inputs + normalized) * layer.output_bytes
 
 
