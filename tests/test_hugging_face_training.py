@@ -20,6 +20,10 @@ from tests.test_hugging_face import CONFIGS, needs_transformers
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 STEPS = 3
 one = one_device()
+SPLIT = ("llama", "mistral", "qwen2")  # by sequence among tensor-parallel devices
+
+
+BY_SEQUENCE = "split by sequence"
 
 
 def plans(count: int) -> dict[str, tuple[str, tuple[int, ...], list]]:
@@ -53,6 +57,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], t
         workload = workload_of(kind, folder)
         for name, (schedule, bounds, ranks) in plans(len(layers_of(workload))).items():
             jobs[kind, name] = job_of(workload, by_hand(schedule, bounds, ranks, 4), STEPS)
+        if kind in SPLIT:
+            bounds, shards = (0, 1, 2, 3, len(layers_of(workload))), one_device(1, 2, sequence_parallel=True)
+            jobs[kind, BY_SEQUENCE] = job_of(workload, by_hand("zbv", bounds, [one, shards], 4), STEPS)
     return {case: (jobs[case], done) for case, done in zip(jobs, train_in_turn(list(jobs.values())), strict=True)}
 
 
@@ -67,6 +74,16 @@ def test_losses_are_those_of_one_process(
     expected = train_single(job.workload, job.draw, range(STEPS))
     assert found.losses == pytest.approx(expected, abs=TOLERANCE)
     assert expected[-1] < expected[0]
+
+
+@needs_transformers
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", SPLIT)
+def test_losses_of_a_split_sequence_are_those_of_one_process(
+    kind: str, trained: dict[tuple[str, str], tuple[TrainingJob, Trained]]
+) -> None:
+    job, found = trained[kind, BY_SEQUENCE]
+    assert found.losses == pytest.approx(train_single(job.workload, job.draw, range(STEPS)), abs=TOLERANCE)
 
 
 @needs_transformers

@@ -33,6 +33,7 @@ _STYLES: dict[str, Callable[[Placement], ParallelStyle]] = {
     "shared": lambda outside: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),
     "summed": lambda outside: _Summed(outside),
     "positions": lambda outside: _OwnPositions(outside),
+    "all positions": lambda outside: _AllPositions(outside),
 }
 _SEQUENCE = 1  # the dimension of positions between the modules of a layer
 _EXPERTS_DIMENSION = {"columns": 1, "rows": 2}  # of weights (E, out, in)
@@ -69,7 +70,7 @@ def spread(
 
 def _around(name: str, cuts: Sequence[tuple[str, str]], outside: Placement) -> Placement:
     """Return how a column-parallel module finds its input: whole inside a module that gathers it for several."""
-    gathers = [other for other, cut in cuts if cut == "shared" and name.startswith(f"{other}.")]
+    gathers = [other for other, cut in cuts if cut in ("shared", "all positions") and name.startswith(f"{other}.")]
     return Replicate() if gathers and dict(cuts)[name] == "columns" else outside
 
 
@@ -154,6 +155,26 @@ class _OwnPositions(ParallelStyle):
 
         if not self.is_whole:
             module.register_forward_hook(take)
+        return module
+
+
+class _AllPositions(ParallelStyle):
+    """Gather the positions of the first tensor that a module receives, whose gradient is summed and split again."""
+
+    def __init__(self, outside: Placement) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            name, states = next(iter(enumerate(inputs) if inputs else options.items()))
+            whole = DTensor.from_local(states, device_mesh, [self.outside]).redistribute(placements=[Replicate()])
+            if inputs:
+                return (whole, *inputs[1:]), options
+            return inputs, {**options, name: whole}
+
+        if not self.outside.is_replicate():
+            module.register_forward_pre_hook(gather, with_kwargs=True)
         return module
 
 

@@ -25,7 +25,7 @@ def source_hash(thing: object) -> str:
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
 DIGITS = {"data": "digits"}
 
-Split = Literal["columns", "rows", "gathered", "shared", "summed", "positions"]
+Split = Literal["columns", "rows", "gathered", "shared", "summed", "positions", "all positions"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class TensorParallel:
             whole on every device. Of a module of such modules, `shared`: what it receives goes to several of them, so
             its gradient is summed once. `summed`: it works on parts (`GroupedLinear`), and its output and the gradients
             of all that it receives are summed. `positions`: it gives something for each position (…, T, W), of which
-            a device of a sequence-parallel group takes its own. None: priced, but not trained so.
+            a device of a sequence-parallel group takes its own. `all positions`: such a device gathers what it receives,
+            which goes to several sharded modules. None: priced, but not trained so.
         sequence: everything else works token by token, so it may be split along the sequence, dimension 1
             (Korthikanti et al., 2023).
     """
@@ -60,6 +61,7 @@ class TensorParallel:
         shared: Sequence[str] = (),
         summed: Sequence[str] = (),
         *,
+        gathers: Sequence[str] = (),
         sequence: bool = False,
     ) -> TensorParallel:
         """Shard a transformer block: a sum after attention and after the feed-forward network, and as many backward."""
@@ -68,6 +70,7 @@ class TensorParallel:
             *((name, "rows") for name in rows),
             *((name, "shared") for name in shared),
             *((name, "summed") for name in summed),
+            *((name, "all positions") for name in gathers),
         ]
         return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None, sequence)
 

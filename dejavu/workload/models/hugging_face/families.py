@@ -25,6 +25,7 @@ class Family:
         base: what names begin with in the whole model, and not in the model without its head.
         in_files: parts of names as files have them, by what they are called in the whole model.
         columns, rows: of a block, what tensor-parallel devices share; empty: it cannot be trained so.
+        gathers: of a block whose devices split the sequence, the modules that need all of it; empty: they cannot.
         has_experts: its blocks have experts, as Mixtral's.
         tied: the weight of the head, and that of the embedding which a config may tie it to.
     """
@@ -42,6 +43,7 @@ class Family:
     has_experts: bool = False
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
 
 
 class Positioned(nn.Module):
@@ -58,17 +60,21 @@ class Positioned(nn.Module):
 
 
 class Block(nn.Module):
-    """One of the model's own blocks, without a mask: causal or not as the block itself is."""
+    """One of the model's own blocks, without a mask: causal or not as the block itself is.
 
-    def __init__(self, block: nn.Module, rotary: nn.Module | None) -> None:
+    Attributes:
+        length: of the sequence, of which what it receives may be a part: attention rotates all positions.
+    """
+
+    def __init__(self, block: nn.Module, rotary: nn.Module | None, length: int) -> None:
         super().__init__()
-        self.block, self.rotary = block, rotary
+        self.block, self.rotary, self.length = block, rotary, length
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.rotary is None:
             output = self.block(x)
         else:
-            positions = torch.arange(x.shape[1], device=x.device)[None]
+            positions = torch.arange(self.length, device=x.device)[None]
             output = self.block(x, position_ids=positions, position_embeddings=self.rotary(x, positions))
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states
@@ -123,6 +129,7 @@ def _llama_like(module: str, prefix: str, *, is_split: bool = True, has_experts:
         has_experts=has_experts,
         columns=(*_attention("q", "k", "v"), "block.mlp.gate_proj", "block.mlp.up_proj") if is_split else (),
         rows=(*_attention("o"), "block.mlp.down_proj") if is_split else (),
+        gathers=("block.self_attn", "block.mlp") if is_split else (),
     )
 
 

@@ -56,11 +56,14 @@ class HuggingFace(Model):
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         family = FAMILIES[config.model_type]
         words, scores = ("", "logits") if family.columns else (None, None)
-        split = TensorParallel.block(heads, family.columns, family.rows)
-        head = TensorParallel.head(heads, config.hidden_size, config.vocab_size, scores)
+        can = bool(family.gathers)
+        split = TensorParallel.block(heads, family.columns, family.rows, gathers=family.gathers, sequence=can)
+        head = TensorParallel.head(heads, config.hidden_size, config.vocab_size, scores, sequence=can)
+        embedding = TensorParallel.embedding(heads, words, () if can else None)
+        block, length = self._block, shape.input_shape[0]
         return (
-            LayerBuilder("embedding", partial(self._end, "embedding"), TensorParallel.embedding(heads, words)),
-            *(LayerBuilder(f"block{i}", partial(self._block, i), split) for i in range(config.num_hidden_layers)),
+            LayerBuilder("embedding", partial(self._end, "embedding"), embedding),
+            *(LayerBuilder(f"block{i}", partial(block, i, length), split) for i in range(config.num_hidden_layers)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
 
@@ -144,7 +147,7 @@ class HuggingFace(Model):
         end: nn.Module = getattr(family, which)(module_of(family), config)
         return end
 
-    def _block(self, index: int) -> nn.Module:
+    def _block(self, index: int, length: int) -> nn.Module:
         config = self.config()
         family = FAMILIES[config.model_type]
         module = module_of(family)
@@ -154,7 +157,7 @@ class HuggingFace(Model):
         block = getattr(module, family.block)(config, layer_idx=index)
         if family.has_experts:
             initialize(block, config.initializer_range)
-        return Block(block, rotary)
+        return Block(block, rotary, length)
 
 
 def module_of(family: Family) -> Any:
