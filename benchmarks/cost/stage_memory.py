@@ -95,11 +95,12 @@ def stage_memory(
     footprints = [layer.recompute_footprint if configuration.recompute else layer.footprint for layer in layers]
     parts = [Shard.of(layer, configuration) for layer in layers]
     own = [partial(shard.part, layer) for shard, layer in zip(parts, layers, strict=True)]
+    outputs = [shard.output_bytes(layer) for shard, layer in zip(parts, layers, strict=True)]
     weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
     each = ForEachByte.of(optimizer)
     cut_parts = tensor_parallel if configuration.sequence_parallel else 1
     chain = _Chain(
-        tuple(footprints), tuple(own), cut_parts, tensor_parallel, optimizer, gradients_arrive=not place.is_last
+        tuple(footprints), tuple(own), tuple(outputs), tensor_parallel, optimizer, gradients_arrive=not place.is_last
     )
     waiting = chain.waiting_bytes()
     cuts = 0.0 if place.is_first else footprints[0].input_bytes
@@ -155,14 +156,14 @@ class _Chain:
 
     Attributes:
         own: of each layer, the device's part of what it allocates.
-        cut_parts: into how many parts the tensors at the cuts are split.
+        output_bytes: of each layer, the device's part of its output.
         gradients_arrive: the gradient of the output comes as a message, which is not counted here; otherwise the last
             layer makes it from the loss.
     """
 
     footprints: tuple[Footprint, ...]
     own: tuple[Callable[[float], float], ...]
-    cut_parts: int
+    output_bytes: tuple[float, ...]
     tensor_parallel: int
     optimizer: OptimizerSettings
     gradients_arrive: bool
@@ -207,9 +208,9 @@ class _Chain:
         return frozenset(self._storage(cut) for name, cut in cuts.items() if name in moment.alive)
 
     def _cut_bytes(self, cuts: frozenset[int]) -> float:
-        return sum(self.footprints[cut - 1].output_bytes for cut in cuts if cut > 0) / self.cut_parts
+        return sum(self.output_bytes[cut - 1] for cut in cuts if cut > 0)
 
     def _gradient_bytes(self, layer: int, moment: Moment) -> float:
         if ARRIVING not in moment.alive or (layer == len(self.footprints) - 1 and self.gradients_arrive):
             return 0.0
-        return self.footprints[layer].output_bytes / self.cut_parts
+        return self.output_bytes[layer]

@@ -84,10 +84,10 @@ class Shard:
     def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
         return cls(degree_of(layer, configuration.tensor_parallel), configuration.sequence_parallel)
 
-    @property
-    def cut_parts(self) -> int:
-        """Into how many parts the tensors at the layer's cuts are split."""
-        return self.degree if self.by_sequence else 1
+    def output_bytes(self, layer: Layer) -> float:
+        """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
+        is_split = self.by_sequence and layer.tensor_parallel is not None and bool(layer.tensor_parallel.forward_sums)
+        return layer.footprint.output_bytes / (self.degree if is_split else 1)
 
     def part(self, layer: Layer, own_bytes: float) -> float:
         """Return the device's part of what the layer has allocated of its own."""
@@ -112,7 +112,7 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     Its own and its output, which the layer after it needs or the pipeline holds.
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    output = 0.0 if footprint.passes_input else footprint.output_bytes / shard.cut_parts
+    output = 0.0 if footprint.passes_input else shard.output_bytes(layer)
     return shard.part(layer, footprint.held_bytes) + output
 
 
@@ -121,7 +121,7 @@ def layer_temporary_bytes(
 ) -> float:
     """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts."""
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    weight, output = footprint.largest_parameter_bytes / shard.degree, footprint.output_bytes / shard.cut_parts
+    weight, output = footprint.largest_parameter_bytes / shard.degree, shard.output_bytes(layer)
     step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
     forward = (shard.part(layer, moment.own_bytes) + output * (OUTPUT in moment.alive) for moment in footprint.forward)
     backward = (  # where the layer is the stage's last, the pipeline holds its output

@@ -128,9 +128,8 @@ class ParallelPrices:
         latency, per_byte = self._collectives.per_step_line(
             configuration, [float(size) for size in weights_L], gradient
         )
-        if (
-            configuration.sequence_parallel
-        ):  # of weights outside the products, few, a device has its positions' gradients
+        if configuration.sequence_parallel:
+            # Of the few weights outside the products each device has its positions' gradients, summed once a step.
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
         device = self._cluster.device_types[configuration.device_type]
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])

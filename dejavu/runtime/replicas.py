@@ -166,12 +166,14 @@ class _AllPositions(ParallelStyle):
         self.outside = outside
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def whole(states: torch.Tensor) -> torch.Tensor:
+            return DTensor.from_local(states, device_mesh, [self.outside]).redistribute(placements=[Replicate()])
+
         def gather(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            name, states = next(iter(enumerate(inputs) if inputs else options.items()))
-            whole = DTensor.from_local(states, device_mesh, [self.outside]).redistribute(placements=[Replicate()])
             if inputs:
-                return (whole, *inputs[1:]), options
-            return inputs, {**options, name: whole}
+                return (whole(inputs[0]), *inputs[1:]), options
+            first = next(iter(options))
+            return inputs, {**options, first: whole(options[first])}
 
         if not self.outside.is_replicate():
             module.register_forward_pre_hook(gather, with_kwargs=True)

@@ -40,7 +40,7 @@ class TensorParallel:
             whole on every device. Of a module of such modules, `shared`: what it receives goes to several of them, so
             its gradient is summed once. `summed`: it works on parts (`GroupedLinear`), and its output and the gradients
             of all that it receives are summed. `positions`: it gives something for each position (…, T, W), of which
-            a device of a sequence-parallel group takes its own. `all positions`: such a device gathers what it receives,
+            a device of a sequence-parallel group takes its own. `all positions`: such a device gathers its input,
             which goes to several sharded modules. None: priced, but not trained so.
         sequence: everything else works token by token, so it may be split along the sequence, dimension 1
             (Korthikanti et al., 2023).
