@@ -23,7 +23,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "timing"),
     ("cost", "runtime"),
-    ("launch", "planning", "profiling", "testing", "trials", "watching"),
+    ("launch", "planning", "profiling", "sharding", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),
@@ -36,10 +36,10 @@ HOMES = {
     "mlflow": ("dejavu.track",),
     "distributed": ("dejavu.trials",),
     "dask": ("dejavu.trials",),
-    # timing: ranks that are timed together; plans.schedule: action lists only, no process group
+    # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
-        *("dejavu.timing", "dejavu.plans.schedule"),
+        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.sharding.strategies"),
     ),
 }
 # What stays larger than the limits, and why.

@@ -60,7 +60,7 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
     traced: dict[Any, tuple[Layer, Form | torch.Tensor]] = {}
     for position, builder in enumerate(builders):
         last = position == len(builders) - 1
-        key = _work_of(builder, inputs) if reuse and not last else None
+        key = work_of(builder, inputs) if reuse and not last else None
         if key is None or key not in traced:
             traced[key] = tracing.layer(builder, inputs, end if last else None)
         layer, inputs = traced[key]
@@ -171,17 +171,20 @@ class _Tracing:
     def _trace(
         self, builder: LayerBuilder, inputs: Form | torch.Tensor, end: End | None
     ) -> tuple[Layer, Form | torch.Tensor]:
-        built = builder
-        if self._kind != "cpu":
-            built = LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
+        built = on_kind(builder, self._kind)
         with fake_tensors(self._mode):
             received = inputs.tensor() if isinstance(inputs, Form) else inputs
-            loss = _loss_of(end.model.loss, end.target.tensor()) if end else None
+            loss = loss_of(end.model.loss, end.target.tensor()) if end else None
             layer, output = trace_layer(built, received, self._dtype, loss, self._computes_in)
             return layer, Form.of(output) or output
 
 
-def _work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
+def on_kind(builder: LayerBuilder, kind: Kind) -> LayerBuilder:
+    """Return the layer with the kernels that run on devices of this kind."""
+    return builder if kind == "cpu" else LayerBuilder(builder.name, partial(AttendsOnGPU, builder.build))
+
+
+def work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
     """Return a key that is equal for layers that compute the same: class, plain arguments, and form of the input.
 
     None where that is unknown.
@@ -201,5 +204,6 @@ def plain_arguments(builder: LayerBuilder) -> tuple[type[nn.Module], tuple[Any, 
     return build.func, build.args, tuple(sorted(build.keywords.items()))
 
 
-def _loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def loss_of(loss: Callable[..., torch.Tensor], target: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the loss of an output, the targets being these."""
     return lambda output: loss(output, target)

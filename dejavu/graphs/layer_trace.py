@@ -43,12 +43,7 @@ def trace_layer(
     Raises:
         CaptureError: it cannot be traced, or does not return one tensor.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
-    try:
-        module = computing_in(builder.build(), computes_in)
-    finally:
-        torch.set_default_dtype(before)
+    module = built(builder, dtype, computes_in)
     received = inputs
     inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
     parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
@@ -98,6 +93,16 @@ def trace_layer(
     )
 
 
+def built(builder: LayerBuilder, dtype: torch.dtype, computes_in: str | None = None) -> torch.nn.Module:
+    """Build a layer with weights of this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
+    try:
+        return computing_in(builder.build(), computes_in)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _failing_part(module: torch.nn.Module, error: Exception) -> str:
     """Name the innermost module of the layer whose code raised the error."""
     names = {id(part): f", in its {name!r} ({type(part).__name__})," for name, part in module.named_modules() if name}
@@ -121,7 +126,7 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         reads = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         writes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if writes and not _is_view(func):
+        if writes and not is_view(func):
             self.operators.append(
                 Operator(
                     kind=str(func.overloadpacket),
@@ -129,7 +134,7 @@ class _Recorder(TorchDispatchMode):
                     input_shapes=tuple(tuple(tensor.shape) for tensor in reads),
                     output_shapes=tuple(tuple(tensor.shape) for tensor in writes),
                     dtype=str(writes[0].dtype).removeprefix("torch."),
-                    flops=_flops(func, args, kwargs, result),
+                    flops=flops_of(func, args, kwargs, result),
                     read_bytes=bytes_of(reads),
                     written_bytes=bytes_of(writes),
                     parameter_bytes=bytes_of(t for t in reads if t.untyped_storage()._cdata in self.parameters),
@@ -138,14 +143,14 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
     """Return whether the operator's result only aliases its input's memory, without writing."""
     if func.overloadpacket is torch.ops.aten._unsafe_view:  # declared without alias, yet copies nothing
         return True
     return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
 
 
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Count FLOPs by torch's own formula, or what it lacks: flash attention on the CPU, and products of sorted rows."""
     packet = func.overloadpacket
     if packet in flop_registry:

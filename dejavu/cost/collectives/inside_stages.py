@@ -121,6 +121,17 @@ class StageCollectives:
             return 1.0, 1.0
         return sum(one.low_seconds for one in asked) / total, sum(one.high_seconds for one in asked) / total
 
+    def seconds(
+        self,
+        device_type: str,
+        name: str,
+        groups: tuple[tuple[int, ...], ...],
+        mesh: tuple[int, int],
+        size_bytes: float,
+    ) -> float:
+        """Price one collective in all of these groups at once, on a mesh of (nodes, devices of each)."""
+        return self._seconds(device_type, name, groups, *mesh, size_bytes)
+
     def _seconds(
         self, device_type: str, name: str, groups: tuple[tuple[int, ...], ...], nodes: int, per_node: int, size: float
     ) -> float:

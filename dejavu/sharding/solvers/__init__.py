@@ -1,0 +1,1 @@
+"""Solvers of the choice problem: one price, each checked against the others."""
