@@ -1,0 +1,1 @@
+"""The operator level, beside Auto-MAP's tables and today's peers."""

@@ -1,0 +1,50 @@
+"""The operator level: shardings that are found, beside Auto-MAP's tables and today's peers.
+
+python -m benchmarks.operators --partitioning --json benchmarks/results/operators-partitioning.json
+python -m benchmarks.operators --data-parallel
+python -m benchmarks.operators --peers --referee-seconds 60
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks._report import report
+
+
+def main(
+    partitioning: Annotated[bool, typer.Option("--partitioning", help="Auto-MAP's models over a server's devices")] = (
+        False
+    ),
+    data_parallel: Annotated[bool, typer.Option("--data-parallel", help="which dimensions are the batch's")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Llama-like decoders, beside autoparallel's times")] = False,
+    models: Annotated[str, typer.Option(help="of --partitioning and --data-parallel; default: all")] = "",
+    most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
+    referee_seconds: Annotated[float, typer.Option(min=0, help="of --peers: HiGHS's budget for each; 0: none")] = 0.0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
+) -> None:
+    """Run one of them."""
+    if partitioning + data_parallel + peers != 1:
+        raise typer.BadParameter("wanted one of --partitioning, --data-parallel and --peers")
+    from benchmarks.operators import shardings
+
+    if peers:
+        rows, summary = shardings.peers(most_layers, referee_seconds)
+        report("Shardings of Llama-like decoders", rows, summary, json_path)
+        return
+    chosen = models.split(",") if models else list(shardings.MODELS)
+    if unknown := [name for name in chosen if name not in shardings.MODELS]:
+        raise typer.BadParameter(f"unknown model {unknown[0]!r}; wanted some of {', '.join(shardings.MODELS)}")
+    if partitioning:
+        rows, summary = shardings.partitioning(chosen)
+        report("Shardings over 8 V100", rows, summary, json_path)
+    else:
+        rows, summary = shardings.data_parallelism(chosen)
+        report("Data parallelism, found", rows, summary, json_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)
