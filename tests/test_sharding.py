@@ -64,6 +64,15 @@ def graphs_of(name: str, kind: str = "cpu") -> tuple[OperatorGraph, ...]:
     return capture_operators(workload_of(name), "cuda" if kind == "cuda" else "cpu")
 
 
+@cache
+def _captured(workload: str) -> tuple[OperatorGraph, ...]:
+    return capture_operators(Workload.model_validate_json(workload))
+
+
+def captured(workload: Workload) -> tuple[OperatorGraph, ...]:
+    return _captured(workload.model_dump_json())
+
+
 def cluster_of(nodes: int = 4, each: int = 8) -> Cluster:
     group = NodeGroup("g", nodes, (), ((DEVICE, each),), Link(150e9, 5e-6))
     return Cluster("test", (group,), {DEVICE: catalogue()[DEVICE]}, {("g", "g"): Link(25e9 / 8, 25e-6)})
@@ -71,7 +80,7 @@ def cluster_of(nodes: int = 4, each: int = 8) -> Cluster:
 
 def posed(workload: Workload, mesh: tuple[int, ...], database: Path) -> Sharded:
     prices = prices_on(cluster_of(), DEVICE, mesh, workload, ProfileDatabase(database))
-    return assemble(capture_operators(workload), prices)
+    return assemble(captured(workload), prices)
 
 
 def choices(rng: np.random.Generator, *, held: bool = False) -> ChoiceProblem:
@@ -285,7 +294,7 @@ def test_equal_layers_solved_once_and_all_together_and_the_integer_program_agree
 @every_model
 def test_the_input_s_batch_dimension_is_found(name: str, tmp_path: Path) -> None:
     workload = workload_of(name)
-    sharded, graphs = posed(workload, (2,), tmp_path), capture_operators(workload)
+    sharded, graphs = posed(workload, (2,), tmp_path), captured(workload)
     found = Repeated(sharded.blocks).run(data_parallel(graphs, sharded))
     assert sharded.options[sharded.cuts[0][0]][found.chosen[sharded.cuts[0][0]]].outputs == ((0,),)
     for layer, graph in enumerate(graphs):
@@ -303,7 +312,7 @@ def test_megatron_s_plan_is_found_for_one_long_text(tmp_path: Path) -> None:
     long = workload_of("gpt", model_options=options, sequence_length=512, batch_size=1, num_microbatches=1)
     found = posed(long, (8,), tmp_path)
     answer = Elimination().run(found.problem)
-    block = of_weights(found, answer, capture_operators(long)[1], 1)
+    block = of_weights(found, answer, captured(long)[1], 1)
     split = {"qkv.weight": 0, "qkv.bias": 0, "projection.weight": 1, "expand.weight": 0, "expand.bias": 0}
     split["contract.weight"] = 1
     assert block == {name: (split.get(name, REPLICATED),) for name in block}
@@ -314,7 +323,7 @@ def test_data_parallelism_is_found_for_many_short_ones(tmp_path: Path) -> None:
     many = workload_of("gpt", model_options=options, batch_size=64, num_microbatches=1, sequence_length=256)
     found = posed(many, (8,), tmp_path)
     answer = Elimination().run(found.problem)
-    for layer, graph in enumerate(capture_operators(many)):
+    for layer, graph in enumerate(captured(many)):
         assert set(of_weights(found, answer, graph, layer).values()) == {(REPLICATED,)}
     assert [found.options[cut][answer.chosen[cut]].outputs[0] for cut, _ in found.cuts[1:-1]] == [(0,)] * (
         len(found.cuts) - 2
