@@ -164,9 +164,17 @@ def _failed(job: TrainingJob, code: int) -> LaunchError:
     told = "".join(f"\n{failure}" for failure in failures)
     by_itself = not failures or not failures[-1].by_signal
     if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
-        return RankError(f"{what}; {errors[0].read_text()}{told}")
+        said = errors[0].read_text()
+        return RankError(f"{what}; {said}{'' if str(job.checkpoints) in said else _kept(job)}{told}")
     told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
     return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+
+
+def _kept(job: TrainingJob) -> str:
+    from dejavu.runtime.state import complete_checkpoints  # with torch's checkpoints: half a second to import
+
+    complete = complete_checkpoints(job.checkpoints)
+    return f"; the last checkpoint is {complete[-1]}" if complete else "; there is no checkpoint yet"
 
 
 def torchrun_line(job: TrainingJob, client: Any = None) -> str:

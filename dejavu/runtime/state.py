@@ -197,7 +197,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
     needed_bytes = sum({name: size for held in sizes for name, size in held.items()}.values())
     written_bytes = sum(path.stat().st_size for path in aside.glob("**/*") if path.is_file()) if aside.exists() else 0
-    free_bytes = shutil.disk_usage(aside.parent).free
+    free_bytes, complete = shutil.disk_usage(aside.parent).free, complete_checkpoints(aside.parent)
     dist.barrier()  # all have looked
     if dist.get_rank() == 0:
         shutil.rmtree(aside, ignore_errors=True)
@@ -205,7 +205,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     return CheckpointError(
         f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
         f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
-        "the checkpoint before it is intact"
+        f"{f'the checkpoint before it, {complete[-1]}, is intact' if complete else 'there is no checkpoint before it'}"
     )
 
 
@@ -241,6 +241,15 @@ def weight_sizes(checkpoint: Path) -> dict[str, int]:
     return {name.removeprefix(WEIGHT): entry.size.numel() * entry.properties.dtype.itemsize for name, entry in saved}
 
 
+def weight_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a distributed checkpoint, by its name in the whole model.
+
+    Raises:
+        InputError: its list of tensors cannot be read, or a file of it is missing or cut off.
+    """
+    return {name.removeprefix(WEIGHT): tuple(entry.size) for name, entry in _saved(checkpoint, _is_weight).items()}
+
+
 def weights_bytes(checkpoint: Path) -> int:
     """Return the size of all weights of a distributed checkpoint."""
     return sum(weight_sizes(checkpoint).values())
@@ -255,9 +264,14 @@ def _read(checkpoint: Path, wanted: Callable[[str], bool]) -> State:
     state: State = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all: that is meant
-        state_dict_loader.load(
-            state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
-        )
+        try:
+            state_dict_loader.load(
+                state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
+            )
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            why = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            raise CheckpointError(f"{checkpoint} cannot be read, so it is damaged: {why}") from None
     return state
 
 
