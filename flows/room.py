@@ -78,7 +78,8 @@ def check_room_for_checkpoints(workload: Workload, graph: Graph, project: Path) 
     from dejavu.runtime.state import KEPT
 
     one = graph.parameter_bytes * (1 + ForEachByte.of(workload.optimizer).optimizer_bytes)
-    most = min(KEPT + 1, math.ceil(workload.num_steps / workload.checkpoint_every))  # an old one goes after the new one
+    kept = KEPT + 1 if workload.evaluate_every else KEPT  # the best one, too
+    most = min(kept + 1, math.ceil(workload.num_steps / workload.checkpoint_every))  # an old one goes after the new one
     free_bytes = shutil.disk_usage(project).free
     if free_bytes < most * one:
         raise InputError(

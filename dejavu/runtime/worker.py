@@ -118,6 +118,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         if gradients.garbage:
             raise _diverged(job, gradients.garbage)
         heartbeat.beat(step)
+        found: float | None = None
         if held_out.is_due(step):  # before a checkpoint: a training that goes on from there has it
             found = held_out.loss(pipeline, on_batch=lambda: heartbeat.beat(step))
             if pipeline.has_loss:
@@ -134,7 +135,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             if bad := first_not_finite(held):
                 time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
                 raise _diverged(job, f"{bad} is not finite after step {done}")
-            save_checkpoint(job.checkpoints, done, held)
+            save_checkpoint(job.checkpoints, done, held, found)
             heartbeat.beat(step)
         watch.begin()
 

@@ -169,7 +169,7 @@ class Workload(_Record):
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
         num_steps: length of the whole training, the winning trial's own steps included.
-        checkpoint_every: steps between two checkpoints.
+        checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
         seed: of the order of the data, the split and the trials; two equal runs train the same.
