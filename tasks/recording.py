@@ -171,6 +171,8 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
     run.metric("migrations", len(result.migrations))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
+    if result.compile_seconds:
+        run.metric("compile_seconds", max(result.compile_seconds))
     if result.waited_for_data:
         run.metric("data_wait_percent", 100.0 * max(one.share for one in result.waited_for_data))
     for times in result.stages:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.launch.preflight import (
+    check_compiled,
     check_devices,
     check_draw,
     check_hosts,
@@ -66,6 +67,7 @@ def launch(
     check_plan(job)
     check_spreading(job)
     check_draw(job)
+    check_compiled(job)
     check_data(job.workload)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):

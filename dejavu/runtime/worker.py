@@ -25,6 +25,7 @@ with gc_frozen():
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
+    from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
@@ -91,6 +92,7 @@ def join_group(rank: int, device: torch.device) -> None:
 
 def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: Heartbeat) -> None:
     workload = job.workload
+    compiling = CompileClock(heartbeat.beat) if workload.compile else None
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     modules = pipeline.modules
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
@@ -144,7 +146,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         steps_left = range(first, job.last_step)
         looks = gradients.look
         waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
-    _tell_result(job, place, pipeline, watch, resumed, waited)
+    _tell_result(job, place, pipeline, watch, resumed, waited, None if compiling is None else compiling.seconds)
 
 
 def _tell_result(
@@ -154,6 +156,7 @@ def _tell_result(
     watch: StepWatch,
     resumed: int | None,
     waited: Waited | None,
+    compile_seconds: float | None,
 ) -> None:
     """Gather what the ranks measured, all together, and write the result."""
     clock, modules = pipeline.clock, pipeline.modules
@@ -169,6 +172,8 @@ def _tell_result(
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
     waits: list[Waited | None] = [None] * dist.get_world_size()
     dist.all_gather_object(waits, waited)
+    compiled: list[float | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(compiled, compile_seconds)
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
@@ -177,6 +182,7 @@ def _tell_result(
             losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
             evaluations=read_evaluations(job.progress_path),
             waited_for_data=tuple(one for one in waits if one is not None),
+            compile_seconds=tuple(one for one in compiled if one is not None),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),

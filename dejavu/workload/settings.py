@@ -143,6 +143,11 @@ _OF_DATA = {
 }
 
 
+def whole_backward_schedules() -> tuple[str, ...]:
+    """Return the schedules that run each backward pass as one."""
+    return tuple(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
+
+
 class Workload(_Record):
     """What is to be trained.
 
@@ -184,6 +189,8 @@ class Workload(_Record):
         parquet: the file and its columns, exactly where data is parquet.
         image_folder: the folder and the shape of its images, exactly where data is image_folder.
         examples: the factory of a torch Dataset, exactly where data is examples.
+        compile: each layer is compiled (torch.compile) by the rank that trains it; for schedules that run whole
+            backward passes.
     """
 
     model: str = "gpt"
@@ -215,6 +222,7 @@ class Workload(_Record):
     parquet: ParquetSettings | None = None
     image_folder: ImageFolderSettings | None = None
     examples: ExamplesSettings | None = None
+    compile: StrictBool = False
 
     @field_validator("optimizer")
     @classmethod
@@ -344,6 +352,17 @@ class Workload(_Record):
                 f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
             )
         return trials
+
+    @field_validator("compile")
+    @classmethod
+    def _backward_is_whole(cls, found: bool, info: ValidationInfo) -> bool:
+        schedule = info.data.get("schedule", AUTO)
+        if found and schedule in SCHEDULES and SCHEDULES[schedule].splits_backward:
+            raise ValueError(
+                f"schedule {schedule} runs the backward pass in two parts, and a compiled one is a single piece; "
+                f"wanted one of {', '.join(whole_backward_schedules())}, auto, or compile: false"
+            )
+        return found
 
     @property
     def autocast(self) -> Literal["bfloat16", "float16"] | None:
