@@ -57,6 +57,10 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool, starts: bo
         graph = check(document.value)
         if starts:
             check_pretrained(document.value)
+            if document.value.checkpoints:
+                from dejavu.runtime.job.copies import check_copies  # with torch's checkpoints: half a second to import
+
+                check_copies(document.value.checkpoints)
             check_room_for_checkpoints(document.value, graph, Path.cwd())
     except InputError as error:
         raise document.error(error.field, str(error)) from error
@@ -91,6 +95,19 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     if not earlier.is_complete:
         check_checkpoint(Path(resume), workload)
     return earlier
+
+
+def local_training(resume: str) -> str:
+    """Return the folder of the training to resume; of a URL, its job and last checkpoint are fetched to here.
+
+    Raises:
+        InputError: there is no such training.
+    """
+    if "://" not in resume:
+        return resume
+    from dejavu.runtime.job.copies import fetch
+
+    return str(fetch(resume, Path(".dejavu") / "runs"))
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:

@@ -101,7 +101,8 @@ def launch(
     if code or not job.result_path.exists():
         raise _failed(job, code)
     result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
-    result = replace(result, failures=tuple(map(str, read_failures(job.folder))))
+    warned = tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else ()
+    result = replace(result, failures=tuple(map(str, read_failures(job.folder))), warnings=warned)
     write_json(job.result_path, result.to_dict())
     return result
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ with gc_frozen():
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
+    from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
@@ -110,6 +112,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     )
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
     held_out = HeldOut(workload, job.last_step, device)
+    copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
@@ -138,6 +141,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
                 raise _diverged(job, f"{bad} is not finite after step {done}")
             save_checkpoint(job.checkpoints, done, held, found)
+            if copier is not None:
+                copier.wake()
             heartbeat.beat(step)
         watch.begin()
 
@@ -147,6 +152,8 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         looks = gradients.look
         waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
     _tell_result(job, place, pipeline, watch, resumed, waited, None if compiling is None else compiling.seconds)
+    if copier is not None:  # no rank waits for this one any more
+        copier.close(heartbeat.beat)
 
 
 def _tell_result(
@@ -194,6 +201,11 @@ def _tell_result(
             warnings=tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else (),
         )
         write_json(job.result_path, result.to_dict())
+
+
+def _warn(job: TrainingJob, what: str) -> None:
+    with job.warnings_path.open("a") as file:
+        file.write(what + "\n")
 
 
 def _diverged(job: TrainingJob, what: str) -> DivergedError:

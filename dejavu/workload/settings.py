@@ -191,6 +191,8 @@ class Workload(_Record):
         examples: the factory of a torch Dataset, exactly where data is examples.
         compile: each layer is compiled (torch.compile) by the rank that trains it; for schedules that run whole
             backward passes.
+        checkpoints: where complete checkpoints are copied beside the project's folder, each training into a folder of
+            its own: a URL that fsspec writes, as `s3://bucket/runs` or `file:///shared/runs`; None: nowhere.
     """
 
     model: str = "gpt"
@@ -223,6 +225,7 @@ class Workload(_Record):
     image_folder: ImageFolderSettings | None = None
     examples: ExamplesSettings | None = None
     compile: StrictBool = False
+    checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
 
     @field_validator("optimizer")
     @classmethod
