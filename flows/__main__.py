@@ -86,7 +86,10 @@ def run(
     tensor_parallel: TensorParallelOption = None,
     budget_seconds: BudgetOption = 8.0,
     resume: Annotated[
-        str, typer.Option(help="folder of an earlier training, .dejavu/runs/…; continue from its last checkpoint")
+        str,
+        typer.Option(
+            help="an earlier training, .dejavu/runs/… or the URL of its copies; go on from its last checkpoint"
+        ),
     ] = "",
     dask: Annotated[
         str, typer.Option(help="address of a Dask scheduler with a worker on every host; default: this host only")
@@ -102,7 +105,7 @@ def run(
     from contextlib import ExitStack
 
     from dejavu.foundation.dask_workers import check_encrypted
-    from flows.inputs import TypedQuestion, read_inputs, read_resume
+    from flows.inputs import TypedQuestion, local_training, read_inputs, read_resume
     from flows.listening import be_quiet, printed_as_json, say_complete, say_end
     from flows.room import check_room
     from flows.temporary_server import use_server
@@ -110,6 +113,7 @@ def run(
     machines, wanted = read_inputs(  # report mistakes before starting
         cluster, workload, train=train and not dask, starts=train and not resume
     )
+    resume = local_training(resume)
     earlier = read_resume(resume, wanted)
     if earlier is not None and earlier.is_complete:
         say_complete(str(earlier), as_json=as_json)

@@ -80,7 +80,7 @@ def dejavu(
         from dejavu.report import ReportData
         from dejavu.workload.pretrained import check_pretrained
         from flows.initialize import initialize
-        from flows.inputs import read_resume
+        from flows.inputs import local_training, read_resume
         from flows.plan import plan
         from flows.profiling import profile
         from flows.session import session
@@ -89,6 +89,7 @@ def dejavu(
         from tasks.shown import show_tracked
         from tasks.training import measure_against_baseline, needed_bytes, prepare_training, resume_training
 
+    resume = local_training(resume)
     earlier = read_resume(resume, workload)
     if earlier is not None and earlier.is_complete:
         return Completed(message=str(earlier))

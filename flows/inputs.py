@@ -11,15 +11,17 @@ from dejavu.foundation import strict_yaml
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import CaptureError, capture
+from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.init import PROPOSERS, space_of
 from dejavu.launch.preflight import check_cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.workload import Workload
-from dejavu.workload.data import dataset_of
+from dejavu.workload.data import check_data, dataset_of
 from dejavu.workload.loader import load_workload
 from dejavu.workload.pretrained import check_pretrained
+from flows.room import check_room_for_checkpoints
 
 if TYPE_CHECKING:
     from dejavu.runtime.job.resume import EarlierTraining
@@ -52,9 +54,14 @@ def read_inputs(cluster: Path, workload: Path | None, *, train: bool, starts: bo
         return machines, Workload()
     document = strict_yaml.load(workload, Workload)
     try:
-        check(document.value)
+        graph = check(document.value)
         if starts:
             check_pretrained(document.value)
+            if document.value.checkpoints:
+                from dejavu.runtime.job.copies import check_copies  # with torch's checkpoints: half a second to import
+
+                check_copies(document.value.checkpoints)
+            check_room_for_checkpoints(document.value, graph, Path.cwd())
     except InputError as error:
         raise document.error(error.field, str(error)) from error
     return machines, document.value
@@ -76,13 +83,31 @@ def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:
     """Return the earlier training that `--resume` names, relative to the project's folder; None: start a new one.
 
     Raises:
-        InputError: the folder has none, or its model, data, batch or optimizer differ from the workload's.
+        InputError: the folder has none, its model, data, batch or optimizer differ from the workload's, or its last
+            checkpoint is damaged or of another model.
     """
     if not resume:
         return None
-    from dejavu.runtime.job.resume import earlier_training  # with torch's checkpoints: half a second to import
+    # With torch's checkpoints: half a second to import.
+    from dejavu.runtime.job.resume import check_checkpoint, earlier_training
 
-    return earlier_training(Path(resume), workload)
+    earlier = earlier_training(Path(resume), workload)
+    if not earlier.is_complete:
+        check_checkpoint(Path(resume), workload)
+    return earlier
+
+
+def local_training(resume: str) -> str:
+    """Return the folder of the training to resume; of a URL, its job and last checkpoint are fetched to here.
+
+    Raises:
+        InputError: there is no such training.
+    """
+    if "://" not in resume:
+        return resume
+    from dejavu.runtime.job.copies import fetch
+
+    return str(fetch(resume, Path(".dejavu") / "runs"))
 
 
 def at_microbatches(workload: Workload, sizes: str) -> list[Workload]:
@@ -157,17 +182,21 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def check(workload: Workload) -> None:
+def check(workload: Workload) -> Graph:
     """Check that the model and the data exist and fit each other, and that the trials can be proposed.
+
+    Returns:
+        The model, captured.
 
     Raises:
         InputError: they do not.
     """
+    check_data(workload)
     dataset_of(workload).batch(0, 1, seed=workload.seed)
     named(PROPOSERS, workload.trials.proposer)
     if workload.num_trials:
         space_of(workload)
     try:
-        capture(workload, kept=KeptInUserCache())
+        return capture(workload, kept=KeptInUserCache())
     except CaptureError as error:
         raise InputError(str(error), ("model",)) from error

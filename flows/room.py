@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.foundation.errors import InputError
-from dejavu.foundation.units import format_bytes
+from dejavu.foundation.units import format_bytes, plural
+
+if TYPE_CHECKING:
+    from dejavu.graphs.graph import Graph
+    from dejavu.workload import Workload
 
 SHARED_MEMORY, LEAST_SHARED_BYTES = Path("/dev/shm"), 2**20  # locks of Dask's workers, a page each
 SHARED_REMEDY = f"mount -o remount,size=1G {SHARED_MEMORY}, or --shm-size=1g where a container is started"
@@ -59,4 +65,24 @@ def check_room(project: Path) -> None:
         raise InputError(
             f"{SHARED_MEMORY} has {format_bytes(shared_bytes)} free; wanted {format_bytes(LEAST_SHARED_BYTES)} or "
             f"more: {SHARED_REMEDY}"
+        )
+
+
+def check_room_for_checkpoints(workload: Workload, graph: Graph, project: Path) -> None:
+    """Check that the training's checkpoints find room, before anything is measured for it.
+
+    Raises:
+        InputError: the disk has less than as many checkpoints take as are there at once.
+    """
+    from dejavu.cost.memory import ForEachByte
+    from dejavu.runtime.state import KEPT
+
+    one = graph.parameter_bytes * (1 + ForEachByte.of(workload.optimizer).optimizer_bytes)
+    kept = KEPT + 1 if workload.evaluate_every else KEPT  # the best one, too
+    most = min(kept + 1, math.ceil(workload.num_steps / workload.checkpoint_every))  # an old one goes after the new one
+    free_bytes = shutil.disk_usage(project).free
+    if free_bytes < most * one:
+        raise InputError(
+            f"{project.resolve()} is on a disk with {format_bytes(free_bytes)} free; wanted {format_bytes(most * one)} "
+            f"for {plural(most, 'checkpoint')} of {format_bytes(one)}, as many as are kept and one more"
         )

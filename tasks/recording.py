@@ -38,7 +38,7 @@ from dejavu.report.note import command_of, headline, note_markdown, strip_figure
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.job.export import Exported, export
 from dejavu.runtime.single import trained_module
-from dejavu.runtime.state import weights_bytes
+from dejavu.runtime.state import best_checkpoint, weights_bytes
 from dejavu.track import VERDICT_TAG, Curve, DataSet, Metric, Run, Tracker, save_model
 from dejavu.trials import TrialResult, Trials
 from dejavu.workload import Workload
@@ -171,6 +171,8 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
     run.metric("migrations", len(result.migrations))
     if result.step_seconds is not None:
         run.metric("measured_step_seconds", result.step_seconds)
+    if result.compile_seconds:
+        run.metric("compile_seconds", max(result.compile_seconds))
     if result.waited_for_data:
         run.metric("data_wait_percent", 100.0 * max(one.share for one in result.waited_for_data))
     for times in result.stages:
@@ -185,38 +187,47 @@ def record_training(run: Run, losses: Curve, held_out: Curve, result: TrainingRe
 def record_model(run: Run, job: TrainingJob, result: TrainingResult) -> str:
     """Register the trained weights as a new version of the model of the workload's name, and say what was done.
 
-    They are registered twice: traced, for `mlflow.pytorch.load_model`, and as safetensors under the plain module's or
+    Those of the checkpoint that is the best on what is held out are a version of their own, made before the last's.
+    Each is registered twice: traced, for `mlflow.pytorch.load_model`, and as safetensors under the plain module's or
     transformers' names. Not where they take more than `MOST_MODEL_BYTES`, where the disk has no room for `COPIES` of
     them (half of them for a moment only), or where torch cannot trace the model: then the checkpoint is what there is.
     """
-    checkpoint = Path(result.final_checkpoint)
+    last, why = Path(result.final_checkpoint), "" if result.final_checkpoint else "there is no checkpoint"
+    best = None if why else best_checkpoint(last.parent)
     try:
-        why = _why_not_registered(checkpoint) if result.final_checkpoint else "there is no checkpoint"
-        if not why:
-            with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
-                to = "hf" if isinstance(model_of(job.workload), HuggingFace) else "safetensors"
-                written = export(Path(job.folder), checkpoint, to, Path(aside) / "weights")
-                save_model(*trained_module(job, checkpoint), Path(aside) / "model", written.files)
-                shutil.rmtree(written.folder)
-                run.model(Path(aside) / "model", job.workload.model, written.step, _lineage(job, checkpoint, written))
+        for checkpoint in () if why else dict.fromkeys([best or last, last]):
+            why = why or _why_not_registered(checkpoint)
+            if not why:
+                _register(run, job, checkpoint, best)
     except (DejavuError, OSError, RuntimeError) as error:  # the training itself has succeeded
         why = " ".join(str(error).split())
-    name = run.registered_model
-    if name:
-        said = f"The weights are the registered model {name}: `mlflow.pytorch.load_model` reads it."
+    names = run.registered_models
+    if not why and names:
+        said = f"The weights are the registered model {names[max(names)]}: `mlflow.pytorch.load_model` reads it."
+        for step, name in names.items() if len(names) > 1 else ():
+            said += f" The best on what is held out, after step {step}, is {name}." if step < max(names) else ""
     else:
         why = why or "MLflow does not answer now"
-        said = f"The weights are not registered: {why}. The checkpoint is `{checkpoint}`."
+        said = f"The weights are not registered: {why}. The checkpoint is `{last}`."
     said += f" `dejavu export {Path(job.folder).name}` writes them to a file."
     run.tags({"mlflow.note.content": said})
     return said
+
+
+def _register(run: Run, job: TrainingJob, checkpoint: Path, best: Path | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="model-", dir=job.folder) as aside:
+        to = "hf" if isinstance(model_of(job.workload), HuggingFace) else "safetensors"
+        written = export(Path(job.folder), checkpoint, to, Path(aside) / "weights")
+        save_model(*trained_module(job, checkpoint), Path(aside) / "model", written.files)
+        shutil.rmtree(written.folder)
+        tags = _lineage(job, checkpoint, written) | {"dejavu.best": checkpoint == best}
+        run.model(Path(aside) / "model", job.workload.model, written.step, tags)
 
 
 def _lineage(job: TrainingJob, checkpoint: Path, written: Exported) -> dict[str, Any]:
     """Return what a model came from; its run, with all that was recorded, MLflow has itself."""
     workload = job.workload
     tags: dict[str, Any] = {
-        "dejavu.step": written.step,
         "dejavu.checkpoint": checkpoint,
         "dejavu.training": Path(job.folder).name,
         "dejavu.plan": stable_hash(job.binding.plan.to_dict()),  # as its run has it
@@ -226,6 +237,8 @@ def _lineage(job: TrainingJob, checkpoint: Path, written: Exported) -> dict[str,
     }
     if written.loss is not None:
         tags["dejavu.loss"] = written.loss
+    if written.held_out_loss is not None:
+        tags["dejavu.held_out_loss"] = written.held_out_loss
     if workload.pretrained:
         tags["dejavu.pretrained"] = folder_of(workload)
     else:

@@ -69,7 +69,7 @@ TOLERATED_DIFFERENCE = 1e-5
 
 
 def _may_succeed_again(task: Any, run: Any, state: Any) -> bool:
-    return not isinstance(state.result(raise_on_failure=False), RankError)
+    return not isinstance(state.result(raise_on_failure=False), RankError | InputError)
 
 
 @task(name="trials", task_run_name="trials", cache_policy=NO_CACHE)

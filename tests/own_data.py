@@ -85,6 +85,22 @@ def broken() -> Rows:
     return _Broken(50)
 
 
+class _Late(Rows):
+    def __init__(self, count: int, bad: int) -> None:
+        super().__init__(count)
+        self.bad = bad
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        if number == self.bad:
+            raise OSError("the bucket is gone")
+        return super().__getitem__(number)
+
+
+def late(count: int = 50, bad: int = -1) -> Rows:
+    """All is well until an example is wanted."""
+    return _Late(count, bad)
+
+
 class _Random(Rows):
     def __getitem__(self, number: int) -> Any:
         return torch.rand(4), number % 3

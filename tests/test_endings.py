@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +16,12 @@ import pytest
 from prefect.states import State
 
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.capture import capture
 from dejavu.runtime.process.failures import what_failed
+from dejavu.workload import OptimizerSettings
 from flows.endings import FAILURE, INPUT_ERROR, Sentences, ending, without_tracebacks
 from flows.inputs import read_inputs
-from flows.room import check_room
+from flows.room import check_room, check_room_for_checkpoints
 from tests.conftest import TINY
 from tests.launching import job_of
 
@@ -58,6 +61,21 @@ def test_a_folder_without_room_is_refused_before_anything_starts(small_disk: tup
         assert done.stderr == said and not done.stdout
     remount("rw,size=300m")
     check_room(disk)
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused(small_disk: tuple[Path, Remount]) -> None:
+    """Three are there at once, two that are kept and the new one; of AdamW each has the weights and two moments."""
+    disk, _ = small_disk
+    graph, ballast = capture(TINY), disk / "ballast"
+    plain = TINY.model_copy(update={"optimizer": OptimizerSettings(name="sgd")})
+    free_bytes, page_bytes = shutil.disk_usage(disk).free, 2**14
+    for workload, weights in ((TINY, 9), (plain, 3), (plain.model_copy(update={"num_steps": 6}), 2)):
+        needed = weights * graph.parameter_bytes
+        ballast.write_bytes(bytes(free_bytes - needed + page_bytes))
+        with pytest.raises(InputError, match=r"disk is on a disk with .* free; wanted .* for [23] checkpoints of"):
+            check_room_for_checkpoints(workload, graph, disk)
+        ballast.write_bytes(bytes(free_bytes - needed - page_bytes))
+        check_room_for_checkpoints(workload, graph, disk)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])

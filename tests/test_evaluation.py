@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from dejavu.runtime.job import (
     read_evaluations,
     read_losses,
 )
+from dejavu.runtime.job.export import kept_checkpoint
 from dejavu.runtime.single import train_single
+from dejavu.runtime.state import best_checkpoint, checkpoint_step, complete_checkpoints, held_out_loss_of
 from dejavu.runtime.training import WholeModel, build_layers
 from dejavu.trials.spec import TrialSpec
 from dejavu.workload import Workload
@@ -67,6 +70,24 @@ def test_a_launch_evaluates_and_trains_as_without(tmp_path: Path) -> None:
     longer = launch(job_of(job.workload.model_copy(update={"evaluate_every": 0}), tmp_path / "without"))
     assert longer.losses == pytest.approx(result.losses, abs=TOLERANCE) and longer.evaluations == ()
     assert result.step_times is not None and longer.step_times is not None
+
+
+@pytest.mark.integration
+def test_the_best_checkpoint_is_kept_beside_the_last_two(tmp_path: Path) -> None:
+    """Few examples and a high rate: what is held out is worst at the end."""
+    fields = {"model": "mlp", "model_options": {"num_blocks": 3, "width": 16}, "data": "digits", "held_out": 0.95}
+    fields |= {"num_steps": 30, "checkpoint_every": 2, "optimizer": {"learning_rate": 0.1}}
+    workload = Workload.model_validate(EVALUATED.model_dump() | fields)
+    job = job_of(workload, tmp_path / "run")
+    result = launch(job)
+    evaluated = {row.step + 1: row.loss for row in result.evaluations if (row.step + 1) % 2 == 0}
+    best = min(evaluated, key=lambda step: evaluated[step])
+    assert best < 28
+    assert [checkpoint_step(path) for path in complete_checkpoints(job.checkpoints)] == [best, 28, 30]
+    found = best_checkpoint(job.checkpoints)
+    assert found is not None and held_out_loss_of(found) == evaluated[best]
+    assert kept_checkpoint(tmp_path / "run", best=True) == found
+    assert launch(replace(job, last_step=32)).resumed_from_step == 30
 
 
 def test_lines_of_progress_are_told_apart() -> None:

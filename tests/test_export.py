@@ -186,6 +186,8 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, alone: None) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match=r"has no checkpoint of step 9; kept are those of 3"):
         kept_checkpoint(tmp_path / "run", 9)
+    with pytest.raises(InputError, match=r"no checkpoint whose step was evaluated, so none is the best"):
+        kept_checkpoint(tmp_path / "run", best=True)
     with pytest.raises(InputError, match="has no training"):
         kept_checkpoint(tmp_path)
     empty = replace(job, folder=str(tmp_path / "empty"))

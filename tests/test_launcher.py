@@ -27,6 +27,7 @@ from dejavu.runtime.process.failures import Failure, read_failures, write_failur
 from dejavu.runtime.process.heartbeat import Heartbeat, read_beats
 from dejavu.runtime.state import checkpoint_step, complete_checkpoints, first_not_finite, read_checkpoint
 from dejavu.workload import Workload
+from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 from tests.conftest import TINY
 from tests.launching import job_of, largest_difference, once, ranks, runtime_processes
@@ -278,3 +279,21 @@ def test_a_loss_that_is_no_number_ends_at_the_last_good_checkpoint(tmp_path: Pat
     state = read_checkpoint(kept, {builder.name for builder in layers_of(job.workload)})
     assert first_not_finite(state) is None and checkpoint_step(kept) == 33
     assert first_not_finite({**state, "model.x": torch.tensor([1.0, math.nan])}) == "model.x"
+
+
+def test_data_that_fail_in_a_step_end_the_training_and_its_last_checkpoint_is_named(tmp_path: Path) -> None:
+    """Fault 37; the example is the first that only the last step wants."""
+    fields = {"model": "mlp", "model_options": {"num_blocks": 3, "width": 8}, "data": "examples"}
+
+    def late(bad: int) -> Workload:
+        examples = {"factory": "tests.own_data:late", "options": {"count": 64, "bad": bad}, "num_classes": 3}
+        return Workload(**{**TINY.model_dump(mode="json"), **fields, "examples": examples})
+
+    good = late(-1)
+    wanted = [set(dataset_of(good).batch(step, 8, seed=good.seed)[0][:, 0].int().tolist()) for step in range(8)]
+    bad = min(wanted[-1] - set.union(*wanted[:-1]))
+    job = job_of(late(bad), tmp_path, (2,))
+    said = rf"own_data:late\[{bad}\] fails: OSError: the bucket is gone; the last checkpoint is .*step-00000006\n"
+    with pytest.raises(RankError, match=said):
+        launch(job)
+    assert launch(replace(job, workload=good)).resumed_from_step == 6

@@ -27,7 +27,9 @@ from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.report.note import command_of
+from dejavu.runtime.job import write_json
 from dejavu.runtime.single import trained_module
+from dejavu.runtime.state import MARKER
 from dejavu.track import (
     VERDICT_TAG,
     Curve,
@@ -210,11 +212,23 @@ def test_a_training_leaves_its_weights_as_a_registered_model(tmp_path: Path, mon
         monkeypatch.setattr(recording, "MOST_MODEL_BYTES", 1000)
         with flow.child("too large") as other:
             linked = record_model(other, job, result)
+        marker = json.loads((job.checkpoints / "step-00000006" / MARKER).read_text())
+        write_json(job.checkpoints / "step-00000006" / MARKER, {**marker, "held_out_loss": 0.5})
+        monkeypatch.setattr(recording, "MOST_MODEL_BYTES", 2**29)
+        with flow.child("best before the last") as two:
+            both = record_model(two, job, result)
     assert "registered model gpt version 1" in said
+    assert "the registered model gpt version 3: `ml" in both and "held out, after step 6, is gpt version 2." in both
     assert "not registered" in linked and "at most 1000 B are copied" in linked and result.final_checkpoint in linked
     client = client_of(tmp_path)
-    (version,) = client.search_model_versions("name = 'gpt'")
-    assert version.run_id == run.run_id
+    best, last = sorted(client.search_model_versions(f"run_id = '{two.run_id}'"), key=lambda one: int(one.version))
+    for one, step, loss in ((best, 6, 0.5), (last, TINY.num_steps, result.evaluations[-1].loss)):
+        assert (one.tags["dejavu.step"], one.tags["dejavu.held_out_loss"]) == (str(step), str(loss))
+        assert one.tags["dejavu.best"] == str(step == 6)
+        assert one.tags["dejavu.loss"] == str(result.losses[step - 1])
+    outputs = client.get_run(two.run_id).outputs.model_outputs
+    assert sorted(output.step for output in outputs) == [6, TINY.num_steps]
+    (version,) = client.search_model_versions(f"run_id = '{run.run_id}'")
     tags = version.tags
     assert (tags["dejavu.step"], tags["dejavu.loss"]) == (str(TINY.num_steps), str(result.losses[-1]))
     assert tags["dejavu.plan"] == stable_hash(job.binding.plan.to_dict())
@@ -257,7 +271,7 @@ def test_a_model_waits_for_mlflow_and_is_registered_once(tmp_path: Path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with Tracker.open(tmp_path, "away") as run:
         run.model(tmp_path / "model", "package.module:make", 5, {})
-        assert run.registered_model == ""
+        assert run.registered_models == {}
     shutil.rmtree(tmp_path / "model")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     for _ in range(2):

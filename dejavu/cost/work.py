@@ -29,9 +29,13 @@ class Work:
         """Return the work of one pass over these layers; for a part of a backward pass the upper bound: the whole."""
         if direction in PARTS:
             direction = "backward"
-        kernels = [kernel for layer in layers for kernel in layer_kernels(layer, direction, dtype, optimizer)]
+        kernels_of = [layer_kernels(layer, direction, dtype, optimizer) for layer in layers]
+        kernels = [kernel for own in kernels_of for kernel in own]
+        # The compiler may make one of all, but of the optimizer's, which it leaves as they are.
+        fused = [direction != "optimizer" and layer.is_compiled for layer in layers]
+        launched = sum(min(len(own), 1) if one else len(own) for own, one in zip(kernels_of, fused, strict=True))
         moved_bytes = sum(kernel.read_bytes + kernel.written_bytes for kernel in kernels)
-        return cls(sum(layer.flops(direction) for layer in layers), moved_bytes, len(kernels))
+        return cls(sum(layer.flops(direction) for layer in layers), moved_bytes, launched)
 
     def __add__(self, other: Work) -> Work:
         return Work(

@@ -30,6 +30,9 @@ from dejavu.workload.models.ties import ties_of
 __all__ = ["CaptureError", "End", "Form", "KeptLayers", "Traced", "capture", "plain_arguments"]
 
 
+COMPILED = "layers are compiled: measured so where they were measured; predictions are of kernels that are not compiled"
+
+
 def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept: KeptLayers | None = None) -> Graph:
     """Capture the workload's model as layers, without weights.
 
@@ -73,7 +76,10 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             f"{plural(layers[-1].output_shape[-1], 'class')}, and data {workload.data} has {shape.num_classes}; wanted "
             f"as many or more in the last dimension"
         )
-    return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
+    if not workload.compile:
+        return Graph(tuple(layers), size, workload.dtype, model.notes(shape), kind)
+    made = tuple(layer.compiled() for layer in layers)
+    return Graph(made, size, workload.dtype, (*model.notes(shape), COMPILED), kind)
 
 
 def tied_bytes(builders: Sequence[LayerBuilder], dtype: torch.dtype) -> dict[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,7 @@ class Layer:
         footprint, recompute_footprint: its memory over time, without and with activation checkpointing.
         tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
         tied_bytes: those of its weights that another layer has, too, and whose gradients both exchange once a step.
+        is_compiled: it runs as torch's compiler made it, which is measured apart. Its operators are those without.
     """
 
     name: str
@@ -73,6 +74,11 @@ class Layer:
     recompute_footprint: Footprint
     tensor_parallel: TensorParallel | None = None
     tied_bytes: int = 0
+    is_compiled: bool = False
+
+    def compiled(self) -> Layer:
+        """Return the same layer to be run compiled: other work, under a signature of its own."""
+        return replace(self, signature=content_hash([self.signature, "compiled"]), is_compiled=True)
 
     def flops(self, direction: str) -> float:
         return sum(operator.flops for operator in self.operators if operator.direction == direction)
@@ -86,7 +92,8 @@ class Layer:
             if operator.direction == "forward"
         ]
         kinds = [operator.kind for operator in self.operators]
-        return content_hash([kinds, examples, self.parameter_bytes, self.output_shape[1:]])
+        how = ["compiled"] if self.is_compiled else []
+        return content_hash([kinds, examples, self.parameter_bytes, self.output_shape[1:], *how])
 
 
 @dataclass(frozen=True)

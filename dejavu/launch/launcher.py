@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.launch.preflight import (
+    check_compiled,
     check_devices,
     check_draw,
     check_hosts,
@@ -66,6 +67,7 @@ def launch(
     check_plan(job)
     check_spreading(job)
     check_draw(job)
+    check_compiled(job)
     check_data(job.workload)
     names = _hosts(job)
     if client is None or all(map(is_here, names)):
@@ -99,7 +101,8 @@ def launch(
     if code or not job.result_path.exists():
         raise _failed(job, code)
     result = TrainingResult.from_dict(json.loads(job.result_path.read_text()))
-    result = replace(result, failures=tuple(map(str, read_failures(job.folder))))
+    warned = tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else ()
+    result = replace(result, failures=tuple(map(str, read_failures(job.folder))), warnings=warned)
     write_json(job.result_path, result.to_dict())
     return result
 
@@ -164,9 +167,17 @@ def _failed(job: TrainingJob, code: int) -> LaunchError:
     told = "".join(f"\n{failure}" for failure in failures)
     by_itself = not failures or not failures[-1].by_signal
     if (errors := job.errors()) and code > 0 and by_itself:  # a killed agent or rank does not mean that others failed
-        return RankError(f"{what}; {errors[0].read_text()}{told}")
+        said = errors[0].read_text()
+        return RankError(f"{what}; {said}{'' if str(job.checkpoints) in said else _kept(job)}{told}")
     told_there = [path for failure in failures[-1:] if (path := log_path(job, failure.host)) in logs]
     return LaunchError(f"{what}{told}; the end of it:\n{_tail([*told_there, *logs][0]) if logs else ''}")
+
+
+def _kept(job: TrainingJob) -> str:
+    from dejavu.runtime.state import complete_checkpoints  # with torch's checkpoints: half a second to import
+
+    complete = complete_checkpoints(job.checkpoints)
+    return f"; the last checkpoint is {complete[-1]}" if complete else "; there is no checkpoint yet"
 
 
 def torchrun_line(job: TrainingJob, client: Any = None) -> str:

@@ -10,6 +10,7 @@ from dejavu.cluster.catalogue import catalogue
 from dejavu.foundation import units
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
+from dejavu.graphs.compiling import check_compiler
 from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
 from dejavu.plans import StageConfiguration
@@ -90,6 +91,23 @@ def check_spreading(job: TrainingJob) -> None:
             )
     if any(len(grid) > 1 for grid in grids):
         boundaries(workload)  # rejects layers whose outputs do not begin with the examples
+
+
+def check_compiled(job: TrainingJob) -> None:
+    """Check that layers can be compiled, where that is wanted.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if not job.workload.compile:
+        return
+    if named(SCHEDULES, job.binding.plan.schedule).splits_backward:
+        raise InputError(
+            f"the plan's schedule {job.binding.plan.schedule} runs the backward pass in two parts, and layers are "
+            "compiled; wanted another schedule, or compile: false"
+        )
+    if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
+        check_compiler()
 
 
 def check_draw(job: TrainingJob) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from dejavu.cluster import Cluster
 from dejavu.cost.priced_problem import microbatch_choices, split_into
+from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
+from dejavu.workload.settings import whole_backward_schedules
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class PlanRequest:
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
 
     Raises:
-        InputError: an unknown search or schedule, or the batch does not divide into the microbatches.
+        InputError: an unknown search or schedule, one that compiled layers cannot run, or the batch does not divide
+            into the microbatches.
     """
 
     workload: Workload
@@ -46,7 +49,11 @@ class PlanRequest:
         for name in self.searches:
             named(SEARCHES, name)
         for name in self.schedules:
-            named(SCHEDULES, name)
+            if named(SCHEDULES, name).splits_backward and self.workload.compile:
+                raise InputError(
+                    f"schedule {name} runs the backward pass in two parts, and the workload's layers are compiled "
+                    f"(compile: true); wanted one of {', '.join(whole_backward_schedules())}"
+                )
         for count in self.microbatches:
             split_into(self.workload, count)
 
@@ -60,7 +67,9 @@ class PlanRequest:
         """Names of the schedules that the plan may use, each once."""
         if self.schedules:
             return tuple(dict.fromkeys(self.schedules))
-        return tuple(SCHEDULES) if self.workload.schedule == AUTO else (self.workload.schedule,)
+        if self.workload.schedule != AUTO:
+            return (self.workload.schedule,)
+        return whole_backward_schedules() if self.workload.compile else tuple(SCHEDULES)
 
     @property
     def searched_schedule(self) -> str:

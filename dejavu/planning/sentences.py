@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
+from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
 
@@ -55,7 +56,8 @@ def what_is_likely(choice: Choice) -> str:
     held, capacity = choice.fullest
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
-    return f"In nine of ten cases: {', '.join(said)}."
+    compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
+    return f"In nine of ten cases: {', '.join(said)}.{compiled}"
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:

@@ -19,9 +19,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.capture import capture
+from dejavu.graphs.compiling import compile_layers
 from dejavu.graphs.graph import DTYPES, Graph
 from dejavu.plans.schedule import PARTS
 from dejavu.runtime.optimizer import make_optimizer
@@ -117,8 +119,12 @@ class _Layers:
             if layer.signature in wanted:
                 wanted.discard(layer.signature)
                 loss = self.loss if position == len(self.builders) - 1 else None
-                module = computing_in(builder.build().to(self.device, dtype), self.workload.autocast)
-                yield layer.signature, _Work(module, x, loss, targets.to(self.device), position > 0)
+                built = builder.build().to(self.device, dtype)
+                if layer.is_compiled:
+                    compile_layers(nn.ModuleList([built]))
+                module = computing_in(built, self.workload.autocast)
+                splits = position > 0 and not layer.is_compiled
+                yield layer.signature, _Work(module, x, loss, targets.to(self.device), splits)
             x = torch.randn(layer.output_shape, dtype=dtype, device=self.device)
 
 

@@ -86,6 +86,7 @@ def measure_layers(
     how = f"one pinned thread, {num_busy} devices busy, {IN_FLIGHT} microbatches in flight, {average}"
     if graph.kind == "cpu" and not in_slices:
         how += " of processor seconds"
+    how += ", compiled" if workload.compile else ""
     companions = [_start({**job, "core": core, "until_ended": True}) for core in range(1, num_busy)]
     # A file, not a pipe: a pipe that nobody reads blocks a process that prints many warnings.
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below, with the process that writes it)

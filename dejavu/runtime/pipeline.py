@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dejavu.binding.binding import Placement
+from dejavu.graphs.compiling import compile_layers
 from dejavu.init import Draw
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.tied import TiedGradients, without_copies
@@ -52,6 +53,8 @@ class Pipeline:
             module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.configuration.recompute)
             if mesh is not None:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh)
+            if workload.compile:
+                compile_layers(module)
             module.first_example = layout.rows(place)[0]
             self.modules[s] = module
             stage = ReplicatedStage(

@@ -7,6 +7,7 @@ under any other. What an optimizer knows of all weights together is `optimizer.*
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ from dejavu.workload.pretrained import Pretrained
 MARKER = "COMPLETE.json"
 WEIGHT = "model."  # how the name of a weight begins
 OF_ALL = "*"  # the key of what an optimizer's state has of all weights together
-KEPT = 2
+KEPT = 2  # the last ones; and the best, of those that were evaluated on what is held out
 State = dict[str, torch.Tensor]
 
 
@@ -156,11 +157,12 @@ def read_trial(path: Path, layers: set[str]) -> State:
         return {name: file.get_tensor(name) for name in file.keys() if belongs(name, layers)}  # noqa: SIM118
 
 
-def save_checkpoint(folder: Path, step: int, state: State) -> Path:
+def save_checkpoint(folder: Path, step: int, state: State, held_out_loss: float | None = None) -> Path:
     """Save a checkpoint, all ranks together: write aside, rename, write a marker last, then delete older ones.
 
     Args:
         state: of all stages of this rank; what several ranks hold alike is written once.
+        held_out_loss: after this step, on ranks that have it; None on all: it was not evaluated.
 
     Raises:
         CheckpointError: it could not be written, for example on a full disk; the partial checkpoint is removed.
@@ -171,7 +173,8 @@ def save_checkpoint(folder: Path, step: int, state: State) -> Path:
         for stale in (aside, final):
             shutil.rmtree(stale, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
+    known: list[float | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(known, held_out_loss)
     try:
         state_dict_saver.save(dict(state), checkpoint_id=aside)
     except CheckpointException as error:  # on every rank, whichever failed
@@ -180,12 +183,15 @@ def save_checkpoint(folder: Path, step: int, state: State) -> Path:
     if dist.get_rank() == 0:
         aside.rename(final)
         try:
-            write_json(final / MARKER, {"step": step, "world_size": dist.get_world_size()})
+            loss = next((one for one in known if one is not None), None)
+            write_json(final / MARKER, {"step": step, "world_size": dist.get_world_size(), "held_out_loss": loss})
         except OSError as error:
             shutil.rmtree(final, ignore_errors=True)
             raise CheckpointError(f"{final} could not be completed by its marker: {error}") from error
+        best = best_checkpoint(folder)
         for old in complete_checkpoints(folder)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            if old != best:
+                shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
     return final
 
@@ -197,7 +203,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     dist.all_gather_object(sizes, {name: tensor.nbytes for name, tensor in state.items()})
     needed_bytes = sum({name: size for held in sizes for name, size in held.items()}.values())
     written_bytes = sum(path.stat().st_size for path in aside.glob("**/*") if path.is_file()) if aside.exists() else 0
-    free_bytes = shutil.disk_usage(aside.parent).free
+    free_bytes, complete = shutil.disk_usage(aside.parent).free, complete_checkpoints(aside.parent)
     dist.barrier()  # all have looked
     if dist.get_rank() == 0:
         shutil.rmtree(aside, ignore_errors=True)
@@ -205,7 +211,7 @@ def _not_saved(aside: Path, state: State, error: CheckpointException) -> Checkpo
     return CheckpointError(
         f"{aside} was not saved: rank {rank}: {type(cause).__name__}: {cause}; it needs {needed_bytes:,} bytes, "
         f"its disk had {written_bytes + free_bytes:,} for it ({written_bytes:,} written, {free_bytes:,} free); "
-        "the checkpoint before it is intact"
+        f"{f'the checkpoint before it, {complete[-1]}, is intact' if complete else 'there is no checkpoint before it'}"
     )
 
 
@@ -219,6 +225,18 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def checkpoint_step(checkpoint: Path) -> int:
     """Return how many steps had been trained when it was saved."""
     return int(json.loads((checkpoint / MARKER).read_text())["step"])
+
+
+def held_out_loss_of(checkpoint: Path) -> float | None:
+    """Return the loss on what is held out after its step; None: not evaluated then, or not finite."""
+    loss = json.loads((checkpoint / MARKER).read_text()).get("held_out_loss")
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the complete checkpoint with the least loss on what is held out, the first of equals; None: no such."""
+    losses = {path: loss for path in complete_checkpoints(folder) if (loss := held_out_loss_of(path)) is not None}
+    return min(losses, key=lambda path: losses[path], default=None)
 
 
 def read_checkpoint(checkpoint: Path, layers: set[str]) -> State:
@@ -241,6 +259,15 @@ def weight_sizes(checkpoint: Path) -> dict[str, int]:
     return {name.removeprefix(WEIGHT): entry.size.numel() * entry.properties.dtype.itemsize for name, entry in saved}
 
 
+def weight_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a distributed checkpoint, by its name in the whole model.
+
+    Raises:
+        InputError: its list of tensors cannot be read, or a file of it is missing or cut off.
+    """
+    return {name.removeprefix(WEIGHT): tuple(entry.size) for name, entry in _saved(checkpoint, _is_weight).items()}
+
+
 def weights_bytes(checkpoint: Path) -> int:
     """Return the size of all weights of a distributed checkpoint."""
     return sum(weight_sizes(checkpoint).values())
@@ -255,9 +282,14 @@ def _read(checkpoint: Path, wanted: Callable[[str], bool]) -> State:
     state: State = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all: that is meant
-        state_dict_loader.load(
-            state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
-        )
+        try:
+            state_dict_loader.load(
+                state, checkpoint_id=checkpoint, storage_reader=CheckpointReader(checkpoint), no_dist=True
+            )
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            why = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            raise CheckpointError(f"{checkpoint} cannot be read, so it is damaged: {why}") from None
     return state
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -25,9 +26,11 @@ with gc_frozen():
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
     from dejavu.binding.binding import Binding, Placement
+    from dejavu.graphs.compiling import CompileClock
     from dejavu.plans.schedule import Pass
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
+    from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
@@ -91,6 +94,7 @@ def join_group(rank: int, device: torch.device) -> None:
 
 def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: Heartbeat) -> None:
     workload = job.workload
+    compiling = CompileClock(heartbeat.beat) if workload.compile else None
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     modules = pipeline.modules
     optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
@@ -108,6 +112,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     )
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
     held_out = HeldOut(workload, job.last_step, device)
+    copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         watch.end(step_seconds, per_step_seconds, counts=step > first or job.last_step - first == 1)
@@ -118,6 +123,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         if gradients.garbage:
             raise _diverged(job, gradients.garbage)
         heartbeat.beat(step)
+        found: float | None = None
         if held_out.is_due(step):  # before a checkpoint: a training that goes on from there has it
             found = held_out.loss(pipeline, on_batch=lambda: heartbeat.beat(step))
             if pipeline.has_loss:
@@ -134,7 +140,9 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
             if bad := first_not_finite(held):
                 time.sleep(FIRST_SECONDS if gradients.was_sent else 0.0)
                 raise _diverged(job, f"{bad} is not finite after step {done}")
-            save_checkpoint(job.checkpoints, done, held)
+            save_checkpoint(job.checkpoints, done, held, found)
+            if copier is not None:
+                copier.wake()
             heartbeat.beat(step)
         watch.begin()
 
@@ -143,7 +151,9 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
         steps_left = range(first, job.last_step)
         looks = gradients.look
         waited = train(pipeline, optimizer, workload, steps_left, device=device, on_step=on_step, on_gradients=looks)
-    _tell_result(job, place, pipeline, watch, resumed, waited)
+    _tell_result(job, place, pipeline, watch, resumed, waited, None if compiling is None else compiling.seconds)
+    if copier is not None:  # no rank waits for this one any more
+        copier.close(heartbeat.beat)
 
 
 def _tell_result(
@@ -153,6 +163,7 @@ def _tell_result(
     watch: StepWatch,
     resumed: int | None,
     waited: Waited | None,
+    compile_seconds: float | None,
 ) -> None:
     """Gather what the ranks measured, all together, and write the result."""
     clock, modules = pipeline.clock, pipeline.modules
@@ -168,6 +179,8 @@ def _tell_result(
     stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
     waits: list[Waited | None] = [None] * dist.get_world_size()
     dist.all_gather_object(waits, waited)
+    compiled: list[float | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(compiled, compile_seconds)
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
@@ -176,6 +189,7 @@ def _tell_result(
             losses=tuple(loss for _, loss in sorted(read_losses(job.progress_path).items())),
             evaluations=read_evaluations(job.progress_path),
             waited_for_data=tuple(one for one in waits if one is not None),
+            compile_seconds=tuple(one for one in compiled if one is not None),
             step_seconds=chosen.times.seconds if chosen.times else None,
             stages=tuple(stages),
             restarts=attempt_number(),
@@ -187,6 +201,11 @@ def _tell_result(
             warnings=tuple(job.warnings_path.read_text().splitlines()) if job.warnings_path.exists() else (),
         )
         write_json(job.result_path, result.to_dict())
+
+
+def _warn(job: TrainingJob, what: str) -> None:
+    with job.warnings_path.open("a") as file:
+        file.write(what + "\n")
 
 
 def _diverged(job: TrainingJob, what: str) -> DivergedError:

@@ -175,14 +175,14 @@ class Run:
         self._recorder.record({**entry, "run": self._key, "tags": _tags(tags)})
 
     @property
-    def registered_model(self) -> str:
-        """The run's registered model, as `gpt version 3`; empty where it has none, or MLflow does not answer."""
+    def registered_models(self) -> dict[int, str]:
+        """The run's registered models, as `gpt version 3`, by their steps; none, too, where MLflow does not answer."""
         try:
-            found = self._recorder.server.model_of(self.run_id) if self.run_id else None
+            found = self._recorder.server.models_of(self.run_id) if self.run_id else {}
         except Exception as error:
             log.debug("no registered model: %s", error)
-            return ""
-        return f"{found.name} version {found.version}" if found else ""
+            return {}
+        return {step: f"{version.name} version {version.version}" for step, version in sorted(found.items())}
 
     def artifact_file(self, path: Path, name: str | None = None) -> None:
         """Record a file, under its own name or another, which may contain folders (`search/plan.json`)."""

@@ -3,7 +3,7 @@
 An entry is a dict of plain values, `{"kind": "create" | "batch" | "artifact" | "model" | "end", "run": key, ...}`. A
 run is identified by our own key, kept in a tag, so that an entry can be made before MLflow answers. Applying an entry
 is idempotent: a run is looked up by its key, MLflow keeps a value of equal time and step once and a data set of equal
-digest once, and a run has at most one registered model.
+digest once, and a run has at most one registered model of a step.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PARENT_TAG = "mlflow.parentRunId"
 # MLflow's own limits are 100 parameters, 100 tags, and 1,000 of all together.
 METRICS_PER_BATCH, PARAMETERS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
 MODEL_FILE = "MLmodel"
+STEP_TAG = "dejavu.step"  # of a version of a registered model: how many steps it was trained
 VERSIONS_TAG = "mlflow.modelVersions"  # by which the page of a run finds its registered models
 HTTP_SETTINGS = {  # MLflow's own are 120 s and 7 retries, with which a flow would hang for many minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -111,10 +112,11 @@ class Server:
         client, experiment = self._connect()
         return list(client.search_runs([experiment], wanted, max_results=most))
 
-    def model_of(self, run_id: str) -> ModelVersion | None:
-        """Return the version of a registered model that a run made."""
+    def models_of(self, run_id: str) -> dict[int, ModelVersion]:
+        """Return the versions of a registered model that a run made, by their step."""
         client, _ = self._connect()
-        return next(iter(client.search_model_versions(f"run_id = '{run_id}'")), None)
+        found = client.search_model_versions(f"run_id = '{run_id}'")
+        return {int(version.tags[STEP_TAG]): version for version in found if STEP_TAG in version.tags}
 
     def artifact(self, run_id: str, paths: Iterable[str], to: Path) -> Path | None:
         """Return the first of these artifacts that the run has: where it is on this machine, or a copy in `to`."""
@@ -177,7 +179,7 @@ class Server:
         from mlflow.models import Model  # with pandas: a second that only a training pays
 
         client, experiment = self._connect()
-        if self.model_of(run_id) is not None:
+        if entry["step"] in self.models_of(run_id):
             return
         folder, name = Path(entry["folder"]), entry["name"]
         logged = client.create_logged_model(experiment, name=name, source_run_id=run_id, model_type="pytorch")
@@ -198,7 +200,7 @@ class Server:
             name,
             where,
             run_id,
-            tags=entry["tags"],
+            tags={**entry["tags"], STEP_TAG: str(entry["step"])},
             description=f"Trained for {plural(entry['step'], 'step')}; `mlflow.pytorch.load_model` reads it.",
             model_id=logged.model_id,
         )

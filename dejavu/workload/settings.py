@@ -143,6 +143,11 @@ _OF_DATA = {
 }
 
 
+def whole_backward_schedules() -> tuple[str, ...]:
+    """Return the schedules that run each backward pass as one."""
+    return tuple(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
+
+
 class Workload(_Record):
     """What is to be trained.
 
@@ -169,7 +174,7 @@ class Workload(_Record):
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
         num_steps: length of the whole training, the winning trial's own steps included.
-        checkpoint_every: steps between two checkpoints.
+        checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
             expected to take no longer than 20 s.
         seed: of the order of the data, the split and the trials; two equal runs train the same.
@@ -184,6 +189,10 @@ class Workload(_Record):
         parquet: the file and its columns, exactly where data is parquet.
         image_folder: the folder and the shape of its images, exactly where data is image_folder.
         examples: the factory of a torch Dataset, exactly where data is examples.
+        compile: each layer is compiled (torch.compile) by the rank that trains it; for schedules that run whole
+            backward passes.
+        checkpoints: where complete checkpoints are copied beside the project's folder, each training into a folder of
+            its own: a URL that fsspec writes, as `s3://bucket/runs` or `file:///shared/runs`; None: nowhere.
     """
 
     model: str = "gpt"
@@ -215,6 +224,8 @@ class Workload(_Record):
     parquet: ParquetSettings | None = None
     image_folder: ImageFolderSettings | None = None
     examples: ExamplesSettings | None = None
+    compile: StrictBool = False
+    checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
 
     @field_validator("optimizer")
     @classmethod
@@ -344,6 +355,17 @@ class Workload(_Record):
                 f"wanted steps of at most {num_steps - 1}, or trials: {{count: 0}}"
             )
         return trials
+
+    @field_validator("compile")
+    @classmethod
+    def _backward_is_whole(cls, found: bool, info: ValidationInfo) -> bool:
+        schedule = info.data.get("schedule", AUTO)
+        if found and schedule in SCHEDULES and SCHEDULES[schedule].splits_backward:
+            raise ValueError(
+                f"schedule {schedule} runs the backward pass in two parts, and a compiled one is a single piece; "
+                f"wanted one of {', '.join(whole_backward_schedules())}, auto, or compile: false"
+            )
+        return found
 
     @property
     def autocast(self) -> Literal["bfloat16", "float16"] | None:

@@ -81,7 +81,7 @@ def report(
 
 @records.command(
     epilog="Examples:  dejavu export last --to safetensors  |  dejavu export 3f2a --to hf --out my-llama  |  "
-    "dejavu export .dejavu/runs/3f2a --to state_dict --step 150"
+    "dejavu export .dejavu/runs/3f2a --to state_dict --step 150  |  dejavu export last --best"
 )
 def export(
     run: RunArgument = "last",
@@ -90,14 +90,18 @@ def export(
     ] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="a new folder; default: exported/<training>-step-<number>")] = None,
     step: Annotated[int | None, typer.Option(help="of a kept checkpoint; default: the last")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="the checkpoint with the least loss on what is held out (evaluate_every)")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a training's weights under the plain module's names, or transformers', whatever plan trained them."""
     from flows.recorded.exporting import exported, sentence
 
-    found = exported(Path.cwd(), run, to, out, step)
+    found = exported(Path.cwd(), run, to, out, step, best=best)
     files = [str(path) for path in found.files]
     content = {"folder": str(found.folder), "files": files, "step": found.step, "loss": found.loss}
+    content["held_out_loss"] = found.held_out_loss
     typer.echo(json_text(content) if as_json else sentence(found, to))
 
 

@@ -15,17 +15,20 @@ LOADING = {
 }
 
 
-def exported(project: Path, run: str, to: str, out: Path | None, step: int | None) -> Exported:
+def exported(project: Path, run: str, to: str, out: Path | None, step: int | None, *, best: bool = False) -> Exported:
     """Write the weights of a run's training.
 
     Args:
         run: as `find_run` takes it, or the folder of a training.
+        step, best: which checkpoint, as `kept_checkpoint` takes them.
 
     Raises:
-        InputError: as `export`; or the run has trained nothing.
+        InputError: as `export`; or the run has trained nothing, or both a step and the best are wanted.
     """
+    if best and step is not None:
+        raise InputError(f"--best and --step {step} both say which checkpoint; wanted one of them")
     training = _training_of(project, run)
-    checkpoint = kept_checkpoint(training, step)
+    checkpoint = kept_checkpoint(training, step, best=best)
     return export(training, checkpoint, to, out or Path("exported") / f"{training.name}-{checkpoint.name}")
 
 
@@ -41,5 +44,6 @@ def _training_of(project: Path, run: str) -> Path:
 def sentence(found: Exported, to: str) -> str:
     """Say what was written, and how it is read."""
     loss = "" if found.loss is None else f", loss {found.loss:.4f}"
+    loss += "" if found.held_out_loss is None else f", {found.held_out_loss:.4f} on what is held out"
     reading = LOADING[to].format(file=str(found.files[0]), folder=str(found.folder))
     return f"{found.num_weights} weights after step {found.step}{loss}: {found.folder}\n  {reading}"

@@ -120,17 +120,8 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
         raise InputError(
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
-    free = {
-        "num_steps",
-        "checkpoint_every",
-        "accumulate",
-        "num_microbatches",
-        "schedule",
-        "trials",
-        "compare",
-        "replan",
-    }
-    free |= {"evaluate_every", "evaluation_examples", "pretrained"}
+    free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
+    free |= {"replan", "evaluate_every", "evaluation_examples", "pretrained", "compile", "checkpoints"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
@@ -191,6 +182,7 @@ class TrainingResult:
         was_slowed: a device or a link was seen to take longer than usual, so that its times are none of its type's.
         evaluations: the losses on what is held out, in the order of their steps.
         waited_for_data: how long each rank's steps waited for their examples, in the order of the world's ranks.
+        compile_seconds: how long each rank compiled its layers, nearly all in the first step; empty: they are not.
     """
 
     first_step: int
@@ -209,6 +201,7 @@ class TrainingResult:
     was_slowed: bool = False
     evaluations: tuple[Evaluation, ...] = ()
     waited_for_data: tuple[Waited, ...] = ()
+    compile_seconds: tuple[float, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -258,6 +251,7 @@ class TrainingResult:
             "last_step_once": tuple(tuple(Span(*span) for span in rank) for rank in data.get("last_step_once", ())),
             "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
             "evaluations": tuple(Evaluation(*row) for row in data.get("evaluations", ())),
+            "compile_seconds": tuple(data.get("compile_seconds", ())),
             "waited_for_data": tuple(Waited(*row) for row in data.get("waited_for_data", ())),
         }
         return cls(**{**data, **known})

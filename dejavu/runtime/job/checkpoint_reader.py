@@ -44,9 +44,12 @@ class CheckpointReader(FileSystemReader):
         """Read the list of tensors.
 
         Raises:
-            InputError: it is no list that torch wrote, or names a file outside the checkpoint.
+            InputError: it is missing, or no list that torch wrote; or a file that it names is missing, cut off or
+                outside the checkpoint.
         """
         path = Path(self._get_metadata_path(kwargs.get("rank")))
+        if not path.is_file():
+            raise InputError(f"{path} is not there; wanted the list of the checkpoint's tensors")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise InputError(f"{path} has {size:,} bytes; wanted at most {MOST_BYTES:,}")
         try:
@@ -77,7 +80,16 @@ class _Records(pickle.Unpickler):
 def _check_files(path: Path, found: Any) -> None:
     if not isinstance(found, records.Metadata):
         raise InputError(f"{path} holds a {type(found).__name__}; wanted a checkpoint's list of tensors")
+    ends: dict[str, int] = {}
     for info in (found.storage_data or {}).values():
         name = str(getattr(info, "relative_path", info))
         if PurePath(name).name != name:
             raise InputError(f"{path} names the file {name[:120]!r}; wanted files of the checkpoint's own folder")
+        if isinstance(info, _StorageInfo):
+            ends[name] = max(ends.get(name, 0), info.offset + info.length)
+    for name, end in ends.items():
+        file = path.with_name(name)
+        has = file.stat().st_size if file.is_file() else None
+        if has is None or has < end:
+            what = "is not there" if has is None else f"has {has:,} bytes, so it is cut off"
+            raise InputError(f"{file} {what}; wanted {end:,} bytes, as {path.name} beside it says")

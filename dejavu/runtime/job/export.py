@@ -15,7 +15,15 @@ from safetensors.torch import save_file
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.units import format_bytes
 from dejavu.runtime.job import TrainingJob, read_losses
-from dejavu.runtime.state import State, checkpoint_step, complete_checkpoints, read_weights, weight_sizes
+from dejavu.runtime.state import (
+    State,
+    best_checkpoint,
+    checkpoint_step,
+    complete_checkpoints,
+    held_out_loss_of,
+    read_weights,
+    weight_sizes,
+)
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import model_of
 from dejavu.workload.models.hugging_face import HuggingFace
@@ -32,6 +40,7 @@ class Exported:
     Attributes:
         step: how many steps the weights were trained.
         loss: of the last of them; None: unknown.
+        held_out_loss: after the last of them, on what is held out; None: not evaluated then.
     """
 
     folder: Path
@@ -39,10 +48,11 @@ class Exported:
     num_weights: int
     step: int
     loss: float | None
+    held_out_loss: float | None = None
 
 
-def kept_checkpoint(training: Path, step: int | None = None) -> Path:
-    """Return the checkpoint of a training after so many steps, or the last one.
+def kept_checkpoint(training: Path, step: int | None = None, *, best: bool = False) -> Path:
+    """Return the checkpoint of a training after so many steps, or the best on what is held out, or the last one.
 
     Raises:
         InputError: there is no such training or checkpoint.
@@ -54,6 +64,14 @@ def kept_checkpoint(training: Path, step: int | None = None) -> Path:
     if step is not None and step not in complete:
         kept = ", ".join(map(str, complete))
         raise InputError(f"{folder} has no checkpoint of step {step}; kept are those of {kept}")
+    if best:
+        found = best_checkpoint(folder)
+        if found is None:
+            raise InputError(
+                f"{folder} has no checkpoint whose step was evaluated, so none is the best; wanted evaluate_every and "
+                "checkpoint_every in the workload with steps in common, or --step"
+            )
+        return found
     return complete[max(complete) if step is None else step]
 
 
@@ -84,7 +102,9 @@ def export(training: Path, checkpoint: Path, to: str, folder: Path) -> Exported:
     names = model.weight_names(dataset_of(job.workload).shape, sizes)
     trained = checkpoint_step(checkpoint)
     loss = read_losses(training / job.progress_path.name).get(trained - 1)
-    about = {"format": "pt", "step": trained, "loss": loss, "model": job.workload.model, "training": training.name}
+    held_out = held_out_loss_of(checkpoint)
+    about = {"format": "pt", "step": trained, "loss": loss, "held_out_loss": held_out}
+    about |= {"model": job.workload.model, "training": training.name}
     said = {key: str(value) for key, value in about.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     if to == "state_dict":
@@ -95,7 +115,7 @@ def export(training: Path, checkpoint: Path, to: str, folder: Path) -> Exported:
     if isinstance(model, HuggingFace) and to == "hf":
         model.save_config(folder)
         files.append(folder / "config.json")
-    return Exported(folder, tuple(files), len(names), trained, loss)
+    return Exported(folder, tuple(files), len(names), trained, loss, held_out)
 
 
 def _job_of(training: Path) -> TrainingJob:

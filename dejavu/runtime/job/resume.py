@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.tracing import fake_tensors
 from dejavu.runtime.job import earlier_job, read_losses
-from dejavu.runtime.state import checkpoint_step, complete_checkpoints
+from dejavu.runtime.state import checkpoint_step, complete_checkpoints, weight_shapes
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,29 @@ def earlier_training(folder: Path, workload: Workload) -> EarlierTraining:
             ) from error
     progress = folder / job.progress_path.name
     return EarlierTraining(folder, step, workload.num_steps, read_losses(progress).get(step - 1))
+
+
+def check_checkpoint(training: Path, workload: Workload) -> None:
+    """Check that the last checkpoint of a training, if it has one, is whole and of this workload's model.
+
+    The numbers in it are not read.
+
+    Raises:
+        InputError: a file of it is damaged, or it is of another model; the message names the file or the weight.
+    """
+    complete = complete_checkpoints(training / earlier_job(training, workload).checkpoints.name)
+    if not complete:
+        return
+    last = complete[-1]
+    try:
+        found = weight_shapes(last)
+    except InputError as error:
+        goes_on = f"from {complete[-2].name}" if len(complete) > 1 else "at its first step"
+        raise InputError(f"{error}. Delete {last}, and the training continues {goes_on}") from error
+    for builder in layers_of(workload):
+        with fake_tensors():
+            wanted = nn.ModuleDict({builder.name: builder.build()}).state_dict()
+        for name, tensor in wanted.items():
+            if (has := found.get(name)) != tuple(tensor.shape):
+                what = f"it has no weight {name!r}" if has is None else f"its weight {name!r} has shape {has}"
+                raise InputError(f"{last} is of another model: {what}; wanted one of shape {tuple(tensor.shape)}")

@@ -17,17 +17,18 @@ class Heartbeat:
     """A rank's heartbeat: the last step it has done; on SIGUSR1 the rank writes its stacks to a file next to it."""
 
     def __init__(self, folder: Path | str, rank: int, attempt: int) -> None:
-        self.path, self.attempt = heartbeats(folder) / f"{rank}.beat", attempt
+        self.path, self.attempt, self._step = heartbeats(folder) / f"{rank}.beat", attempt, NO_STEP
         self.path.parent.mkdir(parents=True, exist_ok=True)
         stacks = self.path.with_suffix(".stack")
         stacks.unlink(missing_ok=True)
         self._stacks = stacks.open("a")  # emptied by whoever asks for a stack
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # in effect when the interpreter removes its handler at exit
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
-        self.beat(NO_STEP)
+        self.beat()
 
-    def beat(self, step: int) -> None:
-        """Record that the rank has done this step, or a checkpoint after it. Some 5 µs on a local disk."""
+    def beat(self, step: int | None = None) -> None:
+        """Record that the rank has done this step, or something else after the last one. Some 5 µs on a local disk."""
+        self._step = step = self._step if step is None else step
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(file, b"%10d %15d %20d" % (self.attempt, step, time.monotonic_ns()), 0)  # of constant length

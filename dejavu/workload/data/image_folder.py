@@ -90,6 +90,8 @@ def _decoded(path: Path, size: tuple[int, int, int]) -> np.ndarray:
         with Image.open(path) as opened:
             image = opened.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's own, by format
-        raise InputError(f"{path} cannot be read as an image: {str(error)[:120]}", FIELD) from error
+        raise InputError(
+            f"{path} cannot be read as an image: {str(error)[:120]}; wanted a whole image, or no such file", FIELD
+        ) from error
     pixels = np.asarray(image, np.float32).reshape(height, width, channels) / np.float32(_BRIGHTEST)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -1,0 +1,138 @@
+"""Copies of checkpoints by fsspec: complete or not there, and a training on another host goes on from them.
+
+Its in-memory file system stands for an object store, and a folder for one that hosts share; S3 itself is not tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from dejavu.foundation.errors import InputError
+from dejavu.init import Draw
+from dejavu.launch.launcher import launch
+from dejavu.runtime.job import TrainingJob, resumed
+from dejavu.runtime.job.copies import Copier, check_copies, copy_training, fetch
+from dejavu.runtime.single import build_layers
+from dejavu.runtime.state import MARKER, checkpoint_step, complete_checkpoints, gather_state, save_checkpoint
+from tests.conftest import TINY
+from tests.launching import job_of, largest_difference
+
+URL = "memory://bucket/runs"
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """An empty object store."""
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[TrainingJob]:
+    """A training's job, and the group of this process alone, by which checkpoints are written."""
+    found = job_of(TINY.model_copy(update={"checkpoints": URL}), tmp_path / "here" / "run1")
+    found.write()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield found
+    dist.destroy_process_group()
+
+
+def save(job: TrainingJob, *steps: int) -> None:
+    layers = build_layers(job.workload, Draw(), torch.device("cpu"))
+    for step in steps:
+        save_checkpoint(job.checkpoints, step, gather_state(layers, torch.optim.SGD(layers.parameters(), 0.1)))
+    job.progress_path.write_text("".join(json.dumps({"step": k, "loss": 4.0}) + "\n" for k in range(max(steps))))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_fetched_is_what_was_copied(store: Any, job: TrainingJob, tmp_path: Path) -> None:
+    save(job, 3, 6)
+    copy_training(job, f"{URL}/run1")
+    found = fetch(f"{URL}/run1", tmp_path / "there")
+    assert found == tmp_path / "there" / "run1"
+    expected = {name: part for name, part in content(Path(job.folder)).items() if "step-00000003" not in name}
+    assert content(found) == expected, "the last checkpoint, and what is beside it"
+    assert fetch(f"{URL}/run1", tmp_path / "there") == found, "once more changes nothing"
+    assert content(found) == expected
+    save(job, 9)
+    copy_training(job, f"{URL}/run1")
+    steps = sorted(name.rpartition("/")[2] for name in store.ls("/bucket/runs/run1/checkpoints", detail=False))
+    assert steps == ["step-00000006", "step-00000009"], "as many as are kept here"
+    fetch(f"{URL}/run1", tmp_path / "there")
+    assert [checkpoint_step(path) for path in complete_checkpoints(found / "checkpoints")] == [6, 9]
+
+
+def test_a_copy_that_was_cut_off_is_none(store: Any, job: TrainingJob, tmp_path: Path) -> None:
+    save(job, 3, 6)
+    copy_training(job, f"{URL}/run1")
+    store.rm_file(f"/bucket/runs/run1/checkpoints/step-00000006/{MARKER}")
+    found = fetch(f"{URL}/run1", tmp_path / "there")
+    assert [path.name for path in (found / "checkpoints").iterdir()] == ["step-00000003"]
+    copy_training(job, f"{URL}/run1")
+    assert fetch(f"{URL}/run1", tmp_path / "there2").joinpath("checkpoints", "step-00000006", MARKER).is_file()
+
+
+def test_what_cannot_be_copied_is_a_warning_and_what_is_deleted_meanwhile_none(
+    store: Any, job: TrainingJob, tmp_path: Path
+) -> None:
+    save(job, 3)
+    (tmp_path / "file").write_text("in the way")
+    warned: list[str] = []
+    away = replace(job, workload=job.workload.model_copy(update={"checkpoints": f"file://{tmp_path}/file"}))
+    for one in (away, job):
+        copier = Copier(one, warned.append)
+        copier.wake()
+        copier.close()
+    assert warned and all("the checkpoints are not copied to file://" in line for line in warned)
+    assert store.exists(f"/bucket/runs/run1/checkpoints/step-00000003/{MARKER}")
+
+
+def test_urls_that_cannot_be_are_a_sentence(store: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    check_copies(URL)
+    assert not store.ls("/bucket/runs")
+    cases = [
+        ("nowhere://x/y", "nowhere://x/y cannot be opened: .*"),
+        (f"file://{tmp_path}/file/x", "cannot be written"),
+    ]
+    if find_spec("s3fs") is None:
+        cases.append(("s3://bucket/runs", "s3://bucket/runs cannot be opened: .*with the library s3fs"))
+    for url, said in cases:
+        with pytest.raises(InputError, match=said):
+            check_copies(url)
+    for url, said in ((f"{URL}/absent", "has no training to resume"), ("memory://", "names no training")):
+        with pytest.raises(InputError, match=said):
+            fetch(url, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.integration
+def test_a_training_goes_on_on_another_host_from_its_copies(tmp_path: Path) -> None:
+    """Under another plan; of the first host's folder nothing is left."""
+    shared = (tmp_path / "shared").as_uri()
+    workload = TINY.model_copy(update={"checkpoints": shared, "num_steps": 6})
+    first = launch(job_of(workload, tmp_path / "first" / "run1", (2,)))
+    assert first.warnings == ()
+    (tmp_path / "first").rename(tmp_path / "gone")
+    found = fetch(f"{shared}/run1", tmp_path / "second")
+    longer = TINY.model_copy(update={"num_steps": 9})
+    result = launch(resumed(found, longer, job_of(longer, found, (1, 3)).binding))
+    assert result.resumed_from_step == 6
+    assert largest_difference(longer, [*first.losses, *result.losses[6:]]) < 1e-4
