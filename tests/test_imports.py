@@ -21,7 +21,7 @@ FLOORS = (
     ("foundation",),
     ("cluster", "plans", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
-    ("graphs", "importers", "init", "timing"),
+    ("graphs", "importers", "init", "placement", "timing"),
     ("cost", "runtime"),
     ("launch", "planning", "profiling", "sharding", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),

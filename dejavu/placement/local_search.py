@@ -1,0 +1,213 @@
+"""A walk over placements and orders from list scheduling's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dejavu.foundation.compiled import njit
+from dejavu.placement._base import Incumbent, Placer
+from dejavu.placement.problem import Arrays, Floats, Ints, PlacementProblem
+from dejavu.placement.shared.chains import chains
+from dejavu.placement.shared.orders import by_rank, by_start, dispatch, fill_by_rank, upward_ranks
+from dejavu.placement.shared.room import fits, roomy
+from dejavu.placement.shared.timeline import State, empty_state, run_in_order
+
+_STEPS_PER_CALL = 20_000_000  # operations simulated between two looks at the clock: about a second
+_MESSAGE_WEIGHTS = (1.0, 0.0, 4.0)  # of ranks: as HEFT has it, without messages, with dear ones
+
+
+@dataclass(frozen=True)
+class LocalSearch(Placer):
+    """Moves single groups, whole chains and places in the order, from the best start by list scheduling.
+
+    Starts: HEFT's rule with and without insertion under three weights of messages, everything on one device, and, where
+    memory binds, groups where there is room. Then moves are accepted as in annealing: dearer ones with a probability
+    that falls. A move puts a group, or a chain of operations that pass a tensor from one to the next, on another
+    device, on that of a neighbour in the graph most often, or an operation elsewhere in the order. Every move is priced
+    by the whole simulation. Proves nothing beyond the bound that all members have.
+
+    Attributes:
+        hot, cold: the temperature at a round's beginning and end, as fractions of the current seconds.
+        rounds: annealings, each from the best so far, in equal parts of the budget.
+        most_steps: moves in all; the search ends when they are done.
+    """
+
+    name: ClassVar[str] = "local_search"
+    hot: float = 0.02
+    cold: float = 0.0002
+    rounds: int = 3
+    most_steps: int = 400_000
+
+    def _place(self, problem: PlacementProblem, best: Incumbent, seed: int) -> None:
+        starts = _starts(problem, best)
+        if not starts or best.is_done:
+            return
+        draws = np.random.default_rng(seed)
+        chain_N = chains(problem)
+        arrays, state, rank_N = problem.arrays, empty_state(problem.arrays), upward_ranks(problem)
+        device_G, order_N = min(starts, key=lambda start: start[0])[1:]
+        N = len(order_N)
+        steps = max(self.most_steps // self.rounds, 1)
+        per_call = max(min(_STEPS_PER_CALL // (100 * N), steps // 20), 1)
+        began = best.remaining_seconds
+        for round_ in range(self.rounds):
+            best_G, best_N = device_G.copy(), order_N.copy()
+            until, from_ = began * (1 - (round_ + 1) / self.rounds), best.remaining_seconds
+            done, seconds = 0, best.seconds
+            while done < steps and best.remaining_seconds > until and not best.is_done:
+                spent = max(done / steps, 1 - (best.remaining_seconds - until) / max(from_ - until, 1e-9))
+                heat = self.hot * (self.cold / self.hot) ** min(spent, 1.0)
+                device_here, order_here = device_G, order_N
+                seconds, found = _walk(
+                    arrays,
+                    state,
+                    draws,
+                    chain_N,
+                    rank_N,
+                    (device_here, order_here, best_G, best_N),
+                    (seconds, best.seconds, heat * best.seconds),
+                    per_call,
+                )
+                if found < best.seconds:
+                    best.offer(best_G, best_N)
+                done += per_call
+            device_G, order_N = best_G, best_N
+
+
+def _starts(problem: PlacementProblem, best: Incumbent) -> list[tuple[float, Ints, Ints]]:
+    """Offer the placements to begin with."""
+    arrays, state, found = problem.arrays, empty_state(problem.arrays), []
+    G, D = problem.num_groups, problem.num_devices
+    packed = roomy(problem)
+
+    def take(device_G: Ints, order_N: Ints) -> None:
+        found.append((best.offer(device_G, order_N), device_G.copy(), order_N.copy()))
+
+    for weight in _MESSAGE_WEIGHTS:
+        rank_N = upward_ranks(problem, weight)
+        order_N = by_rank(problem, rank_N)
+        for inserts in (True, False):
+            device_G = np.full(G, -1, dtype=np.int64)
+            if np.isfinite(fill_by_rank(arrays, state, rank_N, order_N, device_G, np.zeros(D), inserts)):
+                take(device_G, by_start(problem, state.start_N))
+    for device_G in [np.full(G, d, dtype=np.int64) for d in range(D)] + ([packed] if packed is not None else []):
+        if fits(problem, device_G):
+            order_N = np.empty(len(problem.operations), dtype=np.int64)
+            dispatch(arrays, state, device_G, upward_ranks(problem), order_N)
+            take(device_G, order_N)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _walk(
+    arrays: Arrays,
+    state: State,
+    draws: np.random.Generator,
+    chain_N: Ints,
+    rank_N: Floats,
+    placements: tuple[Ints, Ints, Ints, Ints],
+    seconds_3: tuple[float, float, float],
+    steps: int,
+) -> tuple[float, float]:
+    """Walk so many moves; return the price here and the best price, and write both placements.
+
+    Args:
+        placements: devices and order here, devices and order of the best.
+        seconds_3: here, of the best, and the temperature.
+    """
+    device_G, order_N, best_G, best_N = placements
+    here, best, heat = seconds_3
+    D = arrays.seconds_ND.shape[1]
+    try_G, try_N = device_G.copy(), order_N.copy()
+    for _ in range(steps):
+        kind = draws.random()
+        if kind < 0.5 and D > 1:
+            changed = _moved(arrays, draws, chain_N, kind < 0.15, device_G, try_G)
+        elif kind < 0.995 or D == 1:
+            changed = _reordered(arrays, draws, order_N, try_N)
+        else:
+            dispatch(arrays, state, device_G, rank_N, try_N)
+            changed = True
+        if not changed or not _fit(arrays, try_G):
+            try_G[:], try_N[:] = device_G, order_N
+            continue
+        limit = here - heat * np.log(1.0 - draws.random())  # dearer by more is not accepted, whatever it is
+        found = run_in_order(arrays, state, try_G, try_N, limit)
+        if found == np.inf:
+            try_G[:], try_N[:] = device_G, order_N
+            continue
+        here = found
+        device_G[:], order_N[:] = try_G, try_N
+        if here < best:
+            best = here
+            best_G[:], best_N[:] = device_G, order_N
+    return here, best
+
+
+@njit(cache=True, nogil=True)
+def _fit(arrays: Arrays, device_G: Ints) -> bool:
+    """Whether memory is enough."""
+    held_D = np.zeros(len(arrays.memory_D))
+    for g in range(len(device_G)):
+        held_D[device_G[g]] += arrays.memory_G[g]
+    return bool((held_D <= arrays.memory_D).all())
+
+
+@njit(cache=True, nogil=True)
+def _moved(arrays: Arrays, draws: np.random.Generator, chain_N: Ints, whole: bool, device_G: Ints, try_G: Ints) -> bool:
+    """Put an operation's group, or its whole chain, on another device; return whether something changed."""
+    N, D = arrays.seconds_ND.shape
+    n = draws.integers(0, N)
+    d = draws.integers(0, D)
+    if draws.random() < 0.6:
+        # where an operation is that passes something on to this one, or gets something from it
+        reads = arrays.first_input_N1[n + 1] - arrays.first_input_N1[n]
+        writes = arrays.first_output_N1[n + 1] - arrays.first_output_N1[n]
+        pick = draws.integers(0, reads + writes) if reads + writes > 0 else -1
+        if 0 <= pick < reads:
+            d = device_G[arrays.group_N[arrays.producer_T[arrays.input_I[arrays.first_input_N1[n] + pick]]]]
+        elif pick >= reads:
+            t = arrays.output_O[arrays.first_output_N1[n] + pick - reads]
+            first, stop = arrays.first_reader_T1[t], arrays.first_reader_T1[t + 1]
+            if stop > first:
+                d = device_G[arrays.group_N[arrays.reader_R[draws.integers(first, stop)]]]
+    changed = False
+    for m in range(N):
+        if m == n or (whole and chain_N[m] == chain_N[n]):
+            g = arrays.group_N[m]
+            if try_G[g] != d and arrays.seconds_ND[m, d] < np.inf:
+                try_G[g] = d
+                changed = True
+    return changed
+
+
+@njit(cache=True, nogil=True)
+def _reordered(arrays: Arrays, draws: np.random.Generator, order_N: Ints, try_N: Ints) -> bool:
+    """Move an operation in the order, as far as what it reads and who reads it let it; return whether it moved."""
+    N = len(order_N)
+    at = draws.integers(0, N)
+    n = order_N[at]
+    first, last = at, at
+    while first > 0 and not _reads(arrays, n, order_N[first - 1]):
+        first -= 1
+    while last < N - 1 and not _reads(arrays, order_N[last + 1], n):
+        last += 1
+    if first == last:
+        return False
+    to = draws.integers(first, last + 1)
+    step = 1 if to > at else -1
+    for k in range(at, to, step):
+        try_N[k] = order_N[k + step]
+    try_N[to] = n
+    return bool(to != at)
+
+
+@njit(cache=True, nogil=True)
+def _reads(arrays: Arrays, reader: int, producer: int) -> bool:
+    for i in range(arrays.first_input_N1[reader], arrays.first_input_N1[reader + 1]):
+        if arrays.producer_T[arrays.input_I[i]] == producer:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What the members of the family share: the compiled price, orders, lower bounds."""

@@ -1,0 +1,304 @@
+"""Placing branching graphs: the price against a second simulation, `exact` against every schedule, all bounds hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.operators.placement_graphs import SHAPES, generated
+from dejavu.foundation.compiled import njit
+from dejavu.foundation.errors import InputError
+from dejavu.placement import (
+    PLACERS,
+    Devices,
+    Operation,
+    Placement,
+    PlacementProblem,
+    PlacementResult,
+    Tensor,
+    check,
+    lower_bound,
+    simulate,
+)
+from dejavu.placement.problem import Arrays, Floats, Ints
+from dejavu.placement.shared.timeline import State, empty_state, put
+from dejavu.plans import Infeasible
+
+MIXED = (1.0, 0.5, 0.25)
+every_placer = pytest.mark.parametrize("name", list(PLACERS))
+
+
+def drawn(seed: int, most: int = 9) -> PlacementProblem:
+    """Draw a graph on 2 or 3 devices, some of them unlike, some with groups or little memory."""
+    draws = np.random.default_rng([seed, 7])
+    num_devices = 2 + seed % 2
+    problem = generated(
+        list(SHAPES)[seed % len(SHAPES)],
+        int(draws.integers(5, most - num_devices + 3)),
+        num_devices,
+        message_ratio=float(draws.choice([0.1, 0.5, 2.0])),
+        seed=seed,
+        speeds=MIXED[:num_devices] if seed % 3 == 0 else (),
+        memory_share=0.7 if seed % 4 == 0 else math.inf,
+    )
+    if seed % 5 != 2:
+        return problem
+    first, *middle, last = problem.operations  # share a weight
+    operations = (replace(first, group="tied"), *middle, replace(last, group="tied"))
+    return PlacementProblem(operations, problem.tensors, problem.devices)
+
+
+@njit()
+def fastest(arrays: Arrays, state: State, placed_N: Ints, device_G: Ints, left: int, best: float) -> float:
+    """Try every operation that is ready next, on every device; nothing is left out for taking long."""
+    N, D = arrays.seconds_ND.shape
+    if left == 0:
+        held_D = np.zeros(D)
+        for g in range(len(device_G)):
+            held_D[device_G[g]] += arrays.memory_G[g]
+        return min(best, state.finish_N.max()) if (held_D <= arrays.memory_D).all() else best
+    arrival_TD, free_D, link_free_DD = state.arrival_TD.copy(), state.free_D.copy(), state.link_free_DD.copy()
+    for n in range(N):
+        ready = placed_N[n] == 0
+        for i in range(arrays.first_input_N1[n], arrays.first_input_N1[n + 1]):
+            ready = ready and placed_N[arrays.producer_T[arrays.input_I[i]]] == 1
+        before = device_G[arrays.group_N[n]]
+        for d in range(D):
+            if ready and (before < 0 or before == d):
+                state.arrival_TD[:], state.free_D[:], state.link_free_DD[:] = arrival_TD, free_D, link_free_DD
+                device_G[arrays.group_N[n]], placed_N[n] = d, 1
+                put(arrays, state, n, d)
+                best = fastest(arrays, state, placed_N, device_G, left - 1, best)
+                device_G[arrays.group_N[n]], placed_N[n] = before, 0
+    return best
+
+
+def fastest_of_all(problem: PlacementProblem) -> float:
+    N, arrays = len(problem.operations), problem.arrays
+    placed_N, device_G = np.zeros(N, dtype=np.int64), np.full(problem.num_groups, -1, dtype=np.int64)
+    return float(fastest(arrays, empty_state(arrays), placed_N, device_G, N, np.inf))
+
+
+def step_by_step(problem: PlacementProblem, placement: Placement) -> Floats:
+    """When each operation ends: devices and links look again and again whether their next work can begin."""
+    index, D = problem.index_of, problem.num_devices
+    runs = {d: [n for n in placement.order_N if placement.device_N[n] == d] for d in range(D)}
+    made = [index[tensor.producer] for tensor in problem.tensors]
+    reads = {
+        n: [t for t, x in enumerate(problem.tensors) if op.name in x.readers] for n, op in enumerate(problem.operations)
+    }
+    queues: dict[tuple[int, int], list[list[int]]] = {}  # of a link, the tensors of one reader after another
+    asked: set[tuple[int, int]] = set()
+    for n in placement.order_N:
+        d = placement.device_N[n]
+        for c in range(D):
+            new = [t for t in reads[n] if placement.device_N[made[t]] == c != d and (t, d) not in asked]
+            asked |= {(t, d) for t in new}
+            if new:
+                queues.setdefault((c, d), []).append(new)
+    finish: dict[int, float] = {}
+    there: dict[tuple[int, int], float] = {}
+    free: dict[object, float] = {}
+    while len(finish) < len(problem.operations):
+        for d, queue in runs.items():
+            if queue and all((t, d) in there for t in reads[queue[0]]):
+                n = queue.pop(0)
+                start = max([free.get(d, 0.0), *(there[t, d] for t in reads[n])])
+                finish[n] = free[d] = start + problem.operations[n].seconds[d]
+                there |= {(t, d): finish[n] for t, producer in enumerate(made) if producer == n}
+        for (c, d), groups in queues.items():
+            if groups and all(made[t] in finish for t in groups[0]):
+                for t in sorted(groups.pop(0), key=lambda t: finish[made[t]]):
+                    seconds = problem.devices.latency_seconds_DD[c, d]
+                    seconds += problem.tensors[t].size_bytes / problem.devices.bytes_per_second_DD[c, d]
+                    free[c, d] = there[t, d] = max(free.get((c, d), 0.0), finish[made[t]]) + seconds
+    return np.array([finish[n] for n in range(len(problem.operations))])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_price_is_a_second_simulations(seed: int) -> None:
+    problem = generated(list(SHAPES)[seed % 5], 40, 3, message_ratio=1.0, seed=seed, speeds=MIXED if seed % 2 else ())
+    answer = PLACERS["random"]().run(problem, seed=seed)
+    assert isinstance(answer, PlacementResult)
+    timeline = simulate(problem, answer.placement)
+    assert timeline.finish_N == pytest.approx(step_by_step(problem, answer.placement), rel=1e-12)
+    assert timeline.seconds == answer.seconds == max(timeline.finish_N)
+    assert len({(message.tensor, message.destination) for message in timeline.messages}) == len(timeline.messages)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_is_the_fastest_of_all_schedules(seed: int) -> None:
+    problem = drawn(seed)
+    answer = PLACERS["exact"]().run(problem, budget_seconds=60)
+    best = fastest_of_all(problem)
+    if math.isinf(best):
+        assert isinstance(answer, Infeasible)
+        return
+    assert isinstance(answer, PlacementResult)
+    assert answer.seconds == pytest.approx(best, rel=1e-9)
+    assert answer.gap <= 1e-9
+    assert lower_bound(problem).seconds <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_exact_is_the_fastest_of_twelve_operations(shape: str) -> None:
+    """On two devices: millions of schedules each. Layers and experts have too many; they stay smaller."""
+    problem = generated(shape, {"layered": 9, "mixture": 12}.get(shape, 12), 2, message_ratio=0.5, seed=3)
+    answer = PLACERS["exact"]().run(problem, budget_seconds=60)
+    assert isinstance(answer, PlacementResult) and answer.gap <= 1e-9
+    assert answer.seconds == pytest.approx(fastest_of_all(problem), rel=1e-9)
+
+
+@every_placer
+@pytest.mark.parametrize("seed", range(10))
+def test_every_placement_holds_and_no_bound_is_above_the_best(name: str, seed: int) -> None:
+    problem = drawn(seed, most=12)
+    best = PLACERS["exact"]().run(problem, budget_seconds=60)
+    answer = PLACERS[name]().run(problem, budget_seconds=0.5, seed=seed)
+    if not isinstance(best, PlacementResult):
+        assert not isinstance(answer, PlacementResult)
+        return
+    assert answer.lower_bound.seconds if isinstance(answer, PlacementResult) else True
+    if isinstance(answer, PlacementResult):
+        check(problem, answer.placement)
+        assert simulate(problem, answer.placement).seconds == answer.seconds
+        assert answer.seconds >= best.seconds * (1 - 1e-9)
+        assert answer.lower_bound.seconds <= best.seconds * (1 + 1e-9)
+        assert 0 <= answer.gap <= 1
+
+
+@every_placer
+def test_a_seed_decides_everything(name: str) -> None:
+    problem = generated("mixture", 30, 3, message_ratio=1.0, seed=0)
+    member = PLACERS[name]
+    few = {"local_search": {"most_steps": 2000}, "policy_gradient": {"num_steps": 5}}
+    placer = member(**few.get(name, {}))
+    budget = 0.2 if name == "exact" else 60.0
+    first, second = (placer.run(problem, budget_seconds=budget, seed=5) for _ in range(2))
+    assert isinstance(first, PlacementResult) and isinstance(second, PlacementResult)
+    if name != "exact":  # which ends by the clock
+        assert first.placement == second.placement
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 5.0])
+def test_members_are_in_the_order_that_they_promise(shape: str, ratio: float) -> None:
+    problem = generated(shape, 60, 3, message_ratio=ratio, seed=2)
+    found = {name: PLACERS[name]().run(problem, budget_seconds=0.3) for name in ("one_device", "heft", "local_search")}
+    assert all(isinstance(answer, PlacementResult) for answer in found.values())
+    seconds = {name: answer.seconds for name, answer in found.items() if isinstance(answer, PlacementResult)}
+    assert seconds["local_search"] <= min(seconds["one_device"], seconds["heft"])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_speed_for_all_changes_nothing_but_the_unit(seed: int) -> None:
+    problem = drawn(seed)
+    operations = tuple(replace(op, seconds=tuple(8 * x for x in op.seconds)) for op in problem.operations)
+    devices = replace(problem.devices, bytes_per_second_DD=problem.devices.bytes_per_second_DD / 8)
+    slower = PlacementProblem(operations, problem.tensors, devices)
+    assert lower_bound(slower).seconds == pytest.approx(8 * lower_bound(problem).seconds, rel=1e-9)
+    here, there = (PLACERS["heft"]().run(asked) for asked in (problem, slower))
+    if isinstance(here, PlacementResult) and isinstance(there, PlacementResult):
+        assert there.seconds == pytest.approx(8 * here.seconds, rel=1e-9)
+
+
+def of(*operations: Operation, tensors: tuple[Tensor, ...] = (), devices: Devices | None = None) -> PlacementProblem:
+    count = len(operations[0].seconds) if operations else 2
+    return PlacementProblem(operations, tensors, devices or Devices.alike(count, memory_bytes=100, bytes_per_second=1))
+
+
+def test_a_tensor_moves_once_to_each_device_and_links_carry_one_message_at_a_time() -> None:
+    names = ("a", "b", "c", "d")
+    problem = of(
+        *(Operation(name, (1.0, 1.0)) for name in names),
+        tensors=(Tensor("a", ("b", "c", "d"), 3.0), Tensor("b", ("d",), 2.0)),
+    )
+    timeline = simulate(problem, Placement((0, 0, 1, 1), (0, 1, 2, 3)))
+    assert timeline.finish_N == (1, 2, 5, 7)  # a's 3 bytes arrive at 4, b's 2 bytes wait for the link until 6
+    assert [(m.tensor, m.arrival_seconds) for m in timeline.messages] == [(0, 4.0), (1, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: of(), "found none"),
+        (lambda: of(Operation("a", (1.0, 1.0)), Operation("a", (1.0, 1.0))), "'a' twice"),
+        (lambda: of(Operation("a", (1.0, -1.0))), "wanted numbers from 0 on"),
+        (lambda: of(Operation("a", (1.0, math.nan))), "wanted numbers from 0 on"),
+        (lambda: of(Operation("a", (1.0,)), Operation("b", (1.0, 1.0))), "seconds for 2 devices; wanted 1"),
+        (lambda: of(Operation("a", (1.0, 1.0), memory_bytes=-1)), "memory of -1 bytes"),
+        (lambda: of(Operation("a", (math.inf, math.inf))), "no device where it takes finite time"),
+        (lambda: of(Operation("a", (1.0, 1.0), memory_bytes=2048)), "wanted 2 KiB, the least that would do"),
+        (
+            lambda: of(*(Operation(name, (1.0, 1.0), 60, "both") for name in "ab")),
+            "the group of 'a': found 100 B on device 0, the largest device that runs it; wanted 120 B",
+        ),
+        (lambda: of(Operation("load", (1.0, 1.0)), tensors=(Tensor("laod", (), 1),)), "did you mean 'load'"),
+        (lambda: of(Operation("a", (1.0, 1.0)), tensors=(Tensor("a", (), -1),)), "found -1 bytes"),
+        (
+            lambda: of(
+                *(Operation(name, (1.0, 1.0)) for name in "xabc"),
+                tensors=(
+                    Tensor("x", ("a",), 1),
+                    Tensor("a", ("b",), 1),
+                    Tensor("b", ("c",), 1),
+                    Tensor("c", ("a",), 1),
+                ),
+            ),
+            "found a cycle, ",
+        ),
+        (lambda: of(Operation("a", (1.0, 1.0)), devices=Devices.alike(2, bytes_per_second=0)), "wanted numbers above"),
+        (lambda: of(Operation("a", ()), devices=Devices.alike(0, bytes_per_second=1)), "devices: found none"),
+    ],
+)
+def test_what_is_wrong_is_named(make: object, words: str) -> None:
+    assert callable(make)
+    with pytest.raises(InputError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_a_cycle_is_named_in_its_direction() -> None:
+    with pytest.raises(InputError, match=r"found a cycle, (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c);"):
+        of(
+            *(Operation(name, (1.0,)) for name in "cba"),
+            tensors=(Tensor("a", ("b",), 1), Tensor("b", ("c",), 1), Tensor("c", ("a",), 1)),
+        )
+
+
+def test_a_placement_that_is_none_is_refused() -> None:
+    problem = of(
+        Operation("a", (1.0, 1.0), 60, "same"),
+        Operation("b", (1.0, math.inf), 60),
+        Operation("c", (1.0, 1.0), 1, "same"),
+        tensors=(Tensor("a", ("b",), 1),),
+    )
+    for device_N, order_N, words in (
+        ((0, 0), (0, 1), "wanted all 3"),
+        ((0, 0, 0), (0, 1, 1), "wanted all 3"),
+        ((0, 0, 5), (0, 1, 2), "found device 5"),
+        ((0, 0, 0), (1, 0, 2), "'b' before 'a'"),
+        ((0, 0, 1), (0, 1, 2), "on two devices"),
+        ((0, 1, 0), (0, 1, 2), "cannot run"),
+        ((0, 0, 0), (0, 1, 2), "found 121 B on device 0; wanted 100 B or less"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check(problem, Placement(device_N, order_N))
+        assert words in str(caught.value)
+    check(problem, Placement((1, 0, 1), (0, 1, 2)))
+
+
+@every_placer
+def test_too_little_memory_in_all_is_proved(name: str) -> None:
+    problem = of(*(Operation(letter, (1.0, 1.0), 80) for letter in "abc"))
+    answer = PLACERS[name]().run(problem)
+    assert isinstance(answer, Infeasible)
+    assert "keep 240 B and the devices have 200 B in all; wanted 240 B or more" in str(answer)
+
+
+def test_what_cannot_be_packed_is_proved_by_exact() -> None:
+    problem = of(*(Operation(letter, (1.0, 1.0), 60) for letter in "abc"))
+    assert isinstance(PLACERS["exact"]().run(problem), Infeasible)
