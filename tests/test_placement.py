@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.operators.every_schedule import fastest_of_all
+from benchmarks.operators.placement import drawn
 from benchmarks.operators.placement_graphs import SHAPES, generated
-from dejavu.foundation.compiled import njit
 from dejavu.foundation.errors import InputError
 from dejavu.placement import (
     PLACERS,
@@ -23,63 +24,11 @@ from dejavu.placement import (
     lower_bound,
     simulate,
 )
-from dejavu.placement.problem import Arrays, Floats, Ints
-from dejavu.placement.shared.timeline import State, empty_state, put
+from dejavu.placement.problem import Floats
 from dejavu.plans import Infeasible
 
 MIXED = (1.0, 0.5, 0.25)
 every_placer = pytest.mark.parametrize("name", list(PLACERS))
-
-
-def drawn(seed: int, most: int = 9) -> PlacementProblem:
-    """Draw a graph on 2 or 3 devices, some of them unlike, some with groups or little memory."""
-    draws = np.random.default_rng([seed, 7])
-    num_devices = 2 + seed % 2
-    problem = generated(
-        list(SHAPES)[seed % len(SHAPES)],
-        int(draws.integers(5, most - num_devices + 3)),
-        num_devices,
-        message_ratio=float(draws.choice([0.1, 0.5, 2.0])),
-        seed=seed,
-        speeds=MIXED[:num_devices] if seed % 3 == 0 else (),
-        memory_share=0.7 if seed % 4 == 0 else math.inf,
-    )
-    if seed % 5 != 2:
-        return problem
-    first, *middle, last = problem.operations  # share a weight
-    operations = (replace(first, group="tied"), *middle, replace(last, group="tied"))
-    return PlacementProblem(operations, problem.tensors, problem.devices)
-
-
-@njit()
-def fastest(arrays: Arrays, state: State, placed_N: Ints, device_G: Ints, left: int, best: float) -> float:
-    """Try every operation that is ready next, on every device; nothing is left out for taking long."""
-    N, D = arrays.seconds_ND.shape
-    if left == 0:
-        held_D = np.zeros(D)
-        for g in range(len(device_G)):
-            held_D[device_G[g]] += arrays.memory_G[g]
-        return min(best, state.finish_N.max()) if (held_D <= arrays.memory_D).all() else best
-    arrival_TD, free_D, link_free_DD = state.arrival_TD.copy(), state.free_D.copy(), state.link_free_DD.copy()
-    for n in range(N):
-        ready = placed_N[n] == 0
-        for i in range(arrays.first_input_N1[n], arrays.first_input_N1[n + 1]):
-            ready = ready and placed_N[arrays.producer_T[arrays.input_I[i]]] == 1
-        before = device_G[arrays.group_N[n]]
-        for d in range(D):
-            if ready and (before < 0 or before == d):
-                state.arrival_TD[:], state.free_D[:], state.link_free_DD[:] = arrival_TD, free_D, link_free_DD
-                device_G[arrays.group_N[n]], placed_N[n] = d, 1
-                put(arrays, state, n, d)
-                best = fastest(arrays, state, placed_N, device_G, left - 1, best)
-                device_G[arrays.group_N[n]], placed_N[n] = before, 0
-    return best
-
-
-def fastest_of_all(problem: PlacementProblem) -> float:
-    N, arrays = len(problem.operations), problem.arrays
-    placed_N, device_G = np.zeros(N, dtype=np.int64), np.full(problem.num_groups, -1, dtype=np.int64)
-    return float(fastest(arrays, empty_state(arrays), placed_N, device_G, N, np.inf))
 
 
 def step_by_step(problem: PlacementProblem, placement: Placement) -> Floats:

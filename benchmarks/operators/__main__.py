@@ -1,8 +1,9 @@
-"""The operator level: shardings that are found, beside Auto-MAP's tables and today's peers.
+"""The operator level: shardings that are found, beside Auto-MAP's tables and today's peers; branching graphs placed.
 
 python -m benchmarks.operators --partitioning --json benchmarks/results/operators-partitioning.json
 python -m benchmarks.operators --data-parallel
 python -m benchmarks.operators --peers --referee-seconds 60
+python -m benchmarks.operators --placement --json benchmarks/results/operators-placement.json
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ def main(
     ),
     data_parallel: Annotated[bool, typer.Option("--data-parallel", help="which dimensions are the batch's")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="Llama-like decoders, beside autoparallel's times")] = False,
+    placement: Annotated[bool, typer.Option("--placement", help="branching graphs on several devices")] = False,
     models: Annotated[str, typer.Option(help="of --partitioning and --data-parallel; default: all")] = "",
     most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
     referee_seconds: Annotated[float, typer.Option(min=0, help="of --peers: HiGHS's budget for each; 0: none")] = 0.0,
+    operations: Annotated[int, typer.Option(min=1, help="of --placement: of each large graph")] = 500,
+    budget_seconds: Annotated[float, typer.Option(min=0, help="of --placement: CPU seconds of each search")] = 7.0,
+    seed: Annotated[int, typer.Option(min=0, help="of --placement: of graphs and searches")] = 0,
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of them."""
-    if partitioning + data_parallel + peers != 1:
-        raise typer.BadParameter("wanted one of --partitioning, --data-parallel and --peers")
+    if partitioning + data_parallel + peers + placement != 1:
+        raise typer.BadParameter("wanted one of --partitioning, --data-parallel, --peers and --placement")
+    if placement:
+        from benchmarks.operators.placement import measure
+
+        rows, found = measure(seed, budget_seconds, operations)
+        report("Branching graphs on several devices", rows, {"placement": found}, json_path)
+        return
     from benchmarks.operators import shardings
 
     if peers:
