@@ -3,7 +3,8 @@
 Each operation has a *head*, seconds before it that every placement takes, and a *tail*, those after it. Both come from
 paths at the fastest devices, from work (what has to be over before, on all devices at once), and from messages: an
 ancestor is either on the operation's device, where ancestors run one after another, or a message is on the way
-(Papadimitriou and Yannakakis, SIAM J. Comput. 1990, here with sizes, speeds and groups). The bound is the longest
+(Papadimitriou and Yannakakis, SIAM J. Comput. 1990, here with sizes, speeds and groups); and where branches leave one
+operation and meet in another, each device that helps costs a message at both ends. The bound is the longest
 head + operation + tail, or all work between a head and a tail, or the linear program that spreads work and memory.
 
 Suffixes as in `dejavu.placement.problem`; E = edges, from each operation to each that reads of it; P = prices.
@@ -70,9 +71,20 @@ def ends(problem: PlacementProblem) -> Ends:
     seconds_ND = problem.arrays.seconds_ND
     columns_ND = np.ascontiguousarray(np.unique(seconds_ND, axis=1))  # equal devices bound alike
     work_N = _least(work_prices(problem)[None] * seconds_ND)
-    head_N = _heads(order_N, before, after, columns_ND, work_N, problem.group_N)
-    tail_N = _heads(np.ascontiguousarray(order_N[::-1]), after, before, columns_ND, work_N, problem.group_N)
+    rate_D = _rates(seconds_ND)
+    head_N = _heads(order_N, before, after, columns_ND, work_N, problem.group_N, rate_D)
+    tail_N = _heads(np.ascontiguousarray(order_N[::-1]), after, before, columns_ND, work_N, problem.group_N, rate_D)
     return Ends(head_N, tail_N)
+
+
+def _rates(seconds_ND: Floats) -> Floats:
+    """Return how much of the fastest devices' work a device does in a second, at most, from the fastest on."""
+    least_N1 = seconds_ND.min(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        rate_ND = np.where(seconds_ND > 0, least_N1 / seconds_ND, 0.0)
+    rate_D = np.ascontiguousarray(np.sort(rate_ND.max(axis=0))[::-1])
+    rate_D[0] = 1.0
+    return rate_D
 
 
 def edges(problem: PlacementProblem) -> tuple[Edges, Edges]:
@@ -106,17 +118,23 @@ def _least(priced_ND: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True)
-def _heads(order_N: Ints, before: Edges, after: Edges, columns_NP: Floats, work_N: Floats, group_N: Ints) -> Floats:
+def _heads(
+    order_N: Ints, before: Edges, after: Edges, columns_NP: Floats, work_N: Floats, group_N: Ints, rate_D: Floats
+) -> Floats:
     """Least seconds before each operation; with edges and order turned round, after it."""
     N = len(order_N)
     head_N, least_N = np.zeros(N), np.zeros(N)
     for n in range(N):
         least_N[n] = columns_NP[n].min()
-    path_N, away_N = np.empty(N), np.empty(N)
+    path_N, away_N, far_N = np.empty(N), np.empty(N), np.empty(N)
+    fork_N, at_N = np.full(N, -1, dtype=np.int64), np.empty(N, dtype=np.int64)
+    at_N[order_N] = np.arange(N)
     for position in range(N):
         v = order_N[position]
-        # path: from an ancestor's start to v's; away: when v starts at the earliest if that is on another device
-        path_N[:], away_N[:] = -np.inf, -np.inf
+        fork_N[v] = _fork(before.node_E[before.first_N1[v] : before.first_N1[v + 1]], fork_N, at_N)
+        # path: from an ancestor's start to v's; away: when v starts at the earliest if that is on another device; far:
+        # from its end to v's start if it is
+        path_N[:], away_N[:], far_N[:] = -np.inf, -np.inf, -np.inf
         path_N[v] = 0.0
         num, found = 0, np.empty(position, dtype=np.int64)
         for back in range(position - 1, -1, -1):
@@ -129,9 +147,11 @@ def _heads(order_N: Ints, before: Edges, after: Edges, columns_NP: Floats, work_
                 path_N[u] = max(path_N[u], least_N[u] + path_N[w])
                 arrives = done + message + path_N[w]
                 away_N[u] = max(away_N[u], arrives if w == v else min(away_N[w], arrives))
+                sent = message + path_N[w]
+                far_N[u] = max(far_N[u], sent if w == v else min(least_N[w] + far_N[w], sent))
             if path_N[u] > -np.inf:
                 if group_N[u] == group_N[v]:
-                    away_N[u] = np.inf
+                    away_N[u] = far_N[u] = np.inf
                 head_N[v] = max(head_N[v], head_N[u] + path_N[u])
                 found[num] = u
                 num += 1
@@ -141,7 +161,72 @@ def _heads(order_N: Ints, before: Edges, after: Edges, columns_NP: Floats, work_
             if columns_NP[v, p] < np.inf:
                 nearest = min(nearest, _joined(found[:num], head_N, away_N, columns_NP[:, p]))
         head_N[v] = max(head_N[v], nearest)
+        a = fork_N[v]
+        if a >= 0 and before.first_N1[v + 1] - before.first_N1[v] > 1:
+            between = _between(a, found[:num], before, far_N, least_N, group_N, rate_D)
+            head_N[v] = max(head_N[v], head_N[a] + least_N[a] + between)
     return head_N
+
+
+@njit(cache=True, nogil=True)
+def _fork(before: Ints, fork_N: Ints, at_N: Ints) -> int:
+    """Return the last operation that is on every path to one with these predecessors; −1: none is (its dominator)."""
+    if len(before) == 0:
+        return -1
+    found = before[0]
+    for p in before[1:]:
+        other = p
+        while found != other:
+            if found < 0 or other < 0:
+                return -1
+            if at_N[found] > at_N[other]:
+                found = fork_N[found]
+            else:
+                other = fork_N[other]
+    return int(found)
+
+
+@njit(cache=True, nogil=True)
+def _between(
+    a: int, found: Ints, before: Edges, far_N: Floats, least_N: Floats, group_N: Ints, rate_D: Floats
+) -> float:
+    """Least seconds from the end of a fork to the start of the operation that joins what is between.
+
+    On how many devices is that done? On one, it takes all the work. Each further device costs a message at its
+    beginning, if the fork is on another, and one at its end, if the join is: together they work that much less long.
+    """
+    path_N, late_N = np.full(len(far_N), -np.inf), np.full(len(far_N), -np.inf)
+    path_N[a] = -least_N[a]  # so that what follows the fork starts 0 after its end
+    num, work = 0, 0.0
+    out, back = np.empty(len(found)), np.empty(len(found))
+    for k in range(len(found) - 1, -1, -1):  # found is from last to first
+        v = found[k]
+        if v == a:
+            continue
+        for e in range(before.first_N1[v], before.first_N1[v + 1]):
+            p, message = before.node_E[e], before.message_E[e]
+            if path_N[p] == -np.inf:
+                continue
+            start = path_N[p] + least_N[p]
+            path_N[v] = max(path_N[v], start)
+            # late: its start if it is not on the fork's device
+            late_N[v] = max(late_N[v], start + message if p == a else min(late_N[p] + least_N[p], start + message))
+        if path_N[v] > -np.inf:
+            if group_N[v] == group_N[a]:
+                late_N[v] = np.inf
+            out[num], back[num] = late_N[v], far_N[v]
+            work += least_N[v]
+            num += 1
+    # The operations that are first on their devices differ, and so do those that are last. Work is at most the sum of
+    # rate times what is left of the time, largest where the fastest device loses nothing, the next one least.
+    out, back = np.sort(out[:num]), np.sort(back[:num])
+    rate, lost = rate_D[0], 0.0
+    best = work / rate
+    for further in range(1, min(len(rate_D), num)):
+        rate += rate_D[further]
+        lost += rate_D[further] * (out[further - 1] + back[further - 1])
+        best = min(best, (work + lost) / rate)
+    return best
 
 
 @njit(cache=True, nogil=True)
