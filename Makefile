@@ -30,6 +30,7 @@ quick: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BENCH).database --rows 1000000 --json $(RESULTS)/database.json
 	test ! -d $(DATA)/dp_cases || $(BENCH).search --cases $(DATA)/dp_cases --microbatches 16,64 --json $(RESULTS)/search-cases.json
+	$(BENCH).operators --placement --json $(RESULTS)/operators-placement.json
 	$(BENCH).search --heterogeneous --json $(RESULTS)/search-heterogeneous.json
 	$(BENCH).search --scale --json $(RESULTS)/search-scale.json
 	$(BENCH).search --anytime --json $(RESULTS)/search-anytime.json

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
 
 from dejavu.foundation.units import format_bytes
-from dejavu.placement.problem import Ints, PlacementProblem
+from dejavu.placement.problem import Devices, Ints, Operation, PlacementProblem, Tensor
 from dejavu.placement.shared.bound import LowerBound, lower_bound
 from dejavu.placement.simulation import Placement, simulate
 from dejavu.plans import Infeasible, NotFound, Obstacle
@@ -57,6 +58,7 @@ class Placer(ABC):
         Args:
             budget_seconds: of processor time; the bound and a first placement are computed however little it is.
         """
+        _load_loops(type(self))
         best = Incumbent(problem, self.name, budget_seconds)
         arrays = problem.arrays
         total, room = float(arrays.memory_G.sum()), float(arrays.memory_D.sum())
@@ -126,3 +128,14 @@ class Incumbent:
             return self.infeasible(self._proof)
         reason = f"{self._placer} met no placement that fits in {spent:.2g} s"
         return NotFound(self._placer, Obstacle.NONE_CONSIDERED_FITS, reason, spent, self.bound.seconds)
+
+
+@cache
+def _load_loops(kind: type[Placer]) -> None:
+    """Compile a member's loops, or load them from numba's cache, on a graph whose first placement is not proved."""
+    names = ("fork", "left", "middle", "right", "join")
+    tensors = (Tensor("fork", names[1:4], 0.4), *(Tensor(name, ("join",), 0.5) for name in names[1:4]))
+    operations = tuple(Operation(name, (1.0, 2.0), group="ends" * (name in "forkjoin")) for name in names)
+    problem = PlacementProblem(operations, tensors, Devices.alike(2, memory_bytes=1.0, bytes_per_second=1.0))
+    for _ in range(2):  # loops that come last are reached when those before them are compiled
+        kind()._place(problem, Incumbent(problem, kind.name, budget_seconds=0.05), seed=0)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.placement._base import Incumbent, Placer
-from dejavu.placement.exact.tree import LIMITS_2, expand_root, explore, open_bound, tree_of
+from dejavu.placement.exact.tree import expand_root, explore, open_bound, tree_of
 from dejavu.placement.problem import PlacementProblem
 from dejavu.placement.shared.bound import ends, work_prices
 from dejavu.placement.shared.orders import by_rank, by_start, fill_by_rank, upward_ranks
@@ -33,7 +33,8 @@ class Exact(Placer):
         if best.is_done:
             return
         tree = tree_of(problem, ends(problem), work_prices(problem))
-        limits_2 = np.array([best.seconds, best.bound.seconds], dtype=LIMITS_2)
+        # the best seconds so far, and the bound at the root
+        limits_2 = np.array([best.seconds, best.bound.seconds], dtype=np.float64)
         depth = expand_root(problem.arrays, tree, limits_2)
         while depth >= 0:
             before = limits_2[0]

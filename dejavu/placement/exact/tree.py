@@ -14,17 +14,21 @@ from dejavu.placement.problem import Arrays, Floats, Ints, PlacementProblem
 from dejavu.placement.shared.bound import Ends
 from dejavu.placement.shared.timeline import State, empty_state, inputs_seconds, put
 
-LIMITS_2 = np.float64  # the best seconds so far, and the bound at the root
 _SURELY = 1.0 - 1e-12  # a branch is dropped if it is no better than the best by more than rounding
 
 
 class Tree(NamedTuple):
-    """Attributes:
-    state: of the node that is looked at; *_K: as it was at each depth.
-    candidate_KC2: operations and devices that may come next, the most promising first.
-    bound_KC: no schedule below that candidate is faster.
-    next_K, count_K: which candidate is next, and how many there are.
-    alike_D: the first device that is equal to each: its memory, links and speeds.
+    """The path from the root to the node that is looked at, and what the bounds need.
+
+    Attributes:
+        state: of that node; arrays that begin with K: as it was at each depth.
+        order_N, device_G, placed_G: the operations so far, each group's device, and how many of a group are placed.
+        candidate_KC2: operations and devices that may come next, the most promising first.
+        bound_KC: no schedule below that candidate is faster.
+        next_K, count_K: which candidate is next, and how many there are.
+        head_N, least_N, tail_N, work_N, prices_D: as in `shared.bound`.
+        alike_D: the first device that is equal to each: its memory, links and speeds.
+        early_N: room to work in.
     """
 
     state: State
@@ -217,17 +221,13 @@ def _may_be_on(arrays: Arrays, tree: Tree, depth: int, n: int, d: int) -> bool:
     if tree.held_KD[depth, d] + arrays.memory_G[g] > arrays.memory_D[d]:
         return False
     # Equal devices with nothing on them differ by their numbers only: the first will do.
-    used = False
-    for other in range(d + 1):
-        if tree.alike_D[other] != tree.alike_D[d]:
-            continue
-        used = False
-        for k in range(depth):
-            if tree.state.device_N[tree.order_N[k]] == other:
-                used = True
-                break
-        if not used and other < d:
-            return False
+    for other in range(d):
+        if tree.alike_D[other] == tree.alike_D[d]:
+            used = False
+            for k in range(depth):
+                used = used or tree.state.device_N[tree.order_N[k]] == other
+            if not used:
+                return False
     return True
 
 

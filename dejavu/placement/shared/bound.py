@@ -221,7 +221,7 @@ def _between(
     # rate times what is left of the time, largest where the fastest device loses nothing, the next one least.
     out, back = np.sort(out[:num]), np.sort(back[:num])
     rate, lost = rate_D[0], 0.0
-    best = work / rate
+    best: float = work / rate
     for further in range(1, min(len(rate_D), num)):
         rate += rate_D[further]
         lost += rate_D[further] * (out[further - 1] + back[further - 1])
