@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from dejavu.foundation.errors import InputError
 from dejavu.operator_cuts import (
@@ -13,10 +14,13 @@ from dejavu.operator_cuts import (
     CUTTERS,
     CutPlan,
     CutProblem,
+    Cutter,
+    Dqn,
     Enumeration,
     Found,
     LabelProgram,
     NoneFits,
+    NoneFound,
     OperatorArrays,
     Servers,
     coarsen,
@@ -25,6 +29,7 @@ from dejavu.operator_cuts import (
     joined,
     price,
 )
+from dejavu.operator_cuts.dqn import Settings
 
 ROUNDING = 1e-9
 
@@ -74,18 +79,46 @@ def test_the_least_memory_is_just_enough() -> None:
             assert isinstance(LabelProgram().run(enough), Found), seed
 
 
+def member(name: str) -> Cutter:
+    """The member, with less to learn than it usually has."""
+    settings = Settings(num_steps=100, epsilon_steps=80, width=16)
+    return CUTTERS[name](settings=settings) if name in ("dqn", "dqn_offline") else CUTTERS[name]()
+
+
 @pytest.mark.parametrize("name", CUTTERS)
 def test_every_member_answers_with_a_plan_of_the_problem(name: str) -> None:
     arrays = generated_arrays("normal", 8, 0)
     problem = CutProblem(arrays, Servers(2, 2), (1, 2, 3))
-    answer = CUTTERS[name]().run(problem, seed=1)
+    answer = member(name).run(problem, seed=1)
     assert isinstance(answer, Found)
     found = price(problem, answer.plan)
     assert found.step_seconds == pytest.approx(answer.step_seconds) and fits(problem, found)
     best = LabelProgram().run(problem)
     assert isinstance(best, Found)
     assert answer.lower_bound_seconds <= best.step_seconds * (1 + ROUNDING) <= answer.step_seconds * (1 + 2 * ROUNDING)
-    assert CUTTERS[name]().run(problem, seed=1).plan == answer.plan
+    assert member(name).run(problem, seed=1).plan == answer.plan
+
+
+@pytest.mark.parametrize("name", CUTTERS)
+def test_members_say_so_where_nothing_fits_or_nothing_can_be_cut(name: str) -> None:
+    one = CutProblem(OperatorArrays([2.0], [8.0], [1.0]), Servers(2, 2, memory_bytes=1e3))
+    answer = member(name).run(one)
+    assert isinstance(answer, Found) and answer.plan == CutPlan()
+    full = CutProblem(generated_arrays("uniform", 6, 0), Servers(2, 2, memory_bytes=1.0))
+    answer = member(name).run(full)
+    assert isinstance(answer, NoneFound if name.startswith("dqn") else NoneFits)
+
+
+def test_an_agent_learns_and_leaves_the_random_state_alone() -> None:
+    """Its own plan, without random moves, comes near the best of a problem of 30 plans."""
+    problem = CutProblem(OperatorArrays([1.0, 1, 1, 9, 1, 1], [1.0] * 6, [1.0] * 6), Servers(2, 1, 1e3, 1e3))
+    best, heard = LabelProgram().run(problem), list[float]()
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    settings = Settings(num_steps=600, epsilon_steps=400, width=32)
+    Dqn(settings, every=50, told=lambda moves, found, own: heard.append(own)).run(problem, seed=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert isinstance(best, Found) and heard[-1] == pytest.approx(best.step_seconds)
 
 
 def test_the_price_is_its_formula() -> None:

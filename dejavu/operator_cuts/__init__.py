@@ -5,6 +5,7 @@ from __future__ import annotations
 from dejavu.foundation.registry import Family
 from dejavu.operator_cuts._base import Answer, Cutter, Found, NoneFits, NoneFound
 from dejavu.operator_cuts.coarsen import coarsen, joined
+from dejavu.operator_cuts.dqn import Dqn, DqnOffline
 from dejavu.operator_cuts.enumeration import Enumeration
 from dejavu.operator_cuts.generated import generated_arrays
 from dejavu.operator_cuts.label_program import LabelProgram
@@ -19,6 +20,8 @@ __all__ = [
     "CutPrice",
     "CutProblem",
     "Cutter",
+    "Dqn",
+    "DqnOffline",
     "Enumeration",
     "Found",
     "LabelProgram",
@@ -33,4 +36,7 @@ __all__ = [
     "price",
 ]
 
-CUTTERS: Family[type[Cutter]] = Family("cutter", {"label_program": LabelProgram, "enumeration": Enumeration})
+CUTTERS: Family[type[Cutter]] = Family(
+    "cutter",
+    {"label_program": LabelProgram, "enumeration": Enumeration, "dqn": Dqn, "dqn_offline": DqnOffline},
+)
