@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +25,45 @@ from dejavu.operator_cuts import (
 )
 from dejavu.operator_cuts.dqn import train_offline
 
-ONLINE_MODELS = ("bert-48", "t5-base")
+ONLINE_MODEL, SPACES = "bert-48", ("boundaries", "radius 3")
 CONVERGED_PERCENT = 1.0  # within so much of the proved best
 UNSEEN = 20  # generated arrays that an offline agent never saw, of each draw
 
 
-def agents(
-    points: Mapping[str, OperatorArrays], seeds: int, steps: int, figures: Path | None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Train agents on configuration C; memory is not looked at where nothing would fit."""
-    if not seeds:
-        return [], {}
-    problems = {name: _problem(arrays) for name, arrays in points.items() if len(arrays) == 128}
-    rows, curves = list[dict[str, Any]](), dict[str, Any]()
-    for name in [name for name in ONLINE_MODELS if name in problems]:
-        for space in ("boundaries", "radius 3") if name == ONLINE_MODELS[0] else ("boundaries",):
-            found, curve = _online(name, problems[name], space, seeds, steps)
-            rows += found
-            curves[f"{name}, {space}"] = curve
-    for draw in ("uniform", "normal"):
-        rows += [row for seed in range(seeds) for row in _offline(draw, problems, seed, steps)]
-    if figures is not None:
-        draw_curves(curves, figures)
-    return rows, {"agents": _summary(rows), "curves": curves}
+Rows = list[dict[str, Any]]
+
+
+class Trainings:
+    """Agents that are trained in processes beside this one, from when this is made.
+
+    Args:
+        points: by model; memory is not looked at where nothing would fit.
+    """
+
+    def __init__(self, points: Mapping[str, OperatorArrays], seeds: int, steps: int, processes: int) -> None:
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"))
+        problems = {name: _problem(arrays) for name, arrays in points.items() if len(arrays) == 128}
+        online = [(space, seed) for space in SPACES for seed in range(seeds) if ONLINE_MODEL in problems]
+        ask = self._pool.submit
+        self._online = {
+            (space, seed): ask(_online, ONLINE_MODEL, problems[ONLINE_MODEL], space, seed, steps)
+            for space, seed in reversed(online)  # the longest first
+        }
+        draws = [(draw, seed) for draw in ("uniform", "normal") for seed in range(seeds) if problems]
+        self._offline = [ask(_offline, draw, problems, seed, steps) for draw, seed in draws]
+
+    def finished(self, figures: Path | None) -> tuple[Rows, dict[str, Any]]:
+        """Wait for all, and return the rows and the summary."""
+        rows, curves = Rows(), dict[str, list[dict[str, Any]]]()
+        for (space, _), training in sorted(self._online.items()):
+            row, curve = training.result()
+            rows.append(row)
+            curves.setdefault(f"{ONLINE_MODEL}, {space}", []).append(curve)
+        rows += [row for training in self._offline for row in training.result()]
+        self._pool.shutdown()
+        if figures is not None and curves:
+            draw_curves(curves, figures)
+        return rows, {"agents": _summary(rows), "curves": curves}
 
 
 def _problem(arrays: OperatorArrays, space: str = "boundaries") -> CutProblem:
@@ -63,45 +81,42 @@ def _above_percent(step_seconds: float, problem: CutProblem) -> float:
     return 100.0 * (step_seconds / best.step_seconds - 1.0)
 
 
-def _online(
-    name: str, problem: CutProblem, space: str, seeds: int, steps: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _online(name: str, problem: CutProblem, space: str, seed: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train one agent on the problem itself; return its row and its convergence curve."""
     if space != "boundaries":
         problem = replace(problem, device_cuts=problem.servers.near_boundaries())
-    rows, curve = [], []
-    for seed in range(seeds):
-        heard: list[tuple[int, float, float]] = []
+    heard: list[tuple[int, float, float]] = []
 
-        def told(moves: int, best: float, greedy: float, heard: list[tuple[int, float, float]] = heard) -> None:
-            if not heard or moves - heard[-1][0] >= 250:
-                heard.append((moves, best, greedy))
+    def told(moves: int, best: float, greedy: float) -> None:
+        if not heard or moves - heard[-1][0] >= 250:
+            heard.append((moves, best, greedy))
 
-        settings = replace(Dqn().settings, num_steps=steps)
-        answer = Dqn(settings, told=told).run(problem, seed=seed)
-        assert isinstance(answer, Found)
-        random = _random(problem, steps, seed)
-        rows.append(
-            {
-                "model": name,
-                "agent": f"dqn online, {space}",
-                "seed": seed,
-                "above_best_percent": _above_percent(answer.step_seconds, problem),
-                "greedy_above_best_percent": _above_percent(heard[-1][2], problem),
-                "random_above_best_percent": _above_percent(random, problem),
-                "agent_cpu_s": answer.cpu_seconds,
-                "operator_cuts": str(answer.plan.operator_cuts),
-                "device_cuts": str(answer.plan.device_cuts),
-            }
-        )
-        curve.append(
-            {
-                "seed": seed,
-                "moves": [moves for moves, _, _ in heard],
-                "best_above_percent": [_above_percent(best, problem) for _, best, _ in heard],
-                "greedy_above_percent": [_above_percent(greedy, problem) for _, _, greedy in heard],
-            }
-        )
-    return rows, curve
+    settings = replace(Dqn().settings, num_steps=steps)
+    answer = Dqn(settings, told=told).run(problem, seed=seed)
+    best = LabelProgram().run(problem)
+    assert isinstance(answer, Found) and isinstance(best, Found)
+
+    def above(step_seconds: float) -> float:
+        return 100.0 * (step_seconds / best.step_seconds - 1.0)
+
+    row = {
+        "model": name,
+        "agent": f"dqn online, {space}",
+        "seed": seed,
+        "above_best_percent": above(answer.step_seconds),
+        "greedy_above_best_percent": above(heard[-1][2]),
+        "random_above_best_percent": above(_random(problem, steps, seed)),
+        "agent_cpu_s": answer.cpu_seconds,
+        "operator_cuts": str(answer.plan.operator_cuts),
+        "device_cuts": str(answer.plan.device_cuts),
+    }
+    curve = {
+        "seed": seed,
+        "moves": [moves for moves, _, _ in heard],
+        "best_above_percent": [above(found) for _, found, _ in heard],
+        "greedy_above_percent": [above(own) for _, _, own in heard],
+    }
+    return row, curve
 
 
 def _random(problem: CutProblem, steps: int, seed: int) -> float:
@@ -112,7 +127,7 @@ def _random(problem: CutProblem, steps: int, seed: int) -> float:
     return answer.step_seconds
 
 
-def _offline(draw: Any, problems: Mapping[str, CutProblem], seed: int, steps: int) -> list[dict[str, Any]]:
+def _offline(draw: Any, problems: Mapping[str, CutProblem], seed: int, steps: int) -> Rows:
     """Train on generated arrays; cut every model, and arrays of both draws that were never seen."""
     first = next(iter(problems.values()))
     began = time.process_time()

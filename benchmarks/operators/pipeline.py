@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from benchmarks._report import report, write
-from benchmarks.operators.agents import agents
+from benchmarks.operators.agents import Trainings
 from benchmarks.published import PUBLISHED
 from dejavu.cluster import Cluster
 from dejavu.cluster.loader import load_cluster
@@ -44,7 +44,7 @@ MODELS = ("bert-48", "t5-base", "t5-3b", "t5-11b", "vgg-19")
 MICROBATCH_SIZE, NUM_MICROBATCHES, REPLICAS = 16, 4, 8
 T5_TOKENS = (512, 114)  # that the encoder reads and the decoder writes, as T5 was trained
 CLUSTER, DEVICE, DATABASE = Path("examples/clusters/4x8-v100.yaml"), "V100-SXM2-16GB", Path("profiles_db")
-REPEATS, PLANNER_SECONDS = 5, 10.0
+REPEATS, PLANNER_SECONDS, PROCESSES = 5, 10.0, 3
 # Auto-MAP's device and operator cuts: table 7 (online; operator cuts are said in layers) and table 8 (inference, C).
 THEIR_DEVICES = {"A": (8,), "B": (8, 16), "C": (8, 16, 24)}
 THEIR_OTHER_DEVICES = {("t5-base", "C"): (8, 16, 22)}
@@ -79,7 +79,7 @@ def show(models: str, seeds: int, steps: int, figures: Path | None, json_path: P
 def measure(
     models: Sequence[str], seeds: int, steps: int, figures: Path | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Cut each model on each configuration; then train agents on one of the problems."""
+    """Cut each model on each configuration; train agents beside that."""
     cluster = load_cluster(CLUSTER)
     LabelProgram().run(CutProblem(OperatorArrays([1, 1], [1, 1], [1, 1]), Servers(2)))  # compile, or load what was
     rows, capture_seconds = list[dict[str, Any]](), dict[str, float]()
@@ -88,10 +88,13 @@ def measure(
         began = time.process_time()
         captured[name] = captured_operators(workload(name), cluster.device_types[DEVICE], DATABASE, REPLICAS)
         capture_seconds[name] = time.process_time() - began
+    points = {name: coarsen(one.arrays) for name, one in captured.items()}
+    trainings = Trainings(points, seeds, steps, PROCESSES) if seeds else None
+    for name in models:
         for configuration in CONFIGURATIONS:
             rows += compared(name, captured[name], configuration, cluster)
     found = {"exact": _summary(rows), "capture_cpu_seconds": capture_seconds}
-    agent_rows, summary = agents({name: coarsen(one.arrays) for name, one in captured.items()}, seeds, steps, figures)
+    agent_rows, summary = trainings.finished(figures) if trainings is not None else ([], {})
     return [*rows, *agent_rows], {"pipeline": found | summary}
 
 
