@@ -23,7 +23,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "placement", "timing"),
     ("cost", "runtime"),
-    ("launch", "planning", "profiling", "sharding", "testing", "trials", "watching"),
+    ("launch", "operator_cuts", "planning", "profiling", "sharding", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),

@@ -1,9 +1,10 @@
-"""The operator level: shardings that are found, beside Auto-MAP's tables and today's peers; branching graphs placed.
+"""The operator level: shardings, cuts and placements that are found, beside Auto-MAP's tables and today's peers.
 
 python -m benchmarks.operators --partitioning --json benchmarks/results/operators-partitioning.json
 python -m benchmarks.operators --data-parallel
 python -m benchmarks.operators --peers --referee-seconds 60
 python -m benchmarks.operators --placement --json benchmarks/results/operators-placement.json
+python -m benchmarks.operators --pipeline      # half an hour; --seeds 0, without agents: minutes
 """
 
 from __future__ import annotations
@@ -23,22 +24,31 @@ def main(
     data_parallel: Annotated[bool, typer.Option("--data-parallel", help="which dimensions are the batch's")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="Llama-like decoders, beside autoparallel's times")] = False,
     placement: Annotated[bool, typer.Option("--placement", help="branching graphs on several devices")] = False,
-    models: Annotated[str, typer.Option(help="of --partitioning and --data-parallel; default: all")] = "",
+    pipeline: Annotated[bool, typer.Option("--pipeline", help="cuts of operators and devices, tables 7 and 8")] = False,
+    models: Annotated[str, typer.Option(help="of --partitioning, --data-parallel and --pipeline; default: all")] = "",
     most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
     referee_seconds: Annotated[float, typer.Option(min=0, help="of --peers: HiGHS's budget for each; 0: none")] = 0.0,
     operations: Annotated[int, typer.Option(min=1, help="of --placement: of each large graph")] = 500,
     budget_seconds: Annotated[float, typer.Option(min=0, help="of --placement: CPU seconds of each search")] = 7.0,
     seed: Annotated[int, typer.Option(min=0, help="of --placement: of graphs and searches")] = 0,
+    seeds: Annotated[int, typer.Option(min=0, help="of --pipeline: trainings of each DQN agent; 0: none")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="of --pipeline: moves that an agent learns from")] = 10_000,
+    figures: Annotated[Path | None, typer.Option(help="of --pipeline: folder for the convergence curves")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of them."""
-    if partitioning + data_parallel + peers + placement != 1:
-        raise typer.BadParameter("wanted one of --partitioning, --data-parallel, --peers and --placement")
+    if partitioning + data_parallel + peers + placement + pipeline != 1:
+        raise typer.BadParameter("wanted one of --partitioning, --data-parallel, --peers, --placement and --pipeline")
     if placement:
         from benchmarks.operators.placement import measure
 
         rows, found = measure(seed, budget_seconds, operations)
         report("Branching graphs on several devices", rows, {"placement": found}, json_path)
+        return
+    if pipeline:
+        from benchmarks.operators.pipeline import show
+
+        show(models, seeds, steps, figures, json_path)
         return
     from benchmarks.operators import shardings
 
