@@ -27,13 +27,14 @@ from dejavu.sharding.data_parallel import data_parallel
 from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
 from dejavu.sharding.prices import prices_on
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
+from dejavu.sharding.rules import AVERAGED, REPLICATED, SUMMED
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
 from dejavu.sharding.solvers.memory import NothingFitsError, WithinMemory
 from dejavu.sharding.solvers.messages import bounds
 from dejavu.sharding.solvers.pruning import pruned
 from dejavu.sharding.solvers.repeated import Repeated
-from dejavu.sharding.strategies import AVERAGED, REPLICATED, SUMMED, Strategy, is_known, strategies_of
+from dejavu.sharding.strategies import Strategy, strategies_of, without_rule
 from dejavu.workload import Workload
 
 DEVICE = "V100-SXM2-16GB"
@@ -254,12 +255,7 @@ def called(node: Node, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 @every_model
 def test_nearly_all_that_takes_time_can_be_split(name: str) -> None:
     """What has no rule is whole, and costs next to nothing here."""
-    unknown = set()
-    for graph in graphs_of(name, "cuda"):
-        for node in graph.nodes:
-            if not node.is_source and node.inputs and not is_known(node):
-                unknown.add(node.kind)
-    assert unknown <= {"aten.lift_fresh", "aten.bincount"}
+    assert set(without_rule(graphs_of(name, "cuda"))) <= {"aten.lift_fresh", "aten.bincount"}
 
 
 # --- Prices and plans. ---

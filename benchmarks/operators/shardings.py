@@ -21,6 +21,7 @@ from dejavu.sharding.problem import Answer, ShardingError
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
 from dejavu.sharding.solvers.repeated import Repeated
+from dejavu.sharding.strategies import without_rule
 from dejavu.workload import Workload
 
 T = TypeVar("T")
@@ -155,6 +156,7 @@ def partitioning(models: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any
             "gap_percent": answer.gap_percent,
             "partitioned": split,
             "weights": count,
+            "without_rule": ", ".join(without_rule(found.graphs)) or "none",
             "paper_partitioned": published and f"{published.partitioned} of {published.variables}",
         }
         rows.append(row)

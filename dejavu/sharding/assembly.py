@@ -16,10 +16,11 @@ import numpy as np
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
-from dejavu.sharding.operator_graph import CONSTANT, WEIGHT, Node, OperatorGraph, TensorType, Value
+from dejavu.sharding.operator_graph import WEIGHT, Node, OperatorGraph, TensorType, Value
 from dejavu.sharding.problem import ChoiceProblem, Floats, Pair
+from dejavu.sharding.rules import REPLICATED
 from dejavu.sharding.solvers.repeated import Block
-from dejavu.sharding.strategies import REPLICATED, Strategy, placements_of, strategies_of
+from dejavu.sharding.strategies import Strategy, placements_of, strategies_of
 
 Placement = tuple[int, ...]  # on each dimension of the mesh
 Moves = Callable[[str, int, float], float]  # (collective, mesh dimension, bytes of the whole tensor there) -> seconds
@@ -79,7 +80,7 @@ class _Assembly:
     def __init__(self, prices: ShardingPrices) -> None:
         self._prices = prices
         self._options: list[tuple[Option, ...]] = []
-        self._work: list[list[tuple[Kernel, float] | None]] = []
+        self._work: list[list[Kernel | None]] = []
         self._bytes: list[Floats] = []
         self._edges: dict[Pair, Floats] = {}
         self._of_node: dict[tuple[int, int], int] = {}
@@ -142,7 +143,7 @@ class _Assembly:
         options, kernels = self._known[key]
         sizes = [(o, tensor.size_bytes) for o, tensor in enumerate(node.outputs) if Value(k, o) in kept]
         held_K = [sum(size / self._parts(one.outputs[o]) for o, size in sizes) for one in options]
-        return self._add(options, [None if kernel is None else (kernel, 1.0) for kernel in kernels], held_K)
+        return self._add(options, kernels, held_K)
 
     def _places(self, tensor: TensorType) -> tuple[Option, ...]:
         found = list[Placement]()
@@ -161,7 +162,7 @@ class _Assembly:
     def _add(
         self,
         options: tuple[Option, ...],
-        work: Sequence[tuple[Kernel, float] | None] | None = None,
+        work: Sequence[Kernel | None] | None = None,
         held_K: Sequence[float] | None = None,
     ) -> int:
         self._options.append(options)
@@ -196,9 +197,9 @@ class _Assembly:
         )
 
     def _seconds(self) -> list[Floats]:
-        kernels = list(dict.fromkeys(one[0] for some in self._work for one in some if one is not None))
+        kernels = list(dict.fromkeys(one for some in self._work for one in some if one is not None))
         known = dict(zip(kernels, self._prices.kernels(kernels).tolist(), strict=True)) if kernels else {}
-        return [np.array([0.0 if one is None else one[1] * known[one[0]] for one in some]) for some in self._work]
+        return [np.array([0.0 if one is None else known[one] for one in some]) for some in self._work]
 
     def _edge(
         self, number: int, layer: OperatorGraph, value: Value, to: int, place: int | None, factor: float = 1.0
@@ -207,16 +208,10 @@ class _Assembly:
         at = self._of_node[number, value.node]
         from_ = [one.outputs[value.output] for one in self._options[at]]
         wanted = [one.outputs[0] if place is None else one.inputs[place] for one in self._options[to]]
-        if at == to:
-            self._own(at, layer.type_of(value), from_, wanted, factor)
-            return
         table = factor * self._moves(layer.type_of(value), from_, wanted)
         pair = (min(at, to), max(at, to))
         table = table if at < to else table.T
         self._edges[pair] = self._edges[pair] + table if pair in self._edges else table
-
-    def _own(self, at: int, tensor: TensorType, from_: list[Placement], wanted: list[Placement], factor: float) -> None:
-        raise NotImplementedError("a node that uses its own result")
 
     def _moves(self, tensor: TensorType, from_: Iterable[Placement], wanted: Iterable[Placement]) -> Floats:
         key = (tensor, tuple(from_), tuple(wanted))
@@ -236,9 +231,7 @@ class _Assembly:
         return total
 
     def _step(self, one: int, other: int, dim: int, size_bytes: float) -> float:
-        if (
-            other < REPLICATED
-        ):  # what is whole is its own mean, and one device's part of a sum; what is split is neither
+        if other < REPLICATED:  # what is whole is one device's part of a sum, or a mean; what is split is neither
             return 0.0 if one == REPLICATED else np.inf
         if one < REPLICATED:
             return self._prices.moves("all_reduce" if other == REPLICATED else "reduce_scatter", dim, size_bytes)
@@ -296,5 +289,4 @@ def _kept(layer: OperatorGraph) -> set[Value]:
         if layer.nodes[user].direction == "backward"
         and layer.nodes[value.node].direction == "forward"
         and not layer.nodes[value.node].is_source
-        and layer.nodes[value.node].kind != CONSTANT
     }

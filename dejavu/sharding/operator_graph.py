@@ -134,14 +134,16 @@ def trace_operators(
         with recorder:
             found = torch.autograd.grad(end, wanted, arriving, allow_unused=True)
     made = dict(zip([*([""] if received.requires_grad else []), *leaves], found, strict=False))
+    gradients = {name: recorder.value(one) for name, one in made.items() if one is not None}
+    ends = recorder.value(end)
     return OperatorGraph(
         nodes=tuple(recorder.nodes),
         weights=weights,
-        gradients={name: recorder.value(one) for name, one in made.items() if name and one is not None},
+        gradients={name: value for name, value in gradients.items() if name},
         received=start,
-        output=recorder.value(end),
+        output=ends,
         arriving=arrives if found else None,
-        leaving=None if (gone := made.get("")) is None else recorder.value(gone),
+        leaving=gradients.get(""),
     )
 
 

@@ -10,7 +10,8 @@ from dejavu.sharding.operator_graph import TensorType
 Ways = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
 Rule = Callable[[Sequence[TensorType], Sequence[TensorType], tuple[Any, ...], dict[str, Any]], Ways]
 
-REPLICATED, SUMMED = -1, -2
+# A tensor is whole on every device, or parts whose sum or mean it is; any other number: the dimension it is split by.
+REPLICATED, SUMMED, AVERAGED = -1, -2, -3
 
 
 def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], *_: Any) -> Ways:

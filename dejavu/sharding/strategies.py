@@ -7,7 +7,7 @@ The registries are asked without processes: a mesh needs no process group to be 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,14 +18,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
 from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
 
-from dejavu.sharding.operator_graph import Node, TensorType
-from dejavu.sharding.rules import RULES
-
-REPLICATED, SUMMED, AVERAGED = (
-    -1,
-    -2,
-    -3,
-)  # whole on every device; parts whose sum or mean it is; else: the split dimension
+from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
+from dejavu.sharding.rules import AVERAGED, REPLICATED, RULES, SUMMED
 
 
 class Strategy(NamedTuple):
@@ -58,8 +52,13 @@ def strategies_of(node: Node, inputs: Sequence[TensorType], size: int) -> tuple[
     return tuple(found)
 
 
-def is_known(node: Node) -> bool:
-    """Whether torch or a rule of ours says how to split the operator."""
+def without_rule(layers: Iterable[OperatorGraph]) -> tuple[str, ...]:
+    """Return the kinds of operators that take a tensor and run whole, because nothing says how to split them."""
+    nodes = (node for layer in layers for node in layer.nodes if node.inputs)
+    return tuple(sorted({node.kind for node in nodes if not _is_known(node)}))
+
+
+def _is_known(node: Node) -> bool:
     registries = DTensor._op_dispatcher.sharding_propagator
     return (
         node.kind in RULES
