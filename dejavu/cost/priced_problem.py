@@ -20,7 +20,7 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.workload import Workload
 
 # Collectives are not predicted more closely than this; within it, the less memory counts.
-_SPLIT_MARGIN = 0.05
+SPLIT_MARGIN = 0.05
 Transfers = dict[tuple[str, str], TransferCost]
 
 
@@ -87,7 +87,7 @@ def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL:
     for c, configuration in enumerate(configurations):
         can = configuration.tensor_parallel > 1 and not configuration.sequence_parallel
         other = place.get(replace(configuration, sequence_parallel=True)) if can else None
-        if other is None or total_C[other] > total_C[c] * (1 + _SPLIT_MARGIN):
+        if other is None or total_C[other] > total_C[c] * (1 + SPLIT_MARGIN):
             kept.append(c)
     return kept
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
@@ -106,7 +107,10 @@ def within(choice: Choice) -> str:
         return ", of one device for each stage,"
     limits = {"replicas": spread.max_data_parallel, "tensor-parallel devices": spread.max_tensor_parallel}
     said = [f"{most} {name}" for name, most in limits.items() if most is not None]
-    return f", of at most {' and '.join(said)} for each stage," if said else ""
+    parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
+    if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
+        parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
+    return "".join(f", {part}" for part in parts) + ("," if parts else "")
 
 
 def what_was_gained(choice: Choice) -> str:
