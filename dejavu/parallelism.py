@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
+from typing import Any
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import InputError
@@ -23,7 +24,9 @@ class Parallelism:
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
         sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
-        also_unsplit: consider devices that do not split the sequence also where they take hardly less time.
+        expert_parallel: which of False and True are considered there, if the model has experts.
+        also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
+            hardly less time.
     """
 
     max_data_parallel: int | None = None
@@ -31,6 +34,7 @@ class Parallelism:
     recompute: tuple[bool, ...] = (False, True)
     zero_levels: tuple[int, ...] = ZERO_LEVELS
     sequence_parallel: tuple[bool, ...] = (False, True)
+    expert_parallel: tuple[bool, ...] = (False, True)
     also_unsplit: bool = False
 
     def __post_init__(self) -> None:
@@ -43,8 +47,9 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
-        if not self.sequence_parallel:
-            raise InputError("sequence_parallel is (); wanted some of (False, True)")
+        for name in ("sequence_parallel", "expert_parallel"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is (); wanted some of (False, True)")
 
     @classmethod
     def one_device(cls) -> Parallelism:
@@ -61,7 +66,12 @@ class Parallelism:
         return cls.one_device() if cluster.kind == "cpu" else cls()
 
     def configurations(
-        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1, sequence_length: int = 0
+        self,
+        cluster: Cluster,
+        microbatch_size: int = 1,
+        most_tensor_parallel: int = 1,
+        sequence_length: int = 0,
+        num_experts: int = 0,
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 
@@ -70,19 +80,23 @@ class Parallelism:
         Args:
             most_tensor_parallel: the model's; every degree divides it.
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
+            num_experts: of which devices may hold equal numbers whole; 0: none can be.
         """
         return tuple(
             configuration
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
-            for configuration in self._by_sequence(plain, sequence_length)
+            for by_sequence in self._choices("sequence_parallel", plain, sequence_length)
+            for configuration in self._choices("expert_parallel", by_sequence, num_experts)
         )
 
-    def _by_sequence(self, plain: StageConfiguration, length: int) -> Iterator[StageConfiguration]:
-        can = plain.tensor_parallel > 1 and length > 0 and length % plain.tensor_parallel == 0
-        for by_sequence in self.sequence_parallel if can else (False,):
-            yield replace(plain, sequence_parallel=by_sequence)
+    def _choices(self, name: str, plain: StageConfiguration, shared: int) -> Iterator[StageConfiguration]:
+        """Yield it with and without the choice, where its devices can have equal numbers of what they would share."""
+        can = plain.tensor_parallel > 1 and shared > 0 and shared % plain.tensor_parallel == 0
+        for chosen in getattr(self, name) if can else (False,):
+            choice: dict[str, Any] = {name: chosen}
+            yield replace(plain, **choice)
 
     def _on_mesh(
         self, name: str, nodes: int, per_node: int, microbatch_size: int, most_tensor_parallel: int

@@ -59,7 +59,7 @@ DIGITS = GPT.model_copy(
         "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
     }
 )
-one = one_device()
+one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
 
 
@@ -186,6 +186,39 @@ CASES |= {
         (0, 2, 4),
         [one_device(1, 2, sequence_parallel=True), one],
     ),
+    "by expert, 2 shards, clipped": (
+        MIXTRAL.model_copy(update={"optimizer": CLIPPED}),
+        "1f1b",
+        (0, 2, 4),
+        [by_expert, one],
+    ),
+    "by expert, split backward, to shards of each": (MIXTRAL, "zbv", (0, 1, 2, 3, 4), [by_expert, one_device(1, 2)]),
+    "by expert and sequence": (
+        MIXTRAL,
+        "1f1b",
+        (0, 2, 4),
+        [one_device(1, 2, sequence_parallel=True, expert_parallel=True), by_expert],
+    ),
+    "by expert, 2 replicas of 2 shards, ZeRO 1": (
+        MIXTRAL,
+        "1f1b",
+        (0, 4),
+        [one_device(2, 2, zero_level=1, expert_parallel=True)],
+    ),
+    "by expert, one whole expert a device, ZeRO 3": (
+        MIXTRAL.model_copy(update={"model_options": {**MIXTRAL.model_options, "num_experts": 2}}),
+        "1f1b",
+        (0, 4),
+        [one_device(2, 2, zero_level=3, expert_parallel=True)],
+    ),
+    "by expert, recomputed, under autocast": (
+        MIXTRAL.model_copy(update={"mixed_precision": True}),
+        "1f1b",
+        (0, 3, 4),
+        [one_device(1, 2, recompute=True, expert_parallel=True), one],
+    ),
+    "by expert, places of a capacity": (MOE, "1f1b", (0, 2, 4), [by_expert] * 2),
+    "by expert, places of a capacity, split backward": (MOE, "zbv", (0, 1, 2, 3, 4), [by_expert, one]),
     "bert by sequence, 2 replicas of 2 shards": (BERT, "1f1b", (0, 4), [one_device(2, 2, sequence_parallel=True)]),
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),

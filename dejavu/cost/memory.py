@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
+from dejavu.cost.kernels.experts import most_rows
 from dejavu.cost.kernels.sharding import degree_of
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
@@ -75,14 +76,20 @@ class Shard:
     Attributes:
         degree: into how many parts this layer is sharded.
         by_sequence: the devices split the sequence outside the products.
+        by_expert: of experts the device has some whole, and as many rows as their router may send there.
     """
 
     degree: int = 1
     by_sequence: bool = False
+    by_expert: bool = False
 
     @classmethod
     def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
-        return cls(degree_of(layer, configuration.tensor_parallel), configuration.sequence_parallel)
+        return cls(
+            degree_of(layer, configuration.tensor_parallel),
+            configuration.sequence_parallel,
+            configuration.expert_parallel,
+        )
 
     def output_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
@@ -92,7 +99,12 @@ class Shard:
     def part(self, layer: Layer, own_bytes: float) -> float:
         """Return the device's part of what the layer has allocated of its own."""
         whole = min(own_bytes, self._whole_bytes(layer))
-        return whole + (own_bytes - whole) / self.degree
+        return whole + (own_bytes - whole) * self._part_of_rows(layer)
+
+    def _part_of_rows(self, layer: Layer) -> float:
+        """Return the most that the device gets of a layer's rows: where it holds whole experts, no equal part."""
+        experts = layer.tensor_parallel.experts if layer.tensor_parallel else None
+        return most_rows(experts, self.degree) if experts and self.by_expert else 1 / self.degree
 
     def _whole_bytes(self, layer: Layer) -> float:
         split = layer.tensor_parallel
@@ -100,7 +112,9 @@ class Shard:
             return 0.0
         inputs = sum(split.backward_sums)  # each gets its gradient by a sum
         normalized = 0.0 if self.by_sequence else sum(split.forward_sums[:-1])  # the last sum is the output
-        return (inputs + normalized) * layer.output_bytes
+        choices = split.experts.choices or 0 if split.experts else 0  # a token's results, before they are summed
+        rows = choices * (1 if self.by_expert else 2)  # and what experts of which each has a part receive
+        return (inputs + normalized + rows) * layer.output_bytes
 
 
 ALONE = Shard()

@@ -10,6 +10,7 @@ import numpy as np
 from dejavu.cluster import Cluster
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
+from dejavu.cost.kernels.experts import experts_to_share
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
@@ -19,7 +20,7 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import Floats
 from dejavu.workload import Workload
 
-# Collectives are not predicted more closely than this; within it, the less memory counts.
+# Collectives and small kernels are not predicted more closely than this; within it, the less memory counts.
 SPLIT_MARGIN = 0.05
 Transfers = dict[tuple[str, str], TransferCost]
 
@@ -47,7 +48,11 @@ def price_problem(
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
     configurations = parallelism.configurations(
-        cluster, workload.microbatch_size, most_tensor_parallel(graph), sequence_length(graph)
+        cluster,
+        workload.microbatch_size,
+        most_tensor_parallel(graph),
+        sequence_length(graph),
+        0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
     )
     found = prices.costs(configurations, workload)
     if not parallelism.also_unsplit:
@@ -76,18 +81,21 @@ def price_problem(
 
 
 def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL: Floats) -> list[int]:
-    """Return the configurations but those that take hardly less time than with the sequence split.
+    """Return the configurations but those that take hardly less time than with the sequence split, or parts of experts.
 
-    Both send the same bytes: an all-reduce is a reduce-scatter and an all-gather, with one more start. The split holds
-    less, and spares each device the additions and norms of the others' tokens, which prices leave out
-    (`cost.kernels.sharding`). To consider both everywhere would take the searches and bounds half as long again.
+    Whole experts may be sent more rows than parts of each have, up to all, and are as fast only if the router spreads
+    them. Whether the sequence is split or not, both send the same bytes: an all-reduce is a reduce-scatter and an
+    all-gather, with one more start. The split holds less, and spares each device the additions and norms of the others'
+    tokens, which prices leave out (`cost.kernels.sharding`). To consider both everywhere would take the searches and
+    bounds half as long again.
     """
     place, total_C = {configuration: c for c, configuration in enumerate(configurations)}, seconds_CL.sum(axis=1)
     kept = []
     for c, configuration in enumerate(configurations):
         can = configuration.tensor_parallel > 1 and not configuration.sequence_parallel
         other = place.get(replace(configuration, sequence_parallel=True)) if can else None
-        if other is None or total_C[other] > total_C[c] * (1 + SPLIT_MARGIN):
+        parts = place.get(replace(configuration, expert_parallel=False)) if configuration.expert_parallel else None
+        if all(one is None or total_C[one] > total_C[c] * (1 + SPLIT_MARGIN) for one in (other, parts)):
             kept.append(c)
     return kept
 

@@ -106,6 +106,11 @@ def check_compiled(job: TrainingJob) -> None:
             f"the plan's schedule {job.binding.plan.schedule} runs the backward pass in two parts, and layers are "
             "compiled; wanted another schedule, or compile: false"
         )
+    if any(stage.configuration.expert_parallel for stage in job.binding.plan.stages):
+        raise InputError(
+            "layers are compiled, and devices of the plan hold whole experts, whose rows are counted as they come; "
+            "wanted expert_parallel false, or compile: false"
+        )
     if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
         check_compiler()
 
@@ -146,6 +151,11 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
             raise LaunchError(
                 f"layer {builder.name!r} does not work token by token outside its sharded weights, so its devices "
                 "cannot split the sequence; wanted sequence_parallel false"
+            )
+        if configuration.expert_parallel and split.experts and split.experts.count % degree:
+            raise LaunchError(
+                f"layer {builder.name!r} has {split.experts.count} experts, which {degree} devices cannot share whole; "
+                "wanted a tensor-parallel degree that divides them, or expert_parallel false"
             )
 
 
