@@ -416,6 +416,25 @@ def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
     assert result.resumed_from_step == 4
 
 
+def test_whole_experts_go_on_as_parts_of_each(tmp_path: Path) -> None:
+    """A checkpoint has whole matrices of all experts, whoever had which."""
+    workload = MIXTRAL.model_copy(update={"num_steps": 4})
+    plans = (
+        by_hand("1f1b", (0, 4), [one_device(2, 2, zero_level=1, expert_parallel=True)], 4),
+        by_hand("1f1b", (0, 3, 4), [one_device(1, 2), one], 4),
+    )
+    expected, builders = train_single(workload, Draw(), range(4)), layers_of(workload)
+    for binding, last in zip(plans, (2, 4), strict=True):
+        result = launch(launched(job_of(workload, binding, last), tmp_path))
+        assert result.losses == pytest.approx(expected[:last], abs=TOLERANCE)
+        saved = read_checkpoint(Path(result.final_checkpoint), {builder.name for builder in builders})
+        for builder in builders:
+            for name, weight in builder.build().named_parameters():
+                moments = [f"optimizer.{builder.name}.{name}.{what}" for what in ("exp_avg", "exp_avg_sq")]
+                assert all(saved[one].shape == weight.shape for one in (f"model.{builder.name}.{name}", *moments))
+    assert result.resumed_from_step == 2
+
+
 def test_master_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
     """Two stages to one in two shards: without its masters the training would start over from rounded weights."""
     workload = MASTERS.model_copy(update={"num_steps": 4})

@@ -79,6 +79,24 @@ class ParallelPrices:
             self._priced[microbatch_size] = self._at(microbatch_size)
         return self._priced[microbatch_size]
 
+    def computing_seconds(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> list[float]:
+        """Add up each one's passes over all layers, recomputing included and communication left out.
+
+        Raises:
+            CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
+        """
+        self._ask(configurations, microbatch_size)
+        found = [self.passes(configuration, microbatch_size) for configuration in configurations]
+        return [
+            float(((1 + configuration.recompute) * one.forward_L + one.backward_L).sum())
+            for configuration, one in zip(configurations, found, strict=True)
+        ]
+
+    def _ask(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> None:
+        """Price the kernels of all parts of layers in one batch."""
+        parts = {LayerPart.of(configuration, microbatch_size) for configuration in configurations}
+        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+
     def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
         """Price every layer under every configuration.
 
@@ -86,8 +104,7 @@ class ParallelPrices:
             CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
         """
         examples = float(example_bytes(workload))
-        parts = {LayerPart.of(configuration, workload.microbatch_size) for configuration in configurations}
-        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+        self._ask(configurations, workload.microbatch_size)
         columns = [self._column(configuration, workload, examples) for configuration in configurations]
         memories = [column.memory for column in columns]
         forward, backward = (np.array([getattr(c, name) for c in columns]) for name in ("forward_L", "backward_L"))

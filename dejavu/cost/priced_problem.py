@@ -54,6 +54,8 @@ def price_problem(
         sequence_length(graph),
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
     )
+    if not parallelism.also_unsplit:
+        configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
     found = prices.costs(configurations, workload)
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
@@ -78,6 +80,25 @@ def price_problem(
         dict(backward_parts_L2 or {}),
         runs,
     )
+
+
+def _worth_pricing(
+    prices: ParallelPrices, configurations: Sequence[StageConfiguration], microbatch_size: int
+) -> tuple[StageConfiguration, ...]:
+    """Return the configurations but those whose whole experts compute hardly less: both ways send the same bytes.
+
+    So none is left out that `_worth_considering` would keep, and most are never priced.
+    """
+    known = set(configurations)
+    pairs = {one: replace(one, expert_parallel=False) for one in configurations if one.expert_parallel}
+    pairs = {whole: parts for whole, parts in pairs.items() if parts in known}
+    alike = {one: replace(one, sequence_parallel=False, zero_level=0) for pair in pairs.items() for one in pair}
+    asked = tuple(dict.fromkeys(alike.values()))
+    seconds = dict(zip(asked, prices.computing_seconds(asked, microbatch_size), strict=True))
+    slow = {
+        whole for whole, parts in pairs.items() if seconds[alike[parts]] <= seconds[alike[whole]] * (1 + SPLIT_MARGIN)
+    }
+    return tuple(one for one in configurations if one not in slow)
 
 
 def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL: Floats) -> list[int]:

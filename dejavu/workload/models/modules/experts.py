@@ -51,6 +51,7 @@ def _groups(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
 def _has_own_kernel(*tensors: torch.Tensor) -> bool:
     return all(
         tensor.is_cuda
+        and tensor.numel() > 0  # no token may go to a device's experts
         and tensor.dtype == torch.bfloat16
         and all(step == 1 or step * tensor.element_size() % _ALIGNED_BYTES == 0 for step in tensor.stride())
         for tensor in tensors
