@@ -7,7 +7,7 @@ the slowest stage; this does none of it, so the final candidates are compared by
 from __future__ import annotations
 
 from dejavu.simulation.blocking import BlockedStep, BlockingMessages, Sending, simulate_blocking
-from dejavu.simulation.plans import price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation.plans import price_of_simulated, simulate_plan, simulate_plan_blocking, stages_of
 from dejavu.simulation.result import Event, Simulation, trace_rows
 from dejavu.simulation.step import Message, StageSeconds, simulate
 
@@ -23,6 +23,7 @@ __all__ = [
     "simulate",
     "simulate_blocking",
     "simulate_plan",
+    "simulate_plan_blocking",
     "stages_of",
     "trace_rows",
 ]

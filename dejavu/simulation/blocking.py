@@ -91,6 +91,11 @@ class BlockedStep:
         return max(self.stop_seconds_S)
 
     @property
+    def num_actions(self) -> int:
+        """How many passes, and per-step works of stages."""
+        return len(self.events)
+
+    @property
     def bubble_fraction(self) -> float:
         """Share of the stages' time in which they run nothing."""
         total = len(self.stop_seconds_S) * self.step_seconds
