@@ -300,6 +300,22 @@ def test_what_cannot_be_priced_says_why(tmp_path: Path) -> None:
         price_plan(found.plans[1], found.layers, found.network)
 
 
+def test_another_copy_stands_in_for_a_number_that_is_missing(tmp_path: Path) -> None:
+    rows = [row | {"planner_forward_s": row["forward_s"], "forward_s": math.nan} for row in layer_rows()]
+    prices = []
+    for name, layers in (("own", None), ("copy", rows)):
+        plan, found = only_plan(write_folder(tmp_path / name, [plan_row([[("fast", 1)]], [])], layers))
+        prices.append(price_plan(plan, found.layers, found.network))
+    assert prices[0] == prices[1]
+
+
+def test_links_without_any_bandwidth_are_said(tmp_path: Path) -> None:
+    plans = [plan_row([[("fast", 1)], [("fast", 1)]], [3]), plan_row([[("fast", 1), ("slow", 1)]], [])]
+    _, rows, summary = run(write_folder(tmp_path / "f", plans, between=-1.0))
+    assert all("not priced: " in row["notes"] for row in rows) and summary["mape_percent"] is None
+    json.dumps([rows, summary], allow_nan=False)
+
+
 @pytest.mark.parametrize("file", ["layers.parquet", "network.parquet", "plans.jsonl"])
 def test_a_file_that_is_no_such_file_is_named(tmp_path: Path, file: str) -> None:
     folder = write_folder(tmp_path / "f", [plan_row([[("fast", 1)]], [])])

@@ -57,7 +57,7 @@ def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
 def _layer_rows(path: Path) -> Iterator[tuple[str, str, int, int, int, LayerRow]]:
     """Rows whose passes are numbers; a layer without work (an embedding's backward pass) may take 0."""
     for row in _rows(path, _LAYERS):
-        forward, backward = _number(row, "forward_s"), _number(row, "backward_s")
+        forward, backward = (_first(row, f"{name}_s", f"planner_{name}_s") for name in ("forward", "backward"))
         places = [_number(row, name) for name in ("layer", "tensor_parallel", "microbatch_size")]
         if forward is None or backward is None or None in places:
             continue
@@ -98,6 +98,11 @@ def _network(path: Path) -> Network:
         return Network(between, within)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _first(row: dict[str, Any], *names: str) -> float | None:
+    """The first of the columns that has a number here: the planner's is another copy of the same measurements."""
+    return next((value for name in names if (value := _number(row, name)) is not None), None)
 
 
 def _number(row: dict[str, Any], name: str) -> float | None:
