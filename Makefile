@@ -42,6 +42,7 @@ bench: $(VENV)/.ready
 	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
 	$(BENCH).capture --json $(RESULTS)/capture.json
 	$(BENCH).published --json $(RESULTS)/published.json
+	test ! -d $(DATA)/sailor || $(BENCH).plans $(DATA)/sailor --json $(RESULTS)/plans.json
 	$(BENCH).feedback --json $(RESULTS)/feedback.json
 	$(BENCH).measuring --json $(RESULTS)/measuring.json
 	$(BENCH).training --losses --json $(RESULTS)/training-losses.json

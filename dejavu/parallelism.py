@@ -27,6 +27,7 @@ class Parallelism:
         expert_parallel: which of False and True are considered there, if the model has experts.
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
+        only: these configurations and no others, as of a plan that is there already.
     """
 
     max_data_parallel: int | None = None
@@ -36,6 +37,7 @@ class Parallelism:
     sequence_parallel: tuple[bool, ...] = (False, True)
     expert_parallel: tuple[bool, ...] = (False, True)
     also_unsplit: bool = False
+    only: tuple[StageConfiguration, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_data_parallel", "max_tensor_parallel"):
@@ -81,7 +83,15 @@ class Parallelism:
             most_tensor_parallel: the model's; every degree divides it.
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
             num_experts: of which devices may hold equal numbers whole; 0: none can be.
+
+        Raises:
+            InputError: one of `only` is not possible.
         """
+        if self.only:
+            for one in self.only:
+                _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
+                _check_split(one, sequence_length, num_experts)
+            return self.only
         return tuple(
             configuration
             for name in cluster.device_counts
@@ -109,6 +119,35 @@ class Parallelism:
                 continue
             for recompute, zero in product(self.recompute, self.zero_levels if data > 1 else (0,)):
                 yield StageConfiguration(name, nodes, per_node, data, tensor, recompute, zero)
+
+
+def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: int, most_tensor_parallel: int) -> None:
+    """Raise InputError if the cluster, the batch or the model does not allow the configuration."""
+    if one.device_type not in cluster.device_counts:
+        raise InputError(f"device type {one.device_type!r}; the cluster has {', '.join(cluster.device_counts)}")
+    if (one.num_nodes, one.devices_per_node) not in meshes(cluster, one.device_type):
+        known = ", ".join(f"{nodes} × {each}" for nodes, each in meshes(cluster, one.device_type))
+        raise InputError(f"{one.num_nodes} nodes × {one.devices_per_node} of {one}; wanted nodes × devices of {known}")
+    if one.devices_per_node % one.tensor_parallel:
+        raise InputError(
+            f"{one}: tensor_parallel {one.tensor_parallel} does not divide its {one.devices_per_node} devices in a node"
+        )
+    if most_tensor_parallel % one.tensor_parallel:
+        raise InputError(
+            f"{one}: tensor_parallel {one.tensor_parallel} does not divide {most_tensor_parallel}, the model's most"
+        )
+    if microbatch_size % one.data_parallel:
+        raise InputError(
+            f"{one}: {one.data_parallel} replicas do not divide a microbatch of {microbatch_size} examples"
+        )
+
+
+def _check_split(one: StageConfiguration, sequence_length: int, num_experts: int) -> None:
+    """Raise InputError if the model cannot be split as the configuration's tensor-parallel devices would."""
+    if one.sequence_parallel and (not sequence_length or sequence_length % one.tensor_parallel):
+        raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
+    if one.expert_parallel and (not num_experts or num_experts % one.tensor_parallel):
+        raise InputError(f"{one}: its devices do not divide {num_experts} experts")
 
 
 def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,7 @@ FLOORS = (
     ("foundation",),
     ("cluster", "plans", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
-    ("graphs", "importers", "init", "placement", "timing"),
+    ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime"),
     ("launch", "operator_cuts", "planning", "profiling", "sharding", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
