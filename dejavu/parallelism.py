@@ -22,6 +22,7 @@ class Parallelism:
         max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow.
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
+        offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
         sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
         also_unsplit: consider devices that do not split the sequence also where they take hardly less time.
     """
@@ -32,6 +33,7 @@ class Parallelism:
     zero_levels: tuple[int, ...] = ZERO_LEVELS
     sequence_parallel: tuple[bool, ...] = (False, True)
     also_unsplit: bool = False
+    offload: tuple[bool, ...] = (False, True)
 
     def __post_init__(self) -> None:
         for name in ("max_data_parallel", "max_tensor_parallel"):
@@ -43,13 +45,14 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
-        if not self.sequence_parallel:
-            raise InputError("sequence_parallel is (); wanted some of (False, True)")
+        for name in ("sequence_parallel", "offload"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is (); wanted some of (False, True)")
 
     @classmethod
     def one_device(cls) -> Parallelism:
         """A stage is one device that keeps its activations."""
-        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,))
+        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(False,))
 
     @classmethod
     def usual(cls, cluster: Cluster) -> Parallelism:
@@ -72,11 +75,12 @@ class Parallelism:
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
         """
         return tuple(
-            configuration
+            replace(configuration, offload=offload)
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
             for configuration in self._by_sequence(plain, sequence_length)
+            for offload in (self.offload if cluster.host_memory_of(name) else (False,))
         )
 
     def _by_sequence(self, plain: StageConfiguration, length: int) -> Iterator[StageConfiguration]:

@@ -26,6 +26,8 @@ class StageConfiguration:
         zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
         sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
             the cuts inside the model) is split among them along the sequence (Korthikanti et al., MLSys 2023).
+        offload: what is kept for the backward pass waits in the memory of the devices' node, but for what the model's
+            last layer keeps.
     """
 
     device_type: str
@@ -36,6 +38,7 @@ class StageConfiguration:
     recompute: bool = False
     zero_level: int = 0
     sequence_parallel: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
@@ -60,6 +63,8 @@ class StageConfiguration:
             parts.append("sp")
         if self.recompute:
             parts.append("recompute")
+        if self.offload:
+            parts.append("offload")
         if self.zero_level:
             parts.append(f"ZeRO-{self.zero_level}")
         return ", ".join(parts)

@@ -69,6 +69,7 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         parts += [f"{short} {its[name]}" for name, short in DEGREES.items() if its[name] > (name != "zero_level")]
         parts += ["sp"] if its.get("sequence_parallel") else []
         parts += ["recompute"] if its["recompute"] else []
+        parts += ["offload"] if its.get("offload") else []
         rows[f"stage {number}"] = f"layers {stage['start']}–{stage['stop'] - 1} on {', '.join(parts)}"
     return rows
 
