@@ -27,6 +27,7 @@ class Parallelism:
         expert_parallel: which of False and True are considered there, if the model has experts.
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
+        offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
         only: these configurations and no others, as of a plan that is there already.
     """
 
@@ -37,6 +38,7 @@ class Parallelism:
     sequence_parallel: tuple[bool, ...] = (False, True)
     expert_parallel: tuple[bool, ...] = (False, True)
     also_unsplit: bool = False
+    offload: tuple[bool, ...] = (False, True)
     only: tuple[StageConfiguration, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,14 +51,14 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
-        for name in ("sequence_parallel", "expert_parallel"):
+        for name in ("sequence_parallel", "expert_parallel", "offload"):
             if not getattr(self, name):
                 raise InputError(f"{name} is (); wanted some of (False, True)")
 
     @classmethod
     def one_device(cls) -> Parallelism:
         """A stage is one device that keeps its activations."""
-        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,))
+        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(False,))
 
     @classmethod
     def usual(cls, cluster: Cluster) -> Parallelism:
@@ -90,15 +92,16 @@ class Parallelism:
         if self.only:
             for one in self.only:
                 _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
-                _check_split(one, sequence_length, num_experts)
+                _check_split(one, cluster, sequence_length, num_experts)
             return self.only
         return tuple(
-            configuration
+            replace(configuration, offload=offload)
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
+            for offload in (self.offload if cluster.host_memory_of(name) else (False,))
         )
 
     def _choices(self, name: str, plain: StageConfiguration, shared: int) -> Iterator[StageConfiguration]:
@@ -142,10 +145,12 @@ def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: 
         )
 
 
-def _check_split(one: StageConfiguration, sequence_length: int, num_experts: int) -> None:
-    """Raise InputError if the model cannot be split as the configuration's tensor-parallel devices would."""
+def _check_split(one: StageConfiguration, cluster: Cluster, sequence_length: int, num_experts: int) -> None:
+    """Raise InputError if the model cannot be split as the configuration says, or its nodes keep no activations."""
     if one.sequence_parallel and (not sequence_length or sequence_length % one.tensor_parallel):
         raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
+    if one.offload and cluster.host_memory_of(one.device_type) is None:
+        raise InputError(f"{one}: the cluster file gives not every such node host_memory: {{size: …, bandwidth: …}}")
     if one.expert_parallel and (not num_experts or num_experts % one.tensor_parallel):
         raise InputError(f"{one}: its devices do not divide {num_experts} experts")
 

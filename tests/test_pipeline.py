@@ -149,6 +149,19 @@ CASES |= {
     "3 runs of 1f1b, ZeRO 3": (ACCUMULATED, "1f1b", (0, 4, 8), [one, one_device(2, zero_level=3)]),
     "3 runs of 1f1b, 2 shards": (ACCUMULATED, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
     "3 runs with dropout": (DROPPED, "interleaved_1f1b", (0, 1, 3, 5, 6), TWO),
+    "offloaded": (GPT, "1f1b", (0, 3, 8), [one_device(offload=True)] * 2),
+    "offloaded, 2 replicas and recomputed": (
+        GPT,
+        "interleaved_1f1b",
+        (0, 2, 4, 6, 8),
+        [one_device(2, offload=True), one_device(recompute=True, offload=True)],
+    ),
+    "offloaded, ZeRO 3 and 2 shards by sequence": (
+        GPT,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(2, zero_level=3, offload=True), one_device(1, 2, sequence_parallel=True, offload=True)],
+    ),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,

@@ -130,10 +130,20 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     return shard.part(layer, footprint.held_bytes) + output
 
 
+def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALONE) -> float:
+    """Count what a layer's forward pass moves to the host's memory and its backward pass back (`graphs.offload`)."""
+    if recompute:
+        return shard.part(layer, layer.recompute_footprint.held_bytes) + layer.footprint.input_bytes
+    return shard.part(layer, layer.activation_bytes)
+
+
 def layer_temporary_bytes(
-    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, shard: Shard = ALONE
+    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, offload: bool = False, shard: Shard = ALONE
 ) -> float:
-    """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts."""
+    """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts.
+
+    Of a layer whose activations are offloaded all are there while it runs, and its input, which no layer holds.
+    """
     footprint = layer.recompute_footprint if recompute else layer.footprint
     weight, output = footprint.largest_parameter_bytes / shard.degree, shard.output_bytes(layer)
     step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
@@ -143,6 +153,8 @@ def layer_temporary_bytes(
         for moment in footprint.backward
     )
     passes = max(*forward, max(backward) + cast_bytes(weight, optimizer))
+    if offload:
+        return max(passes + footprint.input_bytes, step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)
     return max(passes - held, step - held, 0.0)
 
@@ -176,7 +188,11 @@ def message_bytes(cut_bytes: T, num_microbatches: int) -> T:
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationMemory:
-    """The memory fields of `AdditiveCosts`, for one configuration."""
+    """The memory fields of `AdditiveCosts`, for one configuration.
+
+    Attributes:
+        offloaded_bytes_L: what a layer keeps in the host's memory for one microbatch in flight of one device.
+    """
 
     capacity_bytes: float
     fixed_bytes_L: Floats
@@ -184,6 +200,7 @@ class ConfigurationMemory:
     temporary_bytes_L: Floats
     message_bytes_L1: Floats
     step_bytes_L: Floats
+    offloaded_bytes_L: Floats
 
 
 def configuration_memory(
@@ -217,11 +234,20 @@ def configuration_memory(
         pairs = zip(kinds, shards, strict=True)
         return np.array([size(layer, recompute=configuration.recompute, shard=shard) for layer, shard in pairs])[kind_L]
 
+    held_L = each(layer_activation_bytes)
+    temporary_L = each(partial(layer_temporary_bytes, optimizer=workload.optimizer))
+    offloaded_L = np.zeros_like(held_L)
+    if configuration.offload:  # the model's last layer keeps what it has, and its input, which no other holds
+        offloaded_L[:-1] = each(offloaded_bytes)[:-1]
+        temporary_L[:-1] = each(partial(layer_temporary_bytes, optimizer=workload.optimizer, offload=True))[:-1]
+        held_L[:-1] = 0.0
+        held_L[-1] += graph.layers[-1].footprint.input_bytes
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
         fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
-        activation_bytes_L=each(layer_activation_bytes),
-        temporary_bytes_L=each(partial(layer_temporary_bytes, optimizer=workload.optimizer)),
+        activation_bytes_L=held_L,
+        temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / r) / 2,
         step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+        offloaded_bytes_L=offloaded_L,
     )

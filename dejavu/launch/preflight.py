@@ -73,6 +73,11 @@ def check_spreading(job: TrainingJob) -> None:
                 f"pipeline rank {rank} splits {length} positions among {configuration.tensor_parallel} devices; wanted "
                 "a sequence_length that they divide, or sequence_parallel false"
             )
+        if configuration.offload and named(SCHEDULES, plan.schedule).splits_backward:
+            raise LaunchError(
+                f"pipeline rank {rank} keeps activations in its node's memory, from where they come back once, and "
+                f"{plan.schedule} runs the backward pass in two parts; wanted offload false, or another schedule"
+            )
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "

@@ -27,6 +27,8 @@ class StageConfiguration:
         sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
             the cuts inside the model) is split among them along the sequence (Korthikanti et al., MLSys 2023).
         expert_parallel: of layers with experts, tensor-parallel devices hold whole experts in place of a part of each.
+        offload: what is kept for the backward pass waits in the memory of the devices' node, but for what the model's
+            last layer keeps.
     """
 
     device_type: str
@@ -38,6 +40,7 @@ class StageConfiguration:
     zero_level: int = 0
     sequence_parallel: bool = False
     expert_parallel: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
@@ -66,6 +69,8 @@ class StageConfiguration:
             parts.append("ep")
         if self.recompute:
             parts.append("recompute")
+        if self.offload:
+            parts.append("offload")
         if self.zero_level:
             parts.append(f"ZeRO-{self.zero_level}")
         return ", ".join(parts)

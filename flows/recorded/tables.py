@@ -70,6 +70,7 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         parts += [f"{short} {its[name]}" for name, short in DEGREES.items() if its[name] > (name != "zero_level")]
         parts += [short for name, short in CHOICES.items() if its.get(name)]
         parts += ["recompute"] if its["recompute"] else []
+        parts += ["offload"] if its.get("offload") else []
         rows[f"stage {number}"] = f"layers {stage['start']}–{stage['stop'] - 1} on {', '.join(parts)}"
     return rows
 
