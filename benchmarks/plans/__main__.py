@@ -67,8 +67,8 @@ def row_of(
     except DejavuError as error:
         notes = f"not priced: {error}"
     measured = plan.measured_seconds
-    simulated = price and price.simulated_seconds
-    formula = price and price.formula_seconds
+    simulated = price.simulated_seconds if price is not None else None
+    formula = price.formula_seconds if price is not None else None
 
     def off(predicted: float | None) -> float | None:
         return 100.0 * (predicted / measured - 1.0) if predicted is not None and measured is not None else None
