@@ -11,7 +11,9 @@ import importlib.util
 import os
 import shlex
 import shutil
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,27 +164,19 @@ def started_jobs(queue: Queue, cluster: Cluster, work: Path, *, trains: bool, sa
         JobError: the batch system does not take the jobs, or none starts within the time limit.
     """
     check_queue(queue, cluster, trains=trains)
-    import dask_jobqueue
-
-    nodes, settings, security = _nodes(queue, cluster, trains), _settings(queue.system), Security.temporary()
+    nodes, settings = _nodes(queue, cluster, trains), _settings(queue.system)
     project = Path.cwd()
-    told = Path(os.path.relpath(work, project))  # jobs start there, and dask-jobqueue quotes no spaces in its lines
-    certificates, log = told / "jobs", told / "logs" / "jobs"
-    certificates.mkdir(mode=0o700, parents=True, exist_ok=True)
-    configured = {
-        "distributed.scheduler.allowed-failures": MOST_ATTEMPTS - 1,
-        "distributed.deploy.lost-worker-timeout": "1 day",  # a nanny restarts its worker; the job stays
-        "distributed.comm.tls.ca-file": security.tls_ca_file,
-        "distributed.comm.tls.client.cert": security.tls_client_cert,
-        "distributed.comm.tls.client.key": security.tls_client_key,
-    }
-    with dask.config.set(configured):
-        started = getattr(dask_jobqueue, _SYSTEMS[queue.system].cluster)(
+    work = Path(os.path.relpath(work, project))  # dask-jobqueue quotes no spaces in its lines, and jobs start there
+    log = Path(settings.get("log-directory") or work / "logs" / "jobs")
+    shared = Path(os.path.expandvars(settings.get("shared-temp-directory") or work / "jobs")).expanduser()
+    with _certificates(shared) as security, dask.config.set(_configuration(security)):
+        own = getattr(_package(), _SYSTEMS[queue.system].cluster)
+        started = own(
+            job_cls=_that_says_when_it_ends(own.job_cls),
             security=security,
             protocol="tls://",
             silence_logs="CRITICAL",
-            shared_temp_directory=settings.get("shared-temp-directory") or str(certificates),
-            log_directory=settings.get("log-directory") or str(log),
+            log_directory=str(log),
             processes=settings["processes"],
             python=settings.get("python") or shlex.quote(sys.executable),
             scheduler_options={"dashboard_address": LOOPBACK_PAGES, **(settings.get("scheduler-options") or {})},
@@ -196,6 +190,54 @@ def started_jobs(queue: Queue, cluster: Cluster, work: Path, *, trains: bool, sa
             yield jobs
         finally:
             started.close()
+
+
+def _package() -> Any:
+    """Import dask-jobqueue, and take back what it takes as it is imported: Ctrl-C would end this process with code 0.
+
+    Python lets only the main thread say what a signal does, so that is where it has to be imported first.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    import dask_jobqueue
+
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
+    return dask_jobqueue
+
+
+def _that_says_when_it_ends(job: Any) -> Any:
+    """Return that kind of job, with a status that says when it has ended: Dask checks it, dask-jobqueue leaves it."""
+
+    async def close(self: Any) -> None:
+        await job.close(self)
+        self.status = Status.closed
+
+    return type(job.__name__, (job,), {"close": close})
+
+
+@contextmanager
+def _certificates(shared: Path) -> Iterator[Security]:
+    """Make certificates of this run; what workers need of them is in files there, until the end of the block."""
+    made = Security.temporary()
+    shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tls-", dir=shared) as folder:  # its owner's alone
+        for name in ("tls_ca_file", "tls_worker_cert", "tls_worker_key"):
+            path = shared / Path(folder).name / f"{name}.pem"
+            path.write_text(getattr(made, name))
+            setattr(made, name, str(path))
+        yield made
+
+
+def _configuration(security: Security) -> dict[str, object]:
+    """Return Dask's configuration of this process: how the scheduler takes losses, and clients' certificates."""
+    own = security.get_tls_config_for_role("client")
+    return {
+        "distributed.scheduler.allowed-failures": MOST_ATTEMPTS - 1,
+        "distributed.deploy.lost-worker-timeout": "1 day",  # a nanny restarts its worker; the job stays
+        "distributed.comm.tls.ca-file": own["ca_file"],
+        "distributed.comm.tls.client.cert": own["cert"],
+        "distributed.comm.tls.client.key": own["key"],
+    }
 
 
 @contextmanager
@@ -233,9 +275,6 @@ def _submit(started: Any, queue: Queue, nodes: list[tuple[str, str]], directives
     try:
         started.sync(submitted)
     except (RuntimeError, ValueError, OSError) as error:  # dask-jobqueue's, of the command's exit code or its answer
-        for job in started.workers.values():
-            if job.status == Status.created:  # never submitted; Dask wants all that it closes to have been started
-                job.status = Status.failed
         raise JobError(
             f"{_SYSTEMS[queue.system].commands[0]} did not take {plural(len(nodes), 'job')}: "
             f"{' '.join(str(error).split())}"
@@ -281,8 +320,7 @@ def _settings(system: str) -> dict[str, Any]:
     Raises:
         InputError: an entry that every job needs is missing, or no such value.
     """
-    import dask_jobqueue  # noqa: F401  (brings the defaults)
-
+    _package()  # brings the defaults
     entry = f"jobqueue.{system}"
     found = dict(dask.config.get(entry))
     for now, before in {
