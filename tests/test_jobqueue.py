@@ -22,7 +22,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from dejavu.cluster import Cluster, load_cluster
-from dejavu.foundation.dask_workers import Queue, queue_of, workers_of
+from dejavu.foundation.dask_workers import SYSTEMS, Queue, queue_of, workers_of
 from dejavu.foundation.errors import InputError
 from dejavu.init import Draw
 from dejavu.trials import JobError, TrialSpec, check_queue, client_of, job_queue, run_trials, started_jobs
@@ -111,12 +111,17 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
         folder.mkdir()
     found.command("sbatch", SBATCH)
     found.command("scancel", SCANCEL)
+    found.command(
+        "qsub", SBATCH.replace("setsid", "cd /\nsetsid").replace("Submitted batch job $number", "$number.head")
+    )
+    found.command("qdel", SCANCEL)
     monkeypatch.chdir(project)
     monkeypatch.setenv("PATH", f"{found.bin}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(dask.config, "PATH", str(tmp_path / "config"))  # dask-jobqueue writes its defaults there
     job_queue._package()
-    with dask.config.set({f"jobqueue.slurm.{key}": value for key, value in {**SETTINGS, "interface": "lo"}.items()}):
+    settings = {**SETTINGS, "interface": "lo"}
+    with dask.config.set({f"jobqueue.{name}.{key}": value for name in SYSTEMS for key, value in settings.items()}):
         yield found
     left = found.processes()
     for process in left:
@@ -223,12 +228,9 @@ def test_ranks_want_a_job_on_every_node(slurm: Slurm, cluster_of: Callable[[str]
     mixed = f"{NAMED}, {{name: more, count: 1, devices: {{type: core}}}}"
     with pytest.raises(InputError, match="the nodes of more are only counted; wanted `hosts:`"):
         check_queue(Queue("slurm"), cluster_of(mixed), trains=True)
-    for name in ("qsub", "qdel"):
-        slurm.command(name, WAITING)
-    with dask.config.set({"jobqueue.pbs.cores": 1, "jobqueue.pbs.memory": "1 GiB"}):
-        check_queue(Queue("pbs"), cluster_of(TWO), trains=True)
-        with pytest.raises(InputError, match=r"names its nodes \(alpha\), which jobs of PBS cannot ask for"):
-            check_queue(Queue("pbs"), cluster_of(NAMED), trains=True)
+    check_queue(Queue("pbs"), cluster_of(TWO), trains=True)
+    with pytest.raises(InputError, match=r"names its nodes \(alpha\), which jobs of PBS cannot ask for"):
+        check_queue(Queue("pbs"), cluster_of(NAMED), trains=True)
 
 
 # What runs
@@ -263,13 +265,15 @@ def test_trials_run_in_jobs_by_tls(slurm: Slurm, two: Cluster, tiny: Workload, t
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError])
-def test_jobs_end_whatever_happens(slurm: Slurm, two: Cluster, ending: type[BaseException]) -> None:
+@pytest.mark.parametrize(("system", "ending"), [("slurm", KeyboardInterrupt), ("pbs", ValueError)])
+def test_jobs_end_whatever_happens(slurm: Slurm, two: Cluster, system: str, ending: type[BaseException]) -> None:
+    """Those of PBS start in another folder, as the user's own is."""
     with (
         pytest.raises(ending),
-        started_jobs(Queue("slurm", 1), two, Path(".dejavu"), trains=False, say=lambda said: None),
+        started_jobs(Queue(system, 1), two, Path(".dejavu"), trains=False, say=lambda said: None) as jobs,
     ):
-        assert slurm.processes()
+        with client_of(jobs.address) as client:
+            assert list(client.run(os.getcwd).values()) == [str(Path.cwd())]
         raise ending
     assert slurm.cancelled() == [True] and slurm.has_ended() and not certificates()
 
