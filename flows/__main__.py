@@ -97,7 +97,7 @@ def run(
         str,
         typer.Option(
             help="address of a Dask scheduler with a worker on every host; or `slurm` or `pbs`: their jobs are the "
-            "workers (own-cluster.md); default: this host only"
+            "workers (docs/own-cluster.md); default: this host only"
         ),
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="wait for another run in this folder to end")] = False,
