@@ -75,7 +75,7 @@ BudgetOption = Annotated[float, typer.Option(min=0.0, help="search time, all sea
 @app.command(
     cls=Listing,
     epilog="Examples:  dejavu run  |  dejavu run --workload examples/workloads/digits.yaml  |  dejavu run --no-train"
-    "  |  dejavu run --cluster hosts.yaml --dask tls://10.0.0.1:8786",
+    "  |  dejavu run --cluster hosts.yaml --dask tls://10.0.0.1:8786  |  dejavu run --cluster hosts.yaml --dask slurm",
 )
 def run(
     workload: WorkloadOption = None,
@@ -94,7 +94,11 @@ def run(
         ),
     ] = "",
     dask: Annotated[
-        str, typer.Option(help="address of a Dask scheduler with a worker on every host; default: this host only")
+        str,
+        typer.Option(
+            help="address of a Dask scheduler with a worker on every host; or `slurm` or `pbs`: their jobs are the "
+            "workers (docs/own-cluster.md); default: this host only"
+        ),
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="wait for another run in this folder to end")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="print warnings and the summary at the end only")] = False,
@@ -106,8 +110,7 @@ def run(
     """
     from contextlib import ExitStack
 
-    from dejavu.foundation.dask_workers import check_encrypted
-    from flows.inputs import TypedQuestion, local_training, read_inputs, read_resume
+    from flows.inputs import TypedQuestion, check_dask, local_training, read_inputs, read_resume
     from flows.listening import be_quiet, printed_as_json, say_complete, say_end
     from flows.room import check_room
     from flows.temporary_server import use_server
@@ -122,7 +125,7 @@ def run(
         return
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     asked = typed.request(wanted, machines)
-    check_encrypted(dask)
+    check_dask(dask, machines, train=train)
     check_room(Path.cwd())
     if not quiet:
         typer.echo("starting Prefect's server and loading libraries (a few seconds)", err=True)
@@ -191,16 +194,15 @@ def up(
 
     What runs already goes on; what has ended is started again.
     """
-    from dejavu.foundation.dask_workers import check_encrypted
     from dejavu.foundation.errors import InputError
     from flows import services
     from flows.foreground import stay_up
-    from flows.inputs import read_inputs
+    from flows.inputs import check_dask_address, read_inputs
     from flows.prefect_api import Watch
 
     looks = None
     if watch:
-        check_encrypted(dask)
+        check_dask_address(dask)
         if links and not dask:
             raise InputError("--links sends messages between Dask workers; give their scheduler's address with --dask")
         read_inputs(cluster, workload, train=False)  # report mistakes before starting
@@ -290,7 +292,12 @@ def plan(
     tensor_parallel: TensorParallelOption = None,
     budget_seconds: BudgetOption = 8.0,
     seed: Annotated[int | None, typer.Option(min=0, help="default: the workload's")] = None,
-    dask: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers run the searches")] = "",
+    dask: Annotated[
+        str,
+        typer.Option(
+            help="address of a Dask scheduler whose workers run the searches; or `slurm`, `pbs` or `4xslurm`: jobs do"
+        ),
+    ] = "",
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="[FILE]", help="write the plan as JSON; without FILE: print it")
     ] = None,
@@ -332,9 +339,10 @@ def plan(
     with ExitStack() as stack:
         ask: Ask = in_this_process
         if dask:
-            from dejavu.trials import client_of
+            from dejavu.trials import searching_client
 
-            ask = on_dask(stack.enter_context(client_of(dask)))
+            say = partial(typer.echo, err=True)
+            ask = on_dask(stack.enter_context(searching_client(dask, machines, Path(".dejavu"), say)))
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
         planner = Planner(ask, tell=tell)

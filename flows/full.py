@@ -18,7 +18,7 @@ from dejavu.workload.settings import Workload
 from flows.parameters import (
     BudgetSeconds,
     ClusterFile,
-    DaskAddress,
+    DaskWorkers,
     Microbatches,
     Schedules,
     Searches,
@@ -47,7 +47,7 @@ def dejavu(
     microbatches: Microbatches = None,
     parallelism: Parallelism | None = None,
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
-    dask: DaskAddress = "",
+    dask: DaskWorkers = "",
     resume: str = "",
     wait: bool = False,
 ) -> Outcome | State[Any]:
@@ -63,7 +63,8 @@ def dejavu(
         microbatches: numbers of microbatches per step to try; empty: powers of two, and the workload's own.
         parallelism: how stages may be spread over devices; None: any way, on CPUs one core for each stage.
         budget_seconds: for all searches together.
-        dask: address of a Dask scheduler with a worker on every host of the cluster; empty: this machine only.
+        dask: address of a Dask scheduler with a worker on every host of the cluster, or `slurm` or `pbs`, whose jobs
+            are then started as workers, one for each node (`4xslurm`: four); empty: this machine only.
         resume: the folder of an earlier training (.dejavu/runs/…) to continue from its last checkpoint, under
             today's plan.
         wait: for another run that measures or trains in this folder to end, instead of raising an error.

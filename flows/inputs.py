@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.foundation import strict_yaml
+from dejavu.foundation.dask_workers import check_encrypted, queue_of
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import CaptureError, capture
@@ -77,6 +78,32 @@ def read_what_if(cluster: Path, model: str | None, workload: Path | None) -> tup
         raise InputError(f"--model {model} and --workload {workload} both say what to plan; wanted one of them")
     named = model or workload
     return load_cluster_file(cluster), Workload() if named is None else load_workload(named)
+
+
+def check_dask(dask: str, cluster: Cluster, *, train: bool) -> None:
+    """Check that a scheduler's address is of an encrypted one, or that a batch system's jobs can be submitted.
+
+    Raises:
+        InputError: what is missing.
+    """
+    queue = queue_of(dask)
+    if queue is None:
+        check_encrypted(dask)
+    else:
+        from dejavu.trials import check_queue  # with Dask's scheduler
+
+        check_queue(queue, cluster, trains=train)
+
+
+def check_dask_address(dask: str) -> None:
+    """Check that this is the address of a scheduler whose workers come and go by themselves, encrypted, or nothing.
+
+    Raises:
+        InputError: it is another's, or a batch system, whose jobs would be those of one look.
+    """
+    if queue_of(dask) is not None:
+        raise InputError(f"--dask {dask} starts workers, and a watch looks at those that are there; wanted an address")
+    check_encrypted(dask)
 
 
 def read_resume(resume: str, workload: Workload) -> EarlierTraining | None:

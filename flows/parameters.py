@@ -16,6 +16,7 @@ from griffe import Docstring, DocstringSectionKind
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from dejavu.foundation.dask_workers import SYSTEMS
 from dejavu.workload.data_settings import (
     ExamplesSettings,
     ImageFolderSettings,
@@ -143,6 +144,13 @@ DaskAddress = Annotated[
     str,
     Field(
         pattern=r"^([a-z]+://.+)?$", json_schema_extra={"title": "Dask scheduler", "examples": ["tls://10.0.0.1:8786"]}
+    ),
+]
+DaskWorkers = Annotated[
+    str,
+    Field(
+        pattern=rf"^([a-z]+://.+|([1-9][0-9]*x)?({'|'.join(SYSTEMS)}))?$",
+        json_schema_extra={"title": "Dask scheduler, or batch system", "examples": ["tls://10.0.0.1:8786", *SYSTEMS]},
     ),
 ]
 TryLinks = Annotated[bool, Field(json_schema_extra={"title": "try the links"})]

@@ -15,7 +15,7 @@ from dejavu.workload.settings import Workload
 from flows.parameters import (
     BudgetSeconds,
     ClusterFile,
-    DaskAddress,
+    DaskWorkers,
     Microbatches,
     Schedules,
     Searches,
@@ -40,7 +40,7 @@ def plan(
     microbatches: Microbatches = None,
     parallelism: Parallelism | None = None,
     budget_seconds: BudgetSeconds = BUDGET_SECONDS,
-    dask: DaskAddress = "",
+    dask: DaskWorkers = "",
     measure: bool = False,
 ) -> Planned:
     """Run searches in parallel, simulate what they find, take the fastest that fits, and bind it to devices.
@@ -54,7 +54,8 @@ def plan(
         microbatches: numbers of microbatches per step to try; empty: powers of two, and the workload's own.
         parallelism: how stages may be spread over devices; None: any way, on CPUs one core for each stage.
         budget_seconds: for all searches together.
-        dask: address of a Dask scheduler whose workers run the searches; empty: threads of this process.
+        dask: address of a Dask scheduler whose workers run the searches, or `slurm`, `pbs` or `4xslurm`, whose jobs do;
+            empty: threads of this process.
         measure: if costs of the chosen plan were only predicted, measure them and choose again.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them

@@ -54,8 +54,12 @@ class Planned(NamedTuple):
 
 
 def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) -> Planned:
-    """Choose a plan, bind it to devices, simulate it as bound, and record all of it."""
-    choice = _measured_choice(request, here, dask) if measure else choose_plan(request, dask)
+    """Choose a plan, bind it to devices, simulate it as bound, and record all of it.
+
+    Args:
+        dask: as it was given, under which a note of the plan is kept.
+    """
+    choice = _measured_choice(request, here) if measure else choose_plan(request, here.dask)
     say_choice(choice, here.log)
     show_choice(choice)
     binding = bind_stages(choice, choice.plan, here.cluster)
@@ -83,18 +87,18 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
     return BoundBaseline(NAMES[row.search], split_into(workload, plan.num_microbatches), binding, row.best.step_seconds)
 
 
-def _measured_choice(request: PlanRequest, here: Session, dask: str) -> Choice:
+def _measured_choice(request: PlanRequest, here: Session) -> Choice:
     """Choose on measured costs: measure layers not yet measured at the chosen microbatch size, then choose again.
 
     After `MOST_MEASURED` sizes, choose among the measured ones, even if predictions promise more of others.
     """
     measured = {request.workload.num_microbatches}
     for _ in range(MOST_MEASURED):
-        choice = choose_plan(request, dask)
+        choice = choose_plan(request, here.dask)
         wanted = choice.unmeasured(this_machine())
         if wanted is None or wanted.num_microbatches in measured:
             return choice
         measured.add(wanted.num_microbatches)
         graph = capture_model(wanted, here.cluster)
         measure_what_is_missing(graph, wanted, here.cluster, here.database, ("layers",), here.log)
-    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), dask)
+    return choose_plan(replace(request, microbatches=tuple(sorted(measured & set(request.counts)))), here.dask)

@@ -19,7 +19,7 @@ def replanned(
 ) -> Decision:
     """Search for the best plan on the cluster as it is now, decide, and keep a note of both."""
     before = notes.planned
-    with session(workload, file, cluster=now) as here:
+    with session(workload, file, cluster=now, dask=dask) as here:
         request = PlanRequest(workload, now, here.database, budget_seconds=budget_seconds, seed=workload.seed)
         found = planned(request, here, dask, measure=False)
         run = str(flow_run.id)

@@ -14,8 +14,10 @@ from prefect import get_run_logger
 from prefect.runtime import deployment, flow_run
 
 from dejavu.cluster import Cluster
+from dejavu.foundation.dask_workers import queue_of
 from dejavu.launch.training_lock import alone_in
 from dejavu.track import Tracker
+from dejavu.trials import Jobs, started_jobs
 from dejavu.workload import Workload
 from flows.endings import recorded_log, without_tracebacks, without_waiting_for_heartbeats
 from tasks.pricing import read_cluster
@@ -30,6 +32,8 @@ class Session:
         file: the cluster file as it was named.
         cluster: as read at the start; later edits of its file do not affect this run.
         log: of the flow that was started, whose log a person watches.
+        dask: address of a Dask scheduler; empty: this machine only.
+        jobs: whose processes are that scheduler's workers, until the session ends; None: its workers are others'.
     """
 
     project: Path
@@ -37,6 +41,8 @@ class Session:
     cluster: Cluster
     run: Tracker
     log: Any
+    dask: str = ""
+    jobs: Jobs | None = None
 
     @property
     def database(self) -> Path:
@@ -69,6 +75,7 @@ def session(
         cluster: as it is now, where that is not what the file says.
         measures: take the folder's lock: nobody else may measure or train in it meanwhile.
         trains: the cluster's devices have to be here, or have workers that are connected to `dask`.
+        dask: address of a Dask scheduler, or the batch system whose jobs are to be its workers.
         wait: until nobody else measures or trains here, instead of raising an error.
     """
     outer = _CURRENT.get()
@@ -89,7 +96,11 @@ def session(
         run = stack.enter_context(Tracker.open(project, name, tags=_prefect_tags()))
         stack.enter_context(recorded_log(run, project / ".dejavu" / "logs" / f"flow-{flow_run.id}.log"))
         record_question(run, workload, machines, text)
-        here = Session(project, file, machines, run, get_run_logger())
+        jobs, queue, log = None, queue_of(dask), get_run_logger()
+        if queue is not None:
+            work = project / ".dejavu"
+            jobs = stack.enter_context(started_jobs(queue, machines, work, trains=trains, say=log.info))
+        here = Session(project, file, machines, run, log, dask if jobs is None else jobs.address, jobs)
         token = _CURRENT.set(here)
         try:
             yield here

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from dejavu.foundation.gc_frozen import gc_frozen
-from flows.parameters import ClusterFile, DaskAddress
+from flows.parameters import ClusterFile, DaskWorkers
 
 if TYPE_CHECKING:
     from dejavu.runtime.job import TrainingResult
@@ -34,14 +34,15 @@ def _run_name() -> str:
 
 @flow(name="train", flow_run_name=_run_name)
 def train(
-    folder: str, cluster: ClusterFile = "cluster.yaml", dask: DaskAddress = "", needed_bytes: list[float] | None = None
+    folder: str, cluster: ClusterFile = "cluster.yaml", dask: DaskWorkers = "", needed_bytes: list[float] | None = None
 ) -> Trained:
     """Train the job of a run's folder on its devices, from its last checkpoint if it has one, and remember its times.
 
     Args:
         folder: of the run, relative to the project folder, such as .dejavu/runs/…; it holds job.json.
         cluster: the cluster file, relative to the project folder.
-        dask: address of a Dask scheduler with a worker on every host; empty: all devices are on this machine.
+        dask: address of a Dask scheduler with a worker on every host, or `slurm` or `pbs`, whose jobs are then started
+            as workers, one for each node; empty: all devices are on this machine.
         needed_bytes: what each rank is predicted to hold; more than is free is an error. None: not checked.
     """
     with gc_frozen():  # imports of seconds: the run is Running before them
@@ -52,6 +53,8 @@ def train(
     job = read_job(Path(folder))
     with session(job.workload, cluster, measures=True, trains=True, dask=dask) as here:
         graph = capture_model(job.workload, here.cluster)
-        result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, dask, here.log)
+        if here.jobs is not None:
+            here.jobs.wait_for_all(here.log.info)
+        result = train_pipeline(job, graph, here.cluster, here.database, here.run, needed_bytes, here.dask, here.log)
         remember_times(job, result, graph, here.database)
         return Trained(result, compare_with_one_process(job, result, here.work / "trials"))

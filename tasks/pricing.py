@@ -11,13 +11,14 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from dejavu.cluster import Cluster, load_cluster
+from dejavu.foundation.dask_workers import queue_of
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.launch.preflight import check_cluster
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import MeasureResult, Profiler
-from dejavu.trials import client_of
+from dejavu.trials import check_queue, client_of
 from dejavu.workload import Workload
 from tasks.events import tell
 from tasks.shown import Progress
@@ -28,8 +29,10 @@ KINDS_OF_A_PLAN = ("layers", "transfers", "passes")
 @task(name="read-cluster", task_run_name="read-cluster", cache_policy=NO_CACHE)
 def read_cluster(path: Path, train: bool, dask: str = "") -> Cluster:
     """Read the cluster once; later edits of the file do not affect the run."""
-    cluster = load_cluster(path)
-    if train and dask:
+    cluster, queue = load_cluster(path), queue_of(dask)
+    if queue is not None:
+        check_queue(queue, cluster, trains=train)
+    elif train and dask:
         with client_of(dask):  # fail before measuring if nothing answers there
             pass
     elif train:

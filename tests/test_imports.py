@@ -36,6 +36,7 @@ HOMES = {
     "mlflow": ("dejavu.track",),
     "distributed": ("dejavu.trials",),
     "dask": ("dejavu.trials",),
+    "dask_jobqueue": ("dejavu.trials",),
     # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),

@@ -1,4 +1,4 @@
-"""Which workers a Dask cluster has now, and whether what is said to them is encrypted.
+"""What `--dask` names, which workers a Dask cluster has now, and whether what is said to them is encrypted.
 
 Dask runs what it receives, so whoever can write to a connection can run code on both ends.
 """
@@ -7,14 +7,55 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import did_you_mean
 
 ENCRYPTED = ("tls", "wss")
 ALLOW_PLAIN = "DEJAVU_ALLOW_PLAIN_DASK"
+SYSTEMS = ("slurm", "pbs")
+AN_ADDRESS = "tls://10.0.0.1:8786"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A batch system whose jobs are a run's Dask workers.
+
+    Attributes:
+        system: one of `SYSTEMS`.
+        num_jobs: None: one for each node of the cluster.
+    """
+
+    system: str
+    num_jobs: int | None = None
+
+    def __str__(self) -> str:
+        return f"{'' if self.num_jobs is None else f'{self.num_jobs}x'}{self.system}"
+
+
+def queue_of(dask: str) -> Queue | None:
+    """Read a batch system, as `slurm`, or `4xpbs` for four jobs; None: a scheduler's address, or nothing.
+
+    Raises:
+        InputError: a word that is neither, or no jobs at all.
+    """
+    found = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w-]*)", dask)
+    if found is None:
+        return None
+    count, system = found.groups()
+    if system not in SYSTEMS:
+        raise InputError(
+            f"Dask at {dask} is neither a scheduler's address nor a batch system; wanted {' or '.join(SYSTEMS)}, a "
+            f"number of jobs as 4x{SYSTEMS[0]}, or an address as {AN_ADDRESS}{did_you_mean(system, SYSTEMS)}"
+        )
+    if count is not None and int(count) < 1:
+        raise InputError(f"Dask at {dask} is {int(count)} jobs; wanted 1 or more, as 4x{system}")
+    return Queue(system, None if count is None else int(count))
 
 
 def check_encrypted(address: str) -> None:

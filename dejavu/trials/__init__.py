@@ -9,6 +9,7 @@ from __future__ import annotations
 from dejavu.trials.bought import Bought, Standing
 from dejavu.trials.clients import client_of, local_client
 from dejavu.trials.halving import rungs
+from dejavu.trials.job_queue import JobError, Jobs, check_queue, searching_client, started_jobs
 from dejavu.trials.reference import remembered_reference
 from dejavu.trials.running import best, probe_draws, run_trials
 from dejavu.trials.search import Rung, Trials, remembered_search, search_initialization
@@ -16,6 +17,8 @@ from dejavu.trials.spec import TrialError, TrialResult, TrialSpec
 
 __all__ = [
     "Bought",
+    "JobError",
+    "Jobs",
     "Rung",
     "Standing",
     "TrialError",
@@ -23,6 +26,7 @@ __all__ = [
     "TrialSpec",
     "Trials",
     "best",
+    "check_queue",
     "client_of",
     "local_client",
     "probe_draws",
@@ -31,4 +35,6 @@ __all__ = [
     "run_trials",
     "rungs",
     "search_initialization",
+    "searching_client",
+    "started_jobs",
 ]

@@ -34,7 +34,7 @@ DATABASES = ("mlflow.db", f"{STATE}/prefect/prefect.db")
 FOLDERS = ("profiles_db", "mlartifacts", STATE)
 # Prefect's results are pickles, which are never taken from a file that somebody hands over; they are a cache.
 LEFT_OUT = (
-    *(PurePosixPath(STATE, name) for name in ("prefect", "logs", "trials/dask", "benchmarks")),
+    *(PurePosixPath(STATE, name) for name in ("prefect", "logs", "trials/dask", "jobs", "benchmarks")),
     *(PurePosixPath("profiles_db", name) for name in ("README.md", "shipped", "set_aside")),  # git's, or damaged
 )
 SIDE_FILES = ("-wal", "-shm", "-journal")  # of a SQLite file; those of another one would damage it
