@@ -52,7 +52,7 @@ class Pipeline:
             span = plan.stages[s]
             module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.configuration.recompute)
             if mesh is not None:
-                spread(module, builders[span.start : span.stop], self.configuration, mesh)
+                spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
             if workload.compile:
                 compile_layers(module)
             module.first_example = layout.rows(place)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd
+from math import gcd, lcm
 
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
@@ -18,12 +18,19 @@ from dejavu.profiles.kernel import Kernel
 
 def most_tensor_parallel(graph: Graph) -> int:
     """Return the highest tensor-parallel degree over all layers that can be sharded; every allowed one divides it."""
-    return gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel)) or 1
+    declared = gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel))
+    return declared or lcm(*(split.degree for layer in graph.layers for split in layer.found))
 
 
 def degree_of(layer: Layer, tensor_parallel: int) -> int:
-    """Return over how many of the stage's devices this layer is sharded; 1 for a layer that cannot be."""
+    """Return over how many of the stage's devices this layer is sharded as it declares; 1: it is not."""
     return tensor_parallel if layer.tensor_parallel and layer.tensor_parallel.most % tensor_parallel == 0 else 1
+
+
+def weight_bytes(layer: Layer, tensor_parallel: int) -> float:
+    """Return the bytes of a layer's weights on one of so many devices."""
+    found = layer.found_split(tensor_parallel)
+    return found.parameter_bytes if found else layer.parameter_bytes / degree_of(layer, tensor_parallel)
 
 
 def sequence_length(graph: Graph) -> int:
@@ -37,6 +44,9 @@ def sequence_length(graph: Graph) -> int:
 
 def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices."""
+    if found := layer.found_split(tensor_parallel):
+        yield from found.kernels[direction]
+        return
     degree = degree_of(layer, tensor_parallel)
     for operator in layer.operators:
         if operator.direction == direction and (kernel := kernel_of(operator)) is not None:
