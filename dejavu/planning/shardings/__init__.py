@@ -54,6 +54,10 @@ def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int
     return tuple(found)
 
 
+def _is_declared(layer: Layer) -> bool:
+    return layer.tensor_parallel is not None and layer.tensor_parallel.weights is not None
+
+
 class _Kind(NamedTuple):
     """What is equal for layers that are split alike: their operators, and their weights up to numbers in names."""
 
@@ -84,13 +88,20 @@ class FoundSplits:
         self._known_names: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
 
     def added(self, graph: Graph) -> Graph:
-        """Return the graph with the splits of each layer that declares none and has weights of its own."""
+        """Return the graph with the splits of each layer that declares none.
+
+        What a declaration costs is of no use where it does not say which weights are split: such a layer cannot be run
+        so, and what was found takes its place.
+        """
         if not self._degrees(graph):
             return graph
         records: dict[_Kind, tuple[FoundSplit, ...]] = {}
         layers = list(graph.layers)
         for position, layer in enumerate(layers):
-            if layer.tensor_parallel is not None or layer.is_compiled or not layer.parameter_bytes:
+            if _is_declared(layer) or layer.is_compiled:
+                continue
+            layers[position] = layer = replace(layer, tensor_parallel=None)
+            if not layer.parameter_bytes:
                 continue
             kind, names = self._kind(position, layer)
             if kind not in records:
@@ -101,7 +112,7 @@ class FoundSplits:
     def _degrees(self, graph: Graph) -> Mapping[int, str]:
         """Return the degrees that a stage may have, each with the type of device that it is searched for."""
         spread, cluster = self._request.spread, self._request.cluster
-        declared = [layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel is not None]
+        declared = [one.most for layer in graph.layers if (one := layer.tensor_parallel) and one.weights is not None]
         found: dict[int, str] = {}
         for name in sorted(cluster.device_counts, key=lambda name: -cluster.device_counts[name]):
             for _, width in meshes(cluster, name):
