@@ -154,6 +154,7 @@ class _Propagation:
         in_place = node.call._schema.name.endswith("_") and not node.call._schema.name.endswith("__")
         if in_place and (plain[0] or wanted[0].placements != given[0].placements):
             raise ShardingError(f"{node.kind} writes to a tensor that would have to be moved")
+        self._check_layout(node, wanted)
         for value, spec in zip(node.inputs, wanted, strict=True):
             self._check_parts(spec)
             self._move(node.direction, value, _placement(spec))
@@ -203,6 +204,20 @@ class _Propagation:
         if placement >= 0 and (spec.shape[placement] == 0 or spec.shape[placement] % self._size):
             raise ShardingError(f"{tuple(spec.shape)} does not divide into {self._size} along {placement}")
 
+    def _check_layout(self, node: Node, wanted: list[DTensorSpec]) -> None:
+        """Check that nothing moves that lies in memory in another order than its dimensions.
+
+        It arrives in their order, while torch goes on to believe that it lies as before: a later view would fail.
+        Products make new tensors in order, so they may read it.
+        """
+        for value, spec in zip(node.inputs, wanted, strict=True):
+            if (
+                _placement(spec) != self._code(value)
+                and not _in_order(self._specs[value])
+                and node.kind not in _PRODUCTS
+            ):
+                raise ShardingError(f"{node.kind} moves a tensor that lies in memory in another order")
+
     def _local_bytes(self, value: Value) -> float:
         return float(local_type(self._layer.type_of(value), (self._code(value),), (self._size,)).size_bytes)
 
@@ -225,6 +240,20 @@ class _Propagation:
                 owner = self._layer.nodes[value.node]
                 now -= 0.0 if owner.is_source or owner.is_view else self._local_bytes(value)
         return held, peak
+
+
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm")
+
+
+def _in_order(spec: DTensorSpec) -> bool:
+    """Return whether a whole tensor lies in memory in the order of its dimensions."""
+    meta, step = spec.tensor_meta, 1
+    assert meta is not None
+    for length, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
+        if length != 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _draws(node: Node) -> bool:
