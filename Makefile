@@ -13,6 +13,9 @@ QUICK := --numprocesses logical --maxprocesses 8 --dist worksteal
 WHOLE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test quick slow chaos lint up down bench docs audit sbom clean
 
 run: $(VENV)/.ready
@@ -42,6 +45,7 @@ bench: $(VENV)/.ready
 	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
 	$(BENCH).capture --json $(RESULTS)/capture.json
 	$(BENCH).published --json $(RESULTS)/published.json
+	test ! -d $(DATA)/sailor || $(BENCH).plans $(DATA)/sailor --json $(RESULTS)/plans.json
 	$(BENCH).feedback --json $(RESULTS)/feedback.json
 	$(BENCH).measuring --json $(RESULTS)/measuring.json
 	$(BENCH).training --losses --json $(RESULTS)/training-losses.json

@@ -31,6 +31,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiling.profiler import Profiler
 from dejavu.runtime.job import TrainingJob
@@ -69,7 +70,9 @@ def _rows(workload: Workload, steps: int, seed: int, folder: Path) -> list[dict[
 
     fresh = priced(remembers=False)
     (configuration,) = fresh.problem.configurations
-    seconds = fresh.problem.costs.seconds_CL[0]
+    costs = fresh.problem.costs
+    assert isinstance(costs, AdditiveCosts)  # priced layer by layer
+    seconds = costs.seconds_CL[0]
     share = np.cumsum(seconds)[:-1] / seconds.sum()
     cuts = [cut + 1 for cut in np.flatnonzero((share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE))]
 

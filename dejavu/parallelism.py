@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
+from typing import Any
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import InputError
@@ -23,7 +24,11 @@ class Parallelism:
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
         sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
-        also_unsplit: consider devices that do not split the sequence also where they take hardly less time.
+        expert_parallel: which of False and True are considered there, if the model has experts.
+        also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
+            hardly less time.
+        offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
+        only: these configurations and no others, as of a plan that is there already.
     """
 
     max_data_parallel: int | None = None
@@ -31,7 +36,10 @@ class Parallelism:
     recompute: tuple[bool, ...] = (False, True)
     zero_levels: tuple[int, ...] = ZERO_LEVELS
     sequence_parallel: tuple[bool, ...] = (False, True)
+    expert_parallel: tuple[bool, ...] = (False, True)
     also_unsplit: bool = False
+    offload: tuple[bool, ...] = (False, True)
+    only: tuple[StageConfiguration, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_data_parallel", "max_tensor_parallel"):
@@ -43,13 +51,14 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
-        if not self.sequence_parallel:
-            raise InputError("sequence_parallel is (); wanted some of (False, True)")
+        for name in ("sequence_parallel", "expert_parallel", "offload"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is (); wanted some of (False, True)")
 
     @classmethod
     def one_device(cls) -> Parallelism:
         """A stage is one device that keeps its activations."""
-        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,))
+        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(False,))
 
     @classmethod
     def usual(cls, cluster: Cluster) -> Parallelism:
@@ -61,7 +70,12 @@ class Parallelism:
         return cls.one_device() if cluster.kind == "cpu" else cls()
 
     def configurations(
-        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1, sequence_length: int = 0
+        self,
+        cluster: Cluster,
+        microbatch_size: int = 1,
+        most_tensor_parallel: int = 1,
+        sequence_length: int = 0,
+        num_experts: int = 0,
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 
@@ -70,19 +84,32 @@ class Parallelism:
         Args:
             most_tensor_parallel: the model's; every degree divides it.
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
+            num_experts: of which devices may hold equal numbers whole; 0: none can be.
+
+        Raises:
+            InputError: one of `only` is not possible.
         """
+        if self.only:
+            for one in self.only:
+                _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
+                _check_split(one, cluster, sequence_length, num_experts)
+            return self.only
         return tuple(
-            configuration
+            replace(configuration, offload=offload)
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
-            for configuration in self._by_sequence(plain, sequence_length)
+            for by_sequence in self._choices("sequence_parallel", plain, sequence_length)
+            for configuration in self._choices("expert_parallel", by_sequence, num_experts)
+            for offload in (self.offload if cluster.host_memory_of(name) else (False,))
         )
 
-    def _by_sequence(self, plain: StageConfiguration, length: int) -> Iterator[StageConfiguration]:
-        can = plain.tensor_parallel > 1 and length > 0 and length % plain.tensor_parallel == 0
-        for by_sequence in self.sequence_parallel if can else (False,):
-            yield replace(plain, sequence_parallel=by_sequence)
+    def _choices(self, name: str, plain: StageConfiguration, shared: int) -> Iterator[StageConfiguration]:
+        """Yield it with and without the choice, where its devices can have equal numbers of what they would share."""
+        can = plain.tensor_parallel > 1 and shared > 0 and shared % plain.tensor_parallel == 0
+        for chosen in getattr(self, name) if can else (False,):
+            choice: dict[str, Any] = {name: chosen}
+            yield replace(plain, **choice)
 
     def _on_mesh(
         self, name: str, nodes: int, per_node: int, microbatch_size: int, most_tensor_parallel: int
@@ -95,6 +122,37 @@ class Parallelism:
                 continue
             for recompute, zero in product(self.recompute, self.zero_levels if data > 1 else (0,)):
                 yield StageConfiguration(name, nodes, per_node, data, tensor, recompute, zero)
+
+
+def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: int, most_tensor_parallel: int) -> None:
+    """Raise InputError if the cluster, the batch or the model does not allow the configuration."""
+    if one.device_type not in cluster.device_counts:
+        raise InputError(f"device type {one.device_type!r}; the cluster has {', '.join(cluster.device_counts)}")
+    if (one.num_nodes, one.devices_per_node) not in meshes(cluster, one.device_type):
+        known = ", ".join(f"{nodes} × {each}" for nodes, each in meshes(cluster, one.device_type))
+        raise InputError(f"{one.num_nodes} nodes × {one.devices_per_node} of {one}; wanted nodes × devices of {known}")
+    if one.devices_per_node % one.tensor_parallel:
+        raise InputError(
+            f"{one}: tensor_parallel {one.tensor_parallel} does not divide its {one.devices_per_node} devices in a node"
+        )
+    if most_tensor_parallel % one.tensor_parallel:
+        raise InputError(
+            f"{one}: tensor_parallel {one.tensor_parallel} does not divide {most_tensor_parallel}, the model's most"
+        )
+    if microbatch_size % one.data_parallel:
+        raise InputError(
+            f"{one}: {one.data_parallel} replicas do not divide a microbatch of {microbatch_size} examples"
+        )
+
+
+def _check_split(one: StageConfiguration, cluster: Cluster, sequence_length: int, num_experts: int) -> None:
+    """Raise InputError if the model cannot be split as the configuration says, or its nodes keep no activations."""
+    if one.sequence_parallel and (not sequence_length or sequence_length % one.tensor_parallel):
+        raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
+    if one.offload and cluster.host_memory_of(one.device_type) is None:
+        raise InputError(f"{one}: the cluster file gives not every such node host_memory: {{size: …, bandwidth: …}}")
+    if one.expert_parallel and (not num_experts or num_experts % one.tensor_parallel):
+        raise InputError(f"{one}: its devices do not divide {num_experts} experts")
 
 
 def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:

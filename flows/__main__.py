@@ -13,6 +13,7 @@ import typer
 from flows.endings import FAILURE, end_at_once_when_interrupted_again, ending
 from flows.launch_command import launching
 from flows.listing import Importing, Listing
+from flows.price_command import pricing
 from flows.recorded.commands import records
 from flows.room import PRIVATE_UMASK
 from flows.upkeep.commands import upkeep
@@ -30,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(launching)
+app.add_typer(pricing)
 app.add_typer(records)
 app.add_typer(upkeep)
 

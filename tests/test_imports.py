@@ -21,7 +21,7 @@ FLOORS = (
     ("foundation",),
     ("cluster", "plans", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
-    ("graphs", "importers", "init", "placement", "timing"),
+    ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime", "sharding"),
     ("launch", "operator_cuts", "planning", "profiling", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
@@ -39,7 +39,7 @@ HOMES = {
     # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
-        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.split_rules"),
+        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.dtensor"),
         *("dejavu.sharding.strategies", "dejavu.sharding.propagation"),
     ),
 }

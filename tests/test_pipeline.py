@@ -59,7 +59,7 @@ DIGITS = GPT.model_copy(
         "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
     }
 )
-one = one_device()
+one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
 
 
@@ -149,6 +149,19 @@ CASES |= {
     "3 runs of 1f1b, ZeRO 3": (ACCUMULATED, "1f1b", (0, 4, 8), [one, one_device(2, zero_level=3)]),
     "3 runs of 1f1b, 2 shards": (ACCUMULATED, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
     "3 runs with dropout": (DROPPED, "interleaved_1f1b", (0, 1, 3, 5, 6), TWO),
+    "offloaded": (GPT, "1f1b", (0, 3, 8), [one_device(offload=True)] * 2),
+    "offloaded, 2 replicas and recomputed": (
+        GPT,
+        "interleaved_1f1b",
+        (0, 2, 4, 6, 8),
+        [one_device(2, offload=True), one_device(recompute=True, offload=True)],
+    ),
+    "offloaded, ZeRO 3 and 2 shards by sequence": (
+        GPT,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(2, zero_level=3, offload=True), one_device(1, 2, sequence_parallel=True, offload=True)],
+    ),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,
@@ -186,6 +199,39 @@ CASES |= {
         (0, 2, 4),
         [one_device(1, 2, sequence_parallel=True), one],
     ),
+    "by expert, 2 shards, clipped": (
+        MIXTRAL.model_copy(update={"optimizer": CLIPPED}),
+        "1f1b",
+        (0, 2, 4),
+        [by_expert, one],
+    ),
+    "by expert, split backward, to shards of each": (MIXTRAL, "zbv", (0, 1, 2, 3, 4), [by_expert, one_device(1, 2)]),
+    "by expert and sequence": (
+        MIXTRAL,
+        "1f1b",
+        (0, 2, 4),
+        [one_device(1, 2, sequence_parallel=True, expert_parallel=True), by_expert],
+    ),
+    "by expert, 2 replicas of 2 shards, ZeRO 1": (
+        MIXTRAL,
+        "1f1b",
+        (0, 4),
+        [one_device(2, 2, zero_level=1, expert_parallel=True)],
+    ),
+    "by expert, one whole expert a device, ZeRO 3": (
+        MIXTRAL.model_copy(update={"model_options": {**MIXTRAL.model_options, "num_experts": 2}}),
+        "1f1b",
+        (0, 4),
+        [one_device(2, 2, zero_level=3, expert_parallel=True)],
+    ),
+    "by expert, recomputed, under autocast": (
+        MIXTRAL.model_copy(update={"mixed_precision": True}),
+        "1f1b",
+        (0, 3, 4),
+        [one_device(1, 2, recompute=True, expert_parallel=True), one],
+    ),
+    "by expert, places of a capacity": (MOE, "1f1b", (0, 2, 4), [by_expert] * 2),
+    "by expert, places of a capacity, split backward": (MOE, "zbv", (0, 1, 2, 3, 4), [by_expert, one]),
     "bert by sequence, 2 replicas of 2 shards": (BERT, "1f1b", (0, 4), [one_device(2, 2, sequence_parallel=True)]),
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
@@ -381,6 +427,25 @@ def test_a_training_goes_on_under_any_other_plan(tmp_path: Path) -> None:
         result = launch(launched(job_of(workload, binding, last), tmp_path))
         assert result.losses == pytest.approx(expected[:last], abs=TOLERANCE)
     assert result.resumed_from_step == 4
+
+
+def test_whole_experts_go_on_as_parts_of_each(tmp_path: Path) -> None:
+    """A checkpoint has whole matrices of all experts, whoever had which."""
+    workload = MIXTRAL.model_copy(update={"num_steps": 4})
+    plans = (
+        by_hand("1f1b", (0, 4), [one_device(2, 2, zero_level=1, expert_parallel=True)], 4),
+        by_hand("1f1b", (0, 3, 4), [one_device(1, 2), one], 4),
+    )
+    expected, builders = train_single(workload, Draw(), range(4)), layers_of(workload)
+    for binding, last in zip(plans, (2, 4), strict=True):
+        result = launch(launched(job_of(workload, binding, last), tmp_path))
+        assert result.losses == pytest.approx(expected[:last], abs=TOLERANCE)
+        saved = read_checkpoint(Path(result.final_checkpoint), {builder.name for builder in builders})
+        for builder in builders:
+            for name, weight in builder.build().named_parameters():
+                moments = [f"optimizer.{builder.name}.{name}.{what}" for what in ("exp_avg", "exp_avg_sq")]
+                assert all(saved[one].shape == weight.shape for one in (f"model.{builder.name}.{name}", *moments))
+    assert result.resumed_from_step == 2
 
 
 def test_master_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:

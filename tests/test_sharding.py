@@ -19,8 +19,8 @@ from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
+from dejavu.graphs.dtensor import AVERAGED, REPLICATED, SUMMED
 from dejavu.graphs.kernels import kernel_of
-from dejavu.graphs.split_rules import AVERAGED, REPLICATED, SUMMED
 from dejavu.planning.shardings.prices import prices_on
 from dejavu.profiles import ProfileDatabase
 from dejavu.sharding.assembly import Sharded, assemble

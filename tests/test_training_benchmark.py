@@ -38,7 +38,10 @@ def test_every_way_is_a_training_of_the_whole_model(model: str, schedule: str, t
 def test_two_models_of_the_zoo_are_trained_in_shards(tmp_path: Path) -> None:
     trained = [name for name in KNOWN if case_of(name, "1f1b", "2 shards and 1", 2, 0, tmp_path)]
     assert {"gpt", "llama", "mixtral"} <= set(trained)
-    split = [way for way, how in WAYS.items() if how.first.sequence_parallel]
+    by_expert = [way for way, how in WAYS.items() if how.first.expert_parallel]
+    assert by_expert and all(case_of("mixtral", "zbv", way, 2, 0, tmp_path) for way in by_expert)
+    assert not any(case_of("llama", "zbv", way, 2, 0, tmp_path) for way in by_expert)
+    split = [way for way, how in WAYS.items() if how.first.sequence_parallel and way not in by_expert]
     assert all(case_of(name, "zbv", way, 2, 0, tmp_path) for name in ("gpt", "llama", "mixtral") for way in split)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,21 +37,24 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of the tables."""
-    asked = {
-        "kernels": kernels and {"kernels": kernels, "models": models, "devices": devices, "train": train, "test": test},
-        "fp16": fp16 and {"path": fp16},
-        "collectives": collectives and {"path": collectives},
-        "iterations": iterations and {"path": iterations},
-        "memory": {} if memory else None,
-        "profiling_time": {} if profiling_time else None,
+    tables: dict[str, tuple[bool, dict[str, Any]]] = {  # name: (asked for, its options)
+        "kernels": (
+            kernels is not None,
+            {"kernels": kernels, "models": models, "devices": devices, "train": train, "test": test},
+        ),
+        "fp16": (fp16 is not None, {"path": fp16}),
+        "collectives": (collectives is not None, {"path": collectives}),
+        "iterations": (iterations is not None, {"path": iterations}),
+        "memory": (memory, {}),
+        "profiling_time": (profiling_time, {}),
     }
-    chosen = [name for name, options in asked.items() if options is not None]
+    chosen = [name for name, (asked, _) in tables.items() if asked]
     if len(chosen) != 1:
-        wanted = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
+        wanted = ", ".join(f"--{name.replace('_', '-')}" for name in tables)
         raise typer.BadParameter(f"{len(chosen)} tables were asked for; wanted one of {wanted}")
     (name,) = chosen
     table = importlib.import_module(f"benchmarks.cost.{name}")
-    report_table(partial(table.run, **asked[name]), json_path)
+    report_table(partial(table.run, **tables[name][1]), json_path)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The files spell one device in many ways: `NVIDIA A100 80GB PCIe`, `NVIDIA_A100_8
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def device_of(name: str, table: dict[str, DeviceType], path: Path) -> DeviceType
         InputError: there is none, or more than one.
     """
     in_catalogue = catalogue_name(name)
-    tests = (
+    tests: tuple[Callable[[str], bool], ...] = (
         lambda known: words(known) == words(name),
         lambda known: in_catalogue is not None and catalogue_name(known) == in_catalogue,
         lambda known: words(known) <= words(name) or words(name) <= words(known),

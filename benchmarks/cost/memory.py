@@ -30,10 +30,11 @@ from dejavu.cost.memory import configuration_memory, example_bytes
 from dejavu.foundation.registry import named
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph, Layer
-from dejavu.launch.launcher import rank_environment, torchrun_words
+from dejavu.launch.torchrun import torchrun_words
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.runtime.process import rank_environment
 from dejavu.workload import OptimizerSettings, Workload
 
 NUM_STAGES, NUM_STEPS = 4, 3  # optimizer state exists from the second step on
@@ -123,9 +124,9 @@ def case_rows(case: Case) -> list[dict[str, Any]]:
                 "depth": NUM_STAGES - stage,
                 "recompute": case.recompute,
                 "real_bytes": real,
-                "planned_bytes": round(found["planned"]),
+                "planned_bytes": round(found["planned"] or 0),
                 "planned_percent": off["planned"],
-                "moments_bytes": round(found["moments"]),
+                "moments_bytes": round(found["moments"] or 0),
                 "moments_percent": off["moments"],
                 "outputs_percent": off["outputs"],
                 "megatron_percent": off["megatron"],

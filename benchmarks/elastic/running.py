@@ -116,8 +116,8 @@ def ours(site: Site, running: RunningProblem, fault: Fault, num_steps: int, *, r
     first = next(iter(result.migrations[seen.migrations_before :]), None)
     return Outcome(
         seconds_to_next_step=_between(seen),
-        seconds_from_noticing=first and first.seconds,
-        steps_lost=first and first.steps_lost,
+        seconds_from_noticing=first.seconds if first is not None else None,
+        steps_lost=first.steps_lost if first is not None else None,
         losses=result.losses,
         binding=seen.decided.chosen.binding if seen.decided else training.job.binding,
         said=" | ".join(map(str, result.migrations)) or "no change",

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.initialization import gains
 from benchmarks.initialization.gains import Repeat
+from benchmarks.initialization.runs import Run
 from benchmarks.initialization.tasks import TASKS
 from dejavu.report import losses_figure, space_figure
 
@@ -49,7 +50,7 @@ def _steps(tasks: dict[str, list[Repeat]]) -> Figure:
     return figure
 
 
-def _method(row: Repeat, name: str) -> list[gains.Run]:
+def _method(row: Repeat, name: str) -> list[Run]:
     return [row.methods[name]] if name in row.methods else []
 
 

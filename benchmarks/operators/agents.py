@@ -136,7 +136,7 @@ def _offline(draw: Any, problems: Mapping[str, CutProblem], seed: int, steps: in
     training = time.process_time() - began
     asked = {name: [problem] for name, problem in problems.items()}
     for other in ("uniform", "normal"):
-        arrays = [generated_arrays(other, 128, 10**6 + number) for number in range(UNSEEN)]  # type: ignore[arg-type]
+        arrays = [generated_arrays(other, 128, 10**6 + number) for number in range(UNSEEN)]
         asked[f"{UNSEEN} × {other}"] = [_problem(one) for one in arrays]
     rows = []
     for name, cases in asked.items():

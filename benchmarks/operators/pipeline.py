@@ -199,8 +199,10 @@ def _layer_cuts(answer: Answer, names: Sequence[str]) -> str | None:
 
 def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what fits on a screen of each row; the JSON has everything."""
-    hidden = ("unjoined", "planner_stages", "planner_any_stages", "planner_cpu", "planner_any_cpu", "layers_device")
-    hidden += ("operators", "gap", "boundaries_step", "radius_3", "their_device")
+    hidden = (
+        *("unjoined", "planner_stages", "planner_any_stages", "planner_cpu", "planner_any_cpu", "layers_device"),
+        *("operators", "gap", "boundaries_step", "radius_3", "their_device"),
+    )
     return [{name: value for name, value in row.items() if not name.startswith(hidden)} for row in rows]
 
 

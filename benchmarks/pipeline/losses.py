@@ -55,7 +55,7 @@ def table(*, num_steps: int = 20) -> tuple[str, list[dict[str, Any]], dict[str, 
         for name, bounds, spread in pairs
     ]
     expected = train_single(WORKLOAD, Draw(), range(num_steps))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (name, bounds, spread), found in zip(pairs, train_all(jobs), strict=True):
         difference = max(abs(a - b) for a, b in zip(found.losses, expected, strict=True))
         rows.append(

@@ -24,11 +24,22 @@ def one_device(
     recompute: bool = False,
     zero_level: int = 0,
     sequence_parallel: bool = False,
+    expert_parallel: bool = False,
+    offload: bool = False,
 ) -> StageConfiguration:
     """A pipeline rank on so many cores of one node."""
     devices = data_parallel * tensor_parallel
     return StageConfiguration(
-        CORE, 1, devices, data_parallel, tensor_parallel, recompute, zero_level, sequence_parallel
+        CORE,
+        1,
+        devices,
+        data_parallel,
+        tensor_parallel,
+        recompute,
+        zero_level,
+        sequence_parallel,
+        expert_parallel,
+        offload,
     )
 
 

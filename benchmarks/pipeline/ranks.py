@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
 from benchmarks.pipeline.undisturbed import Cores
@@ -200,7 +201,7 @@ def _own_rank(binding: Binding) -> int | None:
 def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     """Join the others under this name: a store keeps what an earlier group of the same name left there."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore(name, dist.TCPStore(address, port, is_master=False, timeout=TIMEOUT))
+    store = PrefixStore(name, TCPStore(address, port, is_master=False, timeout=TIMEOUT))
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
 

@@ -18,8 +18,9 @@ import psutil
 from benchmarks.pipeline.full_disk import small_disk
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.init import Draw
-from dejavu.launch.launcher import LaunchError, launch
+from dejavu.launch.launcher import launch
 from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 

@@ -170,7 +170,7 @@ def _costs(workload: Workload, cluster: Cluster, num_ranks: int, folder: Path) -
     return price_workload(workload, cluster, folder, Parallelism.one_device())
 
 
-def simulated(times: StageTimes) -> StageSeconds:
+def stage_seconds(times: StageTimes) -> StageSeconds:
     """A stage as it was measured: the step as its passes alone would make it."""
     parts = (times.backward_input_seconds, times.backward_weight_seconds)
     split = parts if any(parts) else (None, None)
@@ -193,7 +193,7 @@ def _row(setting: Setting, plan: Plan, costs: Sequence[PricedProblem], found: Tr
     played_twice = [simulate_plan(priced, plan, _cores(plan)) for priced in costs]
     before, after = (one.step_seconds for one in played_twice)
     simulated, measured = (before + after) / 2, found.median_step_seconds
-    own = simulate(plan, [simulated(times) for times in found.stages], devices=_cores(plan))
+    own = simulate(plan, [stage_seconds(times) for times in found.stages], devices=_cores(plan))
     spread = np.percentile(found.step_seconds, (10, 90))
     return {
         "model": setting.model,

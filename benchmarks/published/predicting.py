@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.published.trainings import GIB, Training
-from dejavu.cluster import Cluster
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
@@ -36,18 +35,6 @@ class Prediction:
     tokens_per_second: float
     memory_gib: float
     fits: bool
-
-
-@dataclass(frozen=True)
-class Exactly(Parallelism):
-    """One way to spread a stage, and no other."""
-
-    way: StageConfiguration | None = None
-
-    def configurations(
-        self, cluster: Cluster, microbatch_size: int = 1, most_tensor_parallel: int = 1, sequence_length: int = 0
-    ) -> tuple[StageConfiguration, ...]:
-        return () if self.way is None else (self.way,)
 
 
 def predict(training: Training) -> list[Prediction]:
@@ -82,7 +69,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
     request = PlanRequest(
         workload.model_copy(update={"schedule": plan.schedule}),
         cluster,
-        parallelism=Exactly(way=plan.stages[0].configuration),
+        parallelism=Parallelism(only=(plan.stages[0].configuration,)),
         schedules=(plan.schedule,),
         microbatches=(count,),
     )

@@ -98,7 +98,9 @@ def _load_compiled_loop() -> None:
 
 
 @njit(cache=True, nogil=True)
-def _program(seconds_LLMC, max_successors_LLMC, devices_M, num_devices, slowest):
+def _program(
+    seconds_LLMC: np.ndarray, max_successors_LLMC: np.ndarray, devices_M: np.ndarray, num_devices: int, slowest: float
+) -> tuple[float, float]:
     """Equation 3 for one t_max: the least sum over any number of stages, and the slowest stage of that plan."""
     L, _, M, C = seconds_LLMC.shape
     most_stages = min(L, num_devices)

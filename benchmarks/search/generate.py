@@ -71,7 +71,7 @@ def table(
     rows = []
     for number, shape in enumerate(shapes):
         path = folder / f"{shape}.npz"
-        np.savez_compressed(path, **arrays(shape, seed + number))
+        np.savez_compressed(path, allow_pickle=False, **arrays(shape, seed + number))
         known = []
         for B in MICROBATCHES if shape.own_microbatches is None else (shape.own_microbatches,):
             cpu = time.process_time()
@@ -110,7 +110,7 @@ def arrays(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             seconds[:, :, m, c] = work_LL / n**_EFFICIENCY * slower * noise
             held = (capacity - parameters_LL / 2**c) / (kept_LL / n) - 1.0
             successors[:, :, m, c] = np.clip(np.floor(held), -1, _NO_LIMIT)
-    found = {
+    found: dict[str, np.ndarray] = {
         "compute_cost": seconds,
         "max_n_succ_stages": successors if shape.room is not None else np.array(_NO_LIMIT, dtype=np.int16),
         "submesh_choices": np.array(submeshes, dtype=np.int64),

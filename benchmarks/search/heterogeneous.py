@@ -137,7 +137,7 @@ def summary(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     found["compared_with_exhaustive"] = len(compared)
     for name in names:
         own = [row["equals_exhaustive"] for row in rows if row["search"] == name]
-        found[f"{name}_equals_exhaustive"] = sum(value is True for value in own)
+        found[f"{name}_equals_exhaustive"] = sum(bool(value) for value in own)
     return found
 
 

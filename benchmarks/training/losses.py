@@ -104,6 +104,18 @@ WAYS: dict[str, Way] = {
     "2 shards and 1": Way(one_device(tensor_parallel=2), shards=True),
     "2 shards by sequence and 1": Way(one_device(tensor_parallel=2, sequence_parallel=True), shards=True),
     "2 replicas of 2 shards by sequence and 1": Way(one_device(2, 2, sequence_parallel=True), shards=True),
+    "2 shards by expert and 1": Way(one_device(tensor_parallel=2, expert_parallel=True), shards=True),
+    "2 shards by expert and sequence and 1": Way(
+        one_device(tensor_parallel=2, sequence_parallel=True, expert_parallel=True), shards=True
+    ),
+    "2 replicas of 2 shards by expert with ZeRO 1 and 1": Way(
+        one_device(2, 2, zero_level=1, expert_parallel=True), shards=True
+    ),
+    "2 shards by expert and 1 clipped": Way(
+        one_device(tensor_parallel=2, expert_parallel=True),
+        fields={"optimizer": OptimizerSettings(learning_rate=0.01, clip_norm=0.1)},
+        shards=True,
+    ),
     "tied ends on different stages": Way(tied=True),
     "recomputed": Way(one_device(recompute=True)),
     "2 runs of the schedule a step, 2 replicas and 1": Way(one_device(data_parallel=2), fields={"accumulate": 2}),
@@ -193,6 +205,8 @@ def case_of(model: str, schedule: str, way: str, steps: int, seed: int, folder: 
     if how.shards and len(splits) < len(builders):
         return None
     if how.first.sequence_parallel and not all(split.sequence for split in splits):
+        return None
+    if how.first.expert_parallel and not any(split.experts for split in splits):
         return None
     bounds = uneven_bounds(len(builders), 2 * named(ALL_SCHEDULES, schedule).stages_per_rank)
     binding = by_hand(schedule, bounds, [how.first, one_device()], MICROBATCHES)

@@ -69,6 +69,13 @@ class LinkForm(_Form):
     latency: _Seconds | None = Field(default=None, description="such as 5 us; a documented default if absent")
 
 
+class HostMemoryForm(_Form):
+    """A node's own memory, in which its devices may keep activations until the backward pass."""
+
+    size: _Bytes = Field(description="of a node, for all its devices together, such as 1 TiB")
+    bandwidth: _BytesPerSecond = Field(description="between one device and this memory, one way, while all copy")
+
+
 class PairForm(LinkForm):
     """The link between the nodes of two groups; of a group with itself: between two of its nodes."""
 
@@ -108,6 +115,9 @@ class NodesForm(_Form):
         default=None, description="between devices inside a node; from the catalogue's interconnect if absent"
     )
     price: _Price | None = Field(default=None, description="of one node, such as 2.10 USD/hour")
+    host_memory: HostMemoryForm | None = Field(
+        default=None, description="where its devices may keep activations; nowhere if absent"
+    )
 
     @model_validator(mode="after")
     def _count_or_hosts(self) -> "NodesForm":

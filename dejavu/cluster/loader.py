@@ -16,7 +16,7 @@ from dejavu.cluster.form import (
     LinksForm,
     NodesForm,
 )
-from dejavu.cluster.records import Cluster, DeviceType, Link, NodeGroup, pair
+from dejavu.cluster.records import Cluster, DeviceType, HostMemory, Link, NodeGroup, pair
 from dejavu.cluster.this_machine import this_machine
 from dejavu.foundation import strict_yaml, units
 from dejavu.foundation.errors import InputError
@@ -210,6 +210,7 @@ class _Builder:
             devices=tuple((entry.type, entry.count) for entry in _entries(form)),
             link=self._link_inside(index, form),
             price=form.price,
+            host_memory=HostMemory(form.host_memory.size, form.host_memory.bandwidth) if form.host_memory else None,
         )
 
     def _link_inside(self, index: int, form: NodesForm) -> Link:

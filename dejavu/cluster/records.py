@@ -66,6 +66,19 @@ class Link:
 
 
 @dataclass(frozen=True)
+class HostMemory:
+    """What a node's devices may keep in the node's own memory.
+
+    Attributes:
+        size_bytes: of a node, for all its devices together.
+        bytes_per_second: between one device and this memory, one way, while all devices of the node copy.
+    """
+
+    size_bytes: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class NodeGroup:
     """Equal nodes.
 
@@ -75,6 +88,7 @@ class NodeGroup:
         devices: (type name, how many per node), in the order of the devices inside a node.
         link: between two devices inside one node; where a node has one device, that device's own memory.
         price: of one node: an amount an hour, and its currency; None where it is not said. No plan depends on it.
+        host_memory: for what its devices keep in the node's own memory; None: nothing.
     """
 
     name: str
@@ -83,6 +97,7 @@ class NodeGroup:
     devices: tuple[tuple[str, int], ...]
     link: Link
     price: tuple[float, str] | None = None
+    host_memory: HostMemory | None = None
 
     @property
     def devices_per_node(self) -> int:
@@ -150,6 +165,20 @@ class Cluster:
             for index, type_name in enumerate(name for name, count in group.devices for _ in range(count))
         )
 
+    def host_memory_of(self, type_name: str) -> HostMemory | None:
+        """Return what each device of the type may keep in its node's memory, and how fast; None: not every one may.
+
+        A node's memory is shared equally; of groups that differ the least counts.
+        """
+        groups = [group for group in self.groups if dict(group.devices).get(type_name)]
+        if any(group.host_memory is None for group in groups):
+            return None
+        shares = [(group.host_memory, group.devices_per_node) for group in groups if group.host_memory]
+        return HostMemory(
+            min(host.size_bytes // devices for host, devices in shares),
+            min(host.bytes_per_second for host, _ in shares),
+        )
+
     def group(self, name: str) -> NodeGroup:
         return next(group for group in self.groups if group.name == name)
 
@@ -184,7 +213,7 @@ class Cluster:
         return {
             "name": self.name,
             "groups": [
-                asdict(group)
+                {name: value for name, value in asdict(group).items() if name != "host_memory" or value is not None}
                 | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
                 | {"price": list(group.price) if group.price else None}
                 for group in self.groups
@@ -217,6 +246,7 @@ class Cluster:
                         devices=tuple((type_name, count) for type_name, count in group["devices"]),
                         link=Link(**group["link"]),
                         price=tuple(group["price"]) if group.get("price") else None,
+                        host_memory=HostMemory(**group["host_memory"]) if group.get("host_memory") else None,
                     )
                     for group in content["groups"]
                 ),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
+from dejavu.cost.kernels.experts import most_rows
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
@@ -75,17 +76,24 @@ class Shard:
     Attributes:
         degree: into how many parts this layer is sharded.
         by_sequence: the devices split the sequence outside the products.
+        by_expert: of experts the device has some whole, and as many rows as their router may send there.
         found: how the layer is split, where that was found.
     """
 
     degree: int = 1
     by_sequence: bool = False
+    by_expert: bool = False
     found: FoundSplit | None = None
 
     @classmethod
     def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
         degree = configuration.tensor_parallel
-        return cls(degree_of(layer, degree), configuration.sequence_parallel, layer.found_split(degree))
+        return cls(
+            degree_of(layer, degree),
+            configuration.sequence_parallel,
+            configuration.expert_parallel,
+            layer.found_split(degree),
+        )
 
     def output_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
@@ -97,7 +105,12 @@ class Shard:
         if self.found:
             return own_bytes * max(self.found.held_share, self.found.peak_share)
         whole = min(own_bytes, self._whole_bytes(layer))
-        return whole + (own_bytes - whole) / self.degree
+        return whole + (own_bytes - whole) * self._part_of_rows(layer)
+
+    def _part_of_rows(self, layer: Layer) -> float:
+        """Return the most that the device gets of a layer's rows: where it holds whole experts, no equal part."""
+        experts = layer.tensor_parallel.experts if layer.tensor_parallel else None
+        return most_rows(experts, self.degree) if experts and self.by_expert else 1 / self.degree
 
     def _whole_bytes(self, layer: Layer) -> float:
         split = layer.tensor_parallel
@@ -105,7 +118,9 @@ class Shard:
             return 0.0
         inputs = sum(split.backward_sums)  # each gets its gradient by a sum
         normalized = 0.0 if self.by_sequence else sum(split.forward_sums[:-1])  # the last sum is the output
-        return (inputs + normalized) * layer.output_bytes
+        choices = split.experts.choices or 0 if split.experts else 0  # a token's results, before they are summed
+        rows = choices * (1 if self.by_expert else 2)  # and what experts of which each has a part receive
+        return (inputs + normalized + rows) * layer.output_bytes
 
 
 ALONE = Shard()
@@ -121,10 +136,20 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     return shard.part(layer, footprint.held_bytes) + output
 
 
+def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALONE) -> float:
+    """Count what a layer's forward pass moves to the host's memory and its backward pass back (`graphs.offload`)."""
+    if recompute:
+        return shard.part(layer, layer.recompute_footprint.held_bytes) + layer.footprint.input_bytes
+    return shard.part(layer, layer.activation_bytes)
+
+
 def layer_temporary_bytes(
-    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, shard: Shard = ALONE
+    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, offload: bool = False, shard: Shard = ALONE
 ) -> float:
-    """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts."""
+    """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts.
+
+    Of a layer whose activations are offloaded all are there while it runs, and its input, which no layer holds.
+    """
     footprint = layer.recompute_footprint if recompute else layer.footprint
     largest = footprint.largest_parameter_bytes / shard.degree
     weight, output = shard.found.largest_parameter_bytes if shard.found else largest, shard.output_bytes(layer)
@@ -135,6 +160,8 @@ def layer_temporary_bytes(
         for moment in footprint.backward
     )
     passes = max(*forward, max(backward) + cast_bytes(weight, optimizer))
+    if offload:
+        return max(passes + footprint.input_bytes, step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)
     return max(passes - held, step - held, 0.0)
 
@@ -168,7 +195,11 @@ def message_bytes(cut_bytes: T, num_microbatches: int) -> T:
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationMemory:
-    """The memory fields of `AdditiveCosts`, for one configuration."""
+    """The memory fields of `AdditiveCosts`, for one configuration.
+
+    Attributes:
+        offloaded_bytes_L: what a layer keeps in the host's memory for one microbatch in flight of one device.
+    """
 
     capacity_bytes: float
     fixed_bytes_L: Floats
@@ -176,6 +207,7 @@ class ConfigurationMemory:
     temporary_bytes_L: Floats
     message_bytes_L1: Floats
     step_bytes_L: Floats
+    offloaded_bytes_L: Floats
 
 
 def configuration_memory(
@@ -207,11 +239,20 @@ def configuration_memory(
         pairs = zip(kinds, shards, strict=True)
         return np.array([size(layer, recompute=configuration.recompute, shard=shard) for layer, shard in pairs])[kind_L]
 
+    held_L = each(layer_activation_bytes)
+    temporary_L = each(partial(layer_temporary_bytes, optimizer=workload.optimizer))
+    offloaded_L = np.zeros_like(held_L)
+    if configuration.offload:  # the model's last layer keeps what it has, and its input, which no other holds
+        offloaded_L[:-1] = each(offloaded_bytes)[:-1]
+        temporary_L[:-1] = each(partial(layer_temporary_bytes, optimizer=workload.optimizer, offload=True))[:-1]
+        held_L[:-1] = 0.0
+        held_L[-1] += graph.layers[-1].footprint.input_bytes
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
         fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
-        activation_bytes_L=each(layer_activation_bytes),
-        temporary_bytes_L=each(partial(layer_temporary_bytes, optimizer=workload.optimizer)),
+        activation_bytes_L=held_L,
+        temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / r) / 2,
         step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+        offloaded_bytes_L=offloaded_L,
     )

@@ -16,15 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.cluster import Cluster
+from dejavu.cluster import Cluster, HostMemory
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
-from dejavu.cost.estimates import EstimateGrid, is_prediction
+from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
+from dejavu.plans.priced_problem import Offloaded
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
@@ -49,12 +50,16 @@ class ConfigurationCosts:
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
+    offloaded: Offloaded
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
         tables = {name: getattr(self.costs, name)[rows] for name in AdditiveCosts.__dataclass_fields__}
         return ConfigurationCosts(
-            AdditiveCosts(**tables), self.forward_seconds_CL[rows], self.backward_seconds_CL[rows]
+            AdditiveCosts(**tables),
+            self.forward_seconds_CL[rows],
+            self.backward_seconds_CL[rows],
+            self.offloaded.of(rows),
         )
 
 
@@ -79,6 +84,24 @@ class ParallelPrices:
             self._priced[microbatch_size] = self._at(microbatch_size)
         return self._priced[microbatch_size]
 
+    def computing_seconds(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> list[float]:
+        """Add up each one's passes over all layers, recomputing included and communication left out.
+
+        Raises:
+            CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
+        """
+        self._ask(configurations, microbatch_size)
+        found = [self.passes(configuration, microbatch_size) for configuration in configurations]
+        return [
+            float(((1 + configuration.recompute) * one.forward_L + one.backward_L).sum())
+            for configuration, one in zip(configurations, found, strict=True)
+        ]
+
+    def _ask(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> None:
+        """Price the kernels of all parts of layers in one batch."""
+        parts = {LayerPart.of(configuration, microbatch_size) for configuration in configurations}
+        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+
     def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
         """Price every layer under every configuration.
 
@@ -86,8 +109,7 @@ class ParallelPrices:
             CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
         """
         examples = float(example_bytes(workload))
-        parts = {LayerPart.of(configuration, workload.microbatch_size) for configuration in configurations}
-        self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
+        self._ask(configurations, workload.microbatch_size)
         columns = [self._column(configuration, workload, examples) for configuration in configurations]
         memories = [column.memory for column in columns]
         forward, backward = (np.array([getattr(c, name) for c in columns]) for name in ("forward_L", "backward_L"))
@@ -105,7 +127,27 @@ class ParallelPrices:
             ),
             forward_seconds_CL=forward,
             backward_seconds_CL=backward,
+            offloaded=Offloaded(
+                np.array([memory.offloaded_bytes_L for memory in memories]),
+                np.array(
+                    [self._host_memory(configuration).size_bytes for configuration in configurations], dtype=float
+                ),
+            ),
         )
+
+    def _host_memory(self, configuration: StageConfiguration) -> HostMemory:
+        """Return a device's part of its node's memory; where the cluster file says nothing of it, none.
+
+        Raises:
+            CostError: activations are to be kept there.
+        """
+        found = self._cluster.host_memory_of(configuration.device_type)
+        if found is None and configuration.offload:
+            raise CostError(
+                f"{configuration} keeps activations in its node's memory, and the cluster file does not say of every "
+                "node how large and fast that is; wanted host_memory: {size: …, bandwidth: …}"
+            )
+        return found or HostMemory(0, 1.0)
 
     def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
         m, r = workload.microbatch_size, configuration.data_parallel
@@ -131,9 +173,11 @@ class ParallelPrices:
             # Of the few weights outside the products each device has its positions' gradients, summed once a step.
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
         device = self._cluster.device_types[configuration.device_type]
+        memory = configuration_memory(configuration, graph, workload, device, examples)
+        copied = memory.offloaded_bytes_L / self._host_memory(configuration).bytes_per_second
+        forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
-        memory = configuration_memory(configuration, graph, workload, device, examples)
         return _Column(forward, backward, once_L, latency, memory)
 
     def _communication(

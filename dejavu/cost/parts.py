@@ -40,12 +40,14 @@ class LayerPart(NamedTuple):
     Attributes:
         microbatch_size: the replica's.
         shards: into how many parts the replicas shard the optimizer's work.
+        expert_parallel: of experts it has some whole.
     """
 
     device_type: str
     microbatch_size: int
     tensor_parallel: int = 1
     shards: int = 1
+    expert_parallel: bool = False
 
     @classmethod
     def of(cls, configuration: StageConfiguration, microbatch_size: int) -> LayerPart:
@@ -55,6 +57,7 @@ class LayerPart(NamedTuple):
             microbatch_size // r,
             configuration.tensor_parallel,
             r if configuration.zero_level >= 1 else 1,
+            configuration.expert_parallel,
         )
 
     @property
@@ -115,18 +118,21 @@ class PartPrices:
             optimizer = self._predicted.optimizer
             self._kernels[part] = {
                 work: (
-                    *self._passes_of(layer, part.microbatch_size, t),
+                    *self._passes_of(layer, part),
                     optimizer_kernels(weight_bytes(layer, t) / part.shards, optimizer, graph.dtype),
                 )
                 for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
             }
         return self._kernels[part]
 
-    def _passes_of(self, layer: Layer, microbatch_size: int, tensor_parallel: int) -> tuple[list[Kernel], list[Kernel]]:
+    def _passes_of(self, layer: Layer, part: LayerPart) -> tuple[list[Kernel], list[Kernel]]:
         """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
-        key = (microbatch_size, tensor_parallel, work_of(layer))
+        t, by_expert = part.tensor_parallel, part.expert_parallel
+        key = (part.microbatch_size, t, by_expert, work_of(layer))
         if key not in self._passes:
-            forward, backward = (list(layer_kernels(layer, way, tensor_parallel)) for way in ("forward", "backward"))
+            forward, backward = (
+                list(layer_kernels(layer, way, t, expert_parallel=by_expert)) for way in ("forward", "backward")
+            )
             self._passes[key] = (forward, backward)
         return self._passes[key]
 

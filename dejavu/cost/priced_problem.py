@@ -10,6 +10,7 @@ import numpy as np
 from dejavu.cluster import Cluster
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
+from dejavu.cost.kernels.experts import experts_to_share
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
@@ -19,7 +20,7 @@ from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import Floats
 from dejavu.workload import Workload
 
-# Collectives are not predicted more closely than this; within it, the less memory counts.
+# Collectives and small kernels are not predicted more closely than this; within it, the less memory counts.
 SPLIT_MARGIN = 0.05
 Transfers = dict[tuple[str, str], TransferCost]
 
@@ -47,8 +48,14 @@ def price_problem(
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
     configurations = parallelism.configurations(
-        cluster, workload.microbatch_size, most_tensor_parallel(graph), sequence_length(graph)
+        cluster,
+        workload.microbatch_size,
+        most_tensor_parallel(graph),
+        sequence_length(graph),
+        0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
     )
+    if not parallelism.also_unsplit:
+        configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
     found = prices.costs(configurations, workload)
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
@@ -72,22 +79,45 @@ def price_problem(
         {name: cost.times(runs) for name, cost in (pass_costs or {}).items()},
         dict(backward_parts_L2 or {}),
         runs,
+        found.offloaded,
     )
 
 
-def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL: Floats) -> list[int]:
-    """Return the configurations but those that take hardly less time than with the sequence split.
+def _worth_pricing(
+    prices: ParallelPrices, configurations: Sequence[StageConfiguration], microbatch_size: int
+) -> tuple[StageConfiguration, ...]:
+    """Return the configurations but those whose whole experts compute hardly less: both ways send the same bytes.
 
-    Both send the same bytes: an all-reduce is a reduce-scatter and an all-gather, with one more start. The split holds
-    less, and spares each device the additions and norms of the others' tokens, which prices leave out
-    (`cost.kernels.sharding`). To consider both everywhere would take the searches and bounds half as long again.
+    So none is left out that `_worth_considering` would keep, and most are never priced.
+    """
+    known = set(configurations)
+    pairs = {one: replace(one, expert_parallel=False) for one in configurations if one.expert_parallel}
+    pairs = {whole: parts for whole, parts in pairs.items() if parts in known}
+    alike = {one: replace(one, sequence_parallel=False, zero_level=0) for pair in pairs.items() for one in pair}
+    asked = tuple(dict.fromkeys(alike.values()))
+    seconds = dict(zip(asked, prices.computing_seconds(asked, microbatch_size), strict=True))
+    slow = {
+        whole for whole, parts in pairs.items() if seconds[alike[parts]] <= seconds[alike[whole]] * (1 + SPLIT_MARGIN)
+    }
+    return tuple(one for one in configurations if one not in slow)
+
+
+def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL: Floats) -> list[int]:
+    """Return the configurations but those that take hardly less time than with the sequence split, or parts of experts.
+
+    Whole experts may be sent more rows than parts of each have, up to all, and are as fast only if the router spreads
+    them. Whether the sequence is split or not, both send the same bytes: an all-reduce is a reduce-scatter and an
+    all-gather, with one more start. The split holds less, and spares each device the additions and norms of the others'
+    tokens, which prices leave out (`cost.kernels.sharding`). To consider both everywhere would take the searches and
+    bounds half as long again.
     """
     place, total_C = {configuration: c for c, configuration in enumerate(configurations)}, seconds_CL.sum(axis=1)
     kept = []
     for c, configuration in enumerate(configurations):
         can = configuration.tensor_parallel > 1 and not configuration.sequence_parallel
         other = place.get(replace(configuration, sequence_parallel=True)) if can else None
-        if other is None or total_C[other] > total_C[c] * (1 + SPLIT_MARGIN):
+        parts = place.get(replace(configuration, expert_parallel=False)) if configuration.expert_parallel else None
+        if all(one is None or total_C[one] > total_C[c] * (1 + SPLIT_MARGIN) for one in (other, parts)):
             kept.append(c)
     return kept
 

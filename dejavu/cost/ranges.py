@@ -10,7 +10,7 @@ Shape suffixes: K = draws, L = layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
@@ -25,7 +25,9 @@ from dejavu.cost.trainings.steps import Basis, StepFactor
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import Floats
-from dejavu.simulation import StageSeconds, simulate_plan, stages_of
+from dejavu.simulation import BlockedStep, Simulation, StageSeconds, simulate_plan, stages_of
+
+Simulated = Callable[[PricedProblem, Plan, Sequence[StageSeconds] | None], Simulation | BlockedStep]
 
 MOST_DRAWS, LEAST_DRAWS = 200, 40
 MOST_ACTIONS = 500_000  # simulated passes in all draws together: about a second
@@ -79,6 +81,10 @@ class Draws:
         return found
 
 
+def _beside_computing(priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None) -> Simulation:
+    return simulate_plan(priced, plan, stages=stages)
+
+
 @dataclass(frozen=True, eq=False)
 class PriceErrors:
     """How far a plan's price may be off, from the intervals of what it was computed from.
@@ -96,23 +102,29 @@ class PriceErrors:
     run_size: int
 
     def step_range(
-        self, priced: PricedProblem, plan: Plan, factor: StepFactor, step_seconds: float, seed: int = 0
+        self,
+        priced: PricedProblem,
+        plan: Plan,
+        factor: StepFactor,
+        step_seconds: float,
+        seed: int = 0,
+        simulated: Simulated = _beside_computing,
     ) -> Range:
         """Return the range of a plan's predicted step; where trainings of this model corrected it, theirs.
 
         Args:
             step_seconds: the prediction, the factor included; it is always inside.
+            simulated: how a step is simulated.
         """
         if factor.basis is not Basis.NOTHING:
             return Range(*factor.interval(step_seconds))
-        drawn_K = self._drawn_seconds(priced, plan, seed) * factor.factor
+        drawn_K = self._drawn_seconds(priced, plan, seed, simulated) * factor.factor
         low, high = np.quantile(drawn_K, (0.05, 0.95))
         return Range(min(float(low), step_seconds), max(float(high), step_seconds))
 
-    def _drawn_seconds(self, priced: PricedProblem, plan: Plan, seed: int) -> Floats:
+    def _drawn_seconds(self, priced: PricedProblem, plan: Plan, seed: int, simulated: Simulated) -> Floats:
         """Simulate the plan with K draws of all errors."""
-        planned = simulate_plan(priced, plan)
-        actions = max(1, len(planned.action_table.stage_A))
+        actions = max(1, simulated(priced, plan, None).num_actions)
         draws = Draws(min(MOST_DRAWS, max(LEAST_DRAWS, MOST_ACTIONS // actions)), seed)
         base = stages_of(priced, plan)
         factors = [self._stage_factors(priced, stage, plan.num_microbatches, draws) for stage in plan.stages]
@@ -122,7 +134,7 @@ class PriceErrors:
                 _scaled(row, _overhead(priced, stage), *(factor[k] for factor in of_stage))
                 for row, stage, of_stage in zip(base, plan.stages, factors, strict=True)
             ]
-            found[k] = simulate_plan(priced, plan, stages=rows).step_seconds
+            found[k] = simulated(priced, plan, rows).step_seconds
         drawn: Floats = found * np.exp(UNTRAINED_LOG_DEVIATION * draws.of("untrained"))
         return drawn
 

@@ -181,7 +181,7 @@ class _Tracing:
         with fake_tensors(self._mode):
             received = inputs.tensor() if isinstance(inputs, Form) else inputs
             loss = loss_of(end.model.loss, end.target.tensor()) if end else None
-            layer, output = trace_layer(built, received, self._dtype, loss, self._computes_in)
+            layer, output = trace_layer(built, received, self._dtype, loss, self._computes_in, self._kind)
             return layer, Form.of(output) or output
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from dejavu.cluster.records import Kind
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import computing_in
 from dejavu.graphs.graph import Layer, Operator, content_hash
@@ -33,12 +34,14 @@ def trace_layer(
     dtype: torch.dtype,
     loss: Callable[[torch.Tensor], torch.Tensor] | None,
     computes_in: str | None = None,
+    kind: Kind = "cpu",
 ) -> tuple[Layer, torch.Tensor]:
     """Trace one layer on fake inputs; the last layer together with the loss. Return it and its output.
 
     Args:
         dtype: of its weights.
         computes_in: the type that autocast gives what it holds safe; None: that of the weights.
+        kind: of the devices.
 
     Raises:
         CaptureError: it cannot be traced, or does not return one tensor.
@@ -70,7 +73,9 @@ def trace_layer(
         with recorder:
             if wanted:
                 torch.autograd.grad(end, wanted, arriving, allow_unused=True)
-        alive, alive_recomputed = (footprint(module, received, loss, recompute=again) for again in (False, True))
+        alive, alive_recomputed = (
+            footprint(module, received, loss, recompute=again, kind=kind) for again in (False, True)
+        )
     except CaptureError:
         raise
     except Exception as error:

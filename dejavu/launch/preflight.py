@@ -73,6 +73,11 @@ def check_spreading(job: TrainingJob) -> None:
                 f"pipeline rank {rank} splits {length} positions among {configuration.tensor_parallel} devices; wanted "
                 "a sequence_length that they divide, or sequence_parallel false"
             )
+        if configuration.offload and named(SCHEDULES, plan.schedule).splits_backward:
+            raise LaunchError(
+                f"pipeline rank {rank} keeps activations in its node's memory, from where they come back once, and "
+                f"{plan.schedule} runs the backward pass in two parts; wanted offload false, or another schedule"
+            )
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(
                 f"pipeline rank {rank} has ZeRO level {configuration.zero_level}, under which master weights are "
@@ -105,6 +110,11 @@ def check_compiled(job: TrainingJob) -> None:
         raise InputError(
             f"the plan's schedule {job.binding.plan.schedule} runs the backward pass in two parts, and layers are "
             "compiled; wanted another schedule, or compile: false"
+        )
+    if any(stage.configuration.expert_parallel for stage in job.binding.plan.stages):
+        raise InputError(
+            "layers are compiled, and devices of the plan hold whole experts, whose rows are counted as they come; "
+            "wanted expert_parallel false, or compile: false"
         )
     if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
         check_compiler()
@@ -149,6 +159,11 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
             raise LaunchError(
                 f"layer {builder.name!r} does not work token by token outside its sharded weights, so its devices "
                 "cannot split the sequence; wanted sequence_parallel false"
+            )
+        if configuration.expert_parallel and split.experts and split.experts.count % degree:
+            raise LaunchError(
+                f"layer {builder.name!r} has {split.experts.count} experts, which {degree} devices cannot share whole; "
+                "wanted a tensor-parallel degree that divides them, or expert_parallel false"
             )
 
 

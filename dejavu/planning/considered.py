@@ -12,6 +12,7 @@ from dejavu.planning.sentences import (
     what_is_likely,
     what_is_proved,
     what_it_yields,
+    what_routing_is_assumed,
     what_the_formula_says,
     what_was_chosen,
     what_was_gained,
@@ -25,8 +26,10 @@ def print_choice(choice: Choice) -> None:
     console = Console(width=WIDTH_COLUMNS)
     console.print(considered_table(choice))
     console.print(stages_table(choice))
-    for sentence in (what_was_chosen, what_it_yields, what_is_likely, what_is_proved, what_was_gained):
-        console.print(sentence(choice), highlight=False, markup=False)
+    before = (what_was_chosen, what_it_yields, what_is_likely, what_routing_is_assumed)
+    for sentence in (*before, what_is_proved, what_was_gained):
+        if said := sentence(choice):
+            console.print(said, highlight=False, markup=False)
     times = [f"{one.plan.schedule} {format_seconds(one.simulated_seconds)}" for one in choice.schedules]
     if len(times) > 1:
         console.print(f"The same devices and microbatches, simulated: {', '.join(times)}.", highlight=False)

@@ -28,6 +28,8 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
         raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
     if len(plan.stages) > B:
         raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
+    if _parts_a_pass(plan, name):
+        raise InputError(f"{name} runs the backward pass in two parts, and activations are offloaded for one")
     if schedule.stages_per_rank == 1:
         return Plan(plan.stages, name, B)
     configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
@@ -55,10 +57,23 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
     return bounds[::-1]
 
 
+def _parts_a_pass(plan: Plan, schedule: str) -> bool:
+    """Return whether activations would have to come back from their node's memory for two parts of a backward pass."""
+    return SCHEDULES[schedule].splits_backward and any(stage.configuration.offload for stage in plan.stages)
+
+
 def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
-    """Return whether every pipeline rank has the memory for what its stages hold in the simulation."""
+    """Return whether every pipeline rank has the memory for what its stages hold in the simulation.
+
+    So on its devices and, where activations are offloaded, in their nodes; under a schedule that can bring them back.
+    """
     problem = priced.problem
+    if _parts_a_pass(plan, plan.schedule):
+        return False
     for stages in plan.ranks:
+        kept = [(s, *priced.offloaded_bytes(plan.stages[s])) for s in stages]
+        if sum(simulated.in_flight[s] * size_bytes for s, size_bytes, _ in kept) > kept[0][2]:
+            return False
         index = [problem.index(plan.stages[s].configuration) for s in stages]
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
         if len(spans) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dejavu.cost.kernels.experts import fullest_part
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
@@ -12,6 +13,8 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
@@ -110,7 +113,30 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
+    mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(choice.request.workload))
+    if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
+        parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")
     return "".join(f", {part}" for part in parts) + ("," if parts else "")
+
+
+def what_routing_is_assumed(choice: Choice) -> str:
+    """State what predictions for whole experts assume of the router; nothing where the work does not follow it."""
+    workload, fullest = choice.request.workload, 1.0
+    builders, length = layers_of(workload), dataset_of(workload).shape.input_shape[0]
+    for stage in choice.plan.stages:
+        configuration = stage.configuration
+        examples = workload.run_size / choice.plan.num_microbatches / configuration.data_parallel
+        for builder in builders[stage.start : stage.stop] if configuration.expert_parallel else ():
+            experts = builder.tensor_parallel.experts if builder.tensor_parallel else None
+            if experts and experts.choices:
+                part = fullest_part(experts, configuration.tensor_parallel, examples * length)
+                fullest = max(fullest, part)
+    if fullest == 1.0:
+        return ""
+    return (
+        "Predicted for routers that choose all experts alike: the fullest of a group's devices then has "
+        f"{fullest - 1:.1%} more rows than an equal part. Memory is counted for the most that a router may send to one."
+    )
 
 
 def what_was_gained(choice: Choice) -> str:
@@ -148,5 +174,5 @@ def reason(choice: Choice) -> str:
         >>> "Proved: no plan" in dejavu.explain(choice)
         True
     """
-    parts = (what_was_chosen, what_is_proved, what_was_gained, what_the_formula_says)
+    parts = (what_was_chosen, what_routing_is_assumed, what_is_proved, what_was_gained, what_the_formula_says)
     return " ".join(sentence for part in parts if (sentence := part(choice)))

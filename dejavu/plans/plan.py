@@ -26,6 +26,9 @@ class StageConfiguration:
         zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
         sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
             the cuts inside the model) is split among them along the sequence (Korthikanti et al., MLSys 2023).
+        expert_parallel: of layers with experts, tensor-parallel devices hold whole experts in place of a part of each.
+        offload: what is kept for the backward pass waits in the memory of the devices' node, but for what the model's
+            last layer keeps.
     """
 
     device_type: str
@@ -36,10 +39,14 @@ class StageConfiguration:
     recompute: bool = False
     zero_level: int = 0
     sequence_parallel: bool = False
+    expert_parallel: bool = False
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise PlanError(f"{self}: sequence parallelism is among tensor-parallel devices; wanted more than one")
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise PlanError(f"{self}: expert parallelism is among tensor-parallel devices; wanted more than one")
         if self.data_parallel * self.tensor_parallel != self.num_devices:
             raise PlanError(
                 f"{self}: data parallel {self.data_parallel} × tensor parallel {self.tensor_parallel} "
@@ -58,8 +65,12 @@ class StageConfiguration:
             parts.append(f"tp {self.tensor_parallel}")
         if self.sequence_parallel:
             parts.append("sp")
+        if self.expert_parallel:
+            parts.append("ep")
         if self.recompute:
             parts.append("recompute")
+        if self.offload:
+            parts.append("offload")
         if self.zero_level:
             parts.append(f"ZeRO-{self.zero_level}")
         return ", ".join(parts)

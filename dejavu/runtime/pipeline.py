@@ -50,7 +50,10 @@ class Pipeline:
         self.clock, stages = Clock(device), list[ReplicatedStage]()
         for s in plan.ranks[place.pipeline_rank]:
             span = plan.stages[s]
-            module = build_layers(workload, draw, device, span.start, span.stop, recompute=self.configuration.recompute)
+            module = build_layers(
+                workload, draw, device, span.start, span.stop,
+                recompute=self.configuration.recompute, offload=self.configuration.offload,
+            )  # fmt: skip
             if mesh is not None:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
             if workload.compile:

@@ -37,6 +37,7 @@ _STYLES: dict[str, Callable[[Placement], ParallelStyle]] = {
     "all positions": lambda outside: _AllPositions(outside),
 }
 _SEQUENCE = 1  # the dimension of positions between the modules of a layer
+_WHICH_EXPERTS = 0
 _EXPERTS_DIMENSION = {"columns": 1, "rows": 2}  # of weights (E, out, in)
 
 
@@ -65,6 +66,11 @@ def spread(
             cuts = builder.tensor_parallel.weights
             outside = Shard(_SEQUENCE) if configuration.sequence_parallel else Replicate()
             styles = {name: _style(layer, name, cut, _around(name, cuts, outside)) for name, cut in cuts}
+            experts = builder.tensor_parallel.experts
+            if configuration.expert_parallel and experts:
+                grouped = [name for name in styles if isinstance(layer.get_submodule(name), GroupedLinear)]
+                styles |= {name: _PartOfEach(_WHICH_EXPERTS) for name in grouped}
+                styles |= {name: _Summed(outside, experts.count) for name, cut in cuts if cut == "summed"}
             parallelize_module(layer, mesh["shard"], styles)
     if configuration.zero_level and configuration.data_parallel > 1:
         for part in (*module.children(), module):
@@ -102,7 +108,10 @@ def _names(tensor: DTensor) -> tuple[str, ...]:
 
 
 class _PartOfEach(ParallelStyle):
-    """Give each device a part of every expert's matrix; the module multiplies by it and says nothing to others."""
+    """Give each device a part of every expert's matrix, or some experts' whole ones (dimension 0).
+
+    The module multiplies by what it has and says nothing to others.
+    """
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -123,26 +132,35 @@ class _Summed(ParallelStyle):
     """Sum over the devices what a module puts out, and going backward the gradients of what it receives.
 
     Its rows are tokens, in any order: where devices have positions of their own, it receives all and puts out these.
+
+    Args:
+        num_experts: of which each device has as many, whole, and is told which; 0: a part of each.
     """
 
-    def __init__(self, outside: Placement) -> None:
+    def __init__(self, outside: Placement, num_experts: int = 0) -> None:
         super().__init__()
         self.rows = Replicate() if outside.is_replicate() else Shard(0)
+        self.num_experts = num_experts
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def receive(part: nn.Module, inputs: tuple[Any, ...]) -> Any:
-            return tuple(
+        each = self.num_experts // device_mesh.size()
+        first = each * device_mesh.get_local_rank()
+        told = {"own": range(first, first + each)} if each else {}
+
+        def receive(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            whole = tuple(
                 DTensor.from_local(x, device_mesh, [self.rows])
                 .redistribute(placements=[Replicate()])
                 .to_local(grad_placements=[Partial()] if x.is_floating_point() else None)
                 for x in inputs
             )
+            return whole, {**options, **told}
 
         def put_out(part: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
             summed = DTensor.from_local(output, device_mesh, [Partial()]).redistribute(placements=[self.rows])
             return summed.to_local()
 
-        module.register_forward_pre_hook(receive)
+        module.register_forward_pre_hook(receive, with_kwargs=True)
         module.register_forward_hook(put_out)
         return module
 

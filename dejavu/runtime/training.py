@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES
+from dejavu.graphs.offload import offloading
 from dejavu.init import Draw, draw_layer
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.batches.held_out import evaluating
@@ -59,15 +61,26 @@ class Layers(nn.Sequential):
 
     What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch and the layer:
     it is the same under every plan and after every restart. With `recompute` each layer keeps its input only, and runs
-    again before its backward pass (activation checkpointing).
+    again before its backward pass (activation checkpointing). With `offload` what layers save for it waits in the
+    host's memory, but for the model's last layer, whose output the pipeline holds until its backward pass.
 
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.
     """
 
-    def __init__(self, layers: OrderedDict[str, nn.Module], workload: Workload, start: int, *, recompute: bool) -> None:
+    def __init__(
+        self,
+        layers: OrderedDict[str, nn.Module],
+        workload: Workload,
+        start: int,
+        *,
+        recompute: bool = False,
+        offload: bool = False,
+    ) -> None:
         super().__init__(layers)
         self.start, self.recompute = start, recompute
+        self._last = len(layers_of(workload)) - 1
+        self.offload = offload
         self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
 
@@ -77,7 +90,8 @@ class Layers(nn.Sequential):
         with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
-                x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
+                with offloading(layer, x) if self.offload and position < self._last else nullcontext():
+                    x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
         return x
 
 
@@ -96,6 +110,7 @@ def build_layers(
     stop: int | None = None,
     *,
     recompute: bool = False,
+    offload: bool = False,
 ) -> Layers:
     """Build layers `start` to `stop` (not included) with drawn weights."""
     builders = layers_of(workload)
@@ -104,7 +119,7 @@ def build_layers(
         for position, builder in enumerate(builders[start:stop], start)
     )
     tie_weights(drawn, builders, draw)
-    return Layers(drawn, workload, start, recompute=recompute).to(device, DTYPES[workload.dtype])
+    return Layers(drawn, workload, start, recompute=recompute, offload=offload).to(device, DTYPES[workload.dtype])
 
 
 def tie_weights(layers: Mapping[str, nn.Module], builders: Sequence[LayerBuilder], draw: Draw) -> None:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dejavu.graphs.dtensor import REPLICATED
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import kernel_of
-from dejavu.graphs.split_rules import REPLICATED
 from dejavu.profiles.kernel import Kernel
 from dejavu.sharding.operator_graph import WEIGHT, Node, OperatorGraph, TensorType, Value
 from dejavu.sharding.problem import ChoiceProblem, Floats, Pair

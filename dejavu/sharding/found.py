@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dejavu.graphs.split_rules import REPLICATED
+from dejavu.graphs.dtensor import REPLICATED
 from dejavu.sharding.assembly import Sharded, ShardingPrices, assemble
 from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import ChoiceProblem, ShardingError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.utils._pytree import tree_leaves
 
-from dejavu.graphs.split_rules import REPLICATED, tell_torch
+from dejavu.graphs.dtensor import REPLICATED, VIEW, lie_alike, tell_torch
 from dejavu.profiles.kernel import Kernel
 from dejavu.sharding.assembly import Option, collective_of, kept_values, kernel_on, local_type
 from dejavu.sharding.operator_graph import CONSTANT, WEIGHT, Node, OperatorGraph, Value
@@ -69,6 +69,8 @@ class _Propagation:
         self._kernels: dict[str, list[Kernel]] = {"forward": [], "backward": []}
         self._moves: dict[str, list[Move]] = {"forward": [], "backward": []}
         self._copies: dict[int, float] = {}  # bytes of what a node gathers to use it
+        self._order: dict[Value, torch.Tensor] = {}  # on meta: as they lie, where torch believes otherwise
+        self._copied: set[Value] = set()  # views that are copies
         self._end = REPLICATED  # the placement of the output before it is made whole
 
     def run(self) -> Carried:
@@ -142,7 +144,7 @@ class _Propagation:
         """Ask torch for the placements of an operator's inputs, which are moved there, and of its results."""
         given = [self._specs[value] for value in node.inputs]
         is_split = any(_placement(one) != REPLICATED for one in given)
-        if is_split and node.call in DTensor._op_dispatcher._custom_op_handlers:
+        if is_split and node.call is not VIEW and node.call in DTensor._op_dispatcher._custom_op_handlers:
             raise ShardingError(f"{node.kind} moves its tensors by rules of its own, which are not priced")
         answer = self._asked(node, given)
         wanted = given
@@ -152,9 +154,8 @@ class _Propagation:
         if len(wanted) != len(given):
             raise ShardingError(f"{node.kind} has {len(given)} tensors, and torch speaks of {len(wanted)}")
         in_place = node.call._schema.name.endswith("_") and not node.call._schema.name.endswith("__")
-        if in_place and (plain[0] or wanted[0].placements != given[0].placements):
+        if in_place and (plain[0] or node.inputs[0] in self._copied or wanted[0].placements != given[0].placements):
             raise ShardingError(f"{node.kind} writes to a tensor that would have to be moved")
-        self._check_layout(node, wanted)
         for value, spec in zip(node.inputs, wanted, strict=True):
             self._check_parts(spec)
             self._move(node.direction, value, _placement(spec))
@@ -168,6 +169,7 @@ class _Propagation:
             else:  # a number, such as a seed
                 self._set(value, REPLICATED)
                 self._plain.add(value)
+        self._lay_out(number, node, wanted)
         if left:
             raise ShardingError(f"{node.kind} gives {len(made)} tensors, and torch speaks of more")
         return wanted
@@ -204,19 +206,44 @@ class _Propagation:
         if placement >= 0 and (spec.shape[placement] == 0 or spec.shape[placement] % self._size):
             raise ShardingError(f"{tuple(spec.shape)} does not divide into {self._size} along {placement}")
 
-    def _check_layout(self, node: Node, wanted: list[DTensorSpec]) -> None:
-        """Check that nothing moves that lies in memory in another order than its dimensions.
+    def _lay_out(self, number: int, node: Node, wanted: list[DTensorSpec]) -> None:
+        """Follow in which order parts lie in memory where that is not what torch believes (`graphs.dtensor.views`).
 
-        It arrives in their order, while torch goes on to believe that it lies as before: a later view would fail.
-        Products make new tensors in order, so they may read it.
+        A collective leaves a tensor in the order of its dimensions; a view that this does not allow is made of a copy.
         """
+        lying = list[torch.Tensor | None]()
         for value, spec in zip(node.inputs, wanted, strict=True):
-            if (
-                _placement(spec) != self._code(value)
-                and not _in_order(self._specs[value])
-                and node.kind not in _PRODUCTS
-            ):
-                raise ShardingError(f"{node.kind} moves a tensor that lies in memory in another order")
+            if _placement(spec) != self._code(value):
+                as_known = _on_meta(self._specs[value])
+                lying.append(_unless_alike(torch.empty(as_known.shape, dtype=as_known.dtype, device="meta"), as_known))
+            else:
+                lying.append(self._order.get(value))
+        if node.is_view and self._copied.intersection(node.inputs):
+            self._copied.update(Value(number, k) for k in range(len(node.outputs)))
+        if all(one is None for one in lying):
+            return
+        given = [_on_meta(spec) if one is None else one for one, spec in zip(lying, wanted, strict=True)]
+        if node.call is VIEW:
+            given[0] = given[0].contiguous()
+            self._copies_to_view(number, node, wanted[0])
+        arguments, options = node.arguments_with(given)
+        try:
+            made = [one for one in tree_leaves(node.call(*arguments, **options)) if isinstance(one, torch.Tensor)]
+        except Exception as error:  # torch's functions raise what they like
+            raise ShardingError(f"{node.kind} cannot be run on what a collective has put in order: {error}") from error
+        for k, one in enumerate(made):
+            spec = self._specs[Value(number, k)]
+            if tuple(one.shape) == tuple(spec.shape) and (differs := _unless_alike(one, _on_meta(spec))) is not None:
+                self._order[Value(number, k)] = differs
+
+    def _copies_to_view(self, number: int, node: Node, spec: DTensorSpec) -> None:
+        self._copied.add(Value(number))
+        tensor = self._layer.type_of(node.inputs[0])
+        placed = Option(((_placement(spec),),), ((_placement(spec),),))
+        copying = replace(node, kind="aten.clone", outputs=(tensor,), flops=0.0, is_view=False)
+        kernel = kernel_on(copying, [tensor], placed, (self._size,))
+        if kernel is not None:
+            self._kernels[node.direction].append(kernel)
 
     def _local_bytes(self, value: Value) -> float:
         return float(local_type(self._layer.type_of(value), (self._code(value),), (self._size,)).size_bytes)
@@ -242,18 +269,14 @@ class _Propagation:
         return held, peak
 
 
-_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm")
-
-
-def _in_order(spec: DTensorSpec) -> bool:
-    """Return whether a whole tensor lies in memory in the order of its dimensions."""
-    meta, step = spec.tensor_meta, 1
+def _on_meta(spec: DTensorSpec) -> torch.Tensor:
+    meta = spec.tensor_meta
     assert meta is not None
-    for length, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
-        if length != 1 and stride != step:
-            return False
-        step *= length
-    return True
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+
+
+def _unless_alike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    return None if lie_alike(one.shape, one.stride(), other.stride()) else one
 
 
 def _draws(node: Node) -> bool:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
 from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
 
-from dejavu.graphs.split_rules import AVERAGED, REPLICATED, RULES, SUMMED
+from dejavu.graphs.dtensor import AVERAGED, REPLICATED, RULES, SUMMED
 from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
 
 

@@ -6,18 +6,24 @@ the slowest stage; this does none of it, so the final candidates are compared by
 
 from __future__ import annotations
 
-from dejavu.simulation.plans import price_of_simulated, simulate_plan, stages_of
+from dejavu.simulation.blocking import BlockedStep, BlockingMessages, Sending, simulate_blocking
+from dejavu.simulation.plans import price_of_simulated, simulate_plan, simulate_plan_blocking, stages_of
 from dejavu.simulation.result import Event, Simulation, trace_rows
 from dejavu.simulation.step import Message, StageSeconds, simulate
 
 __all__ = [
+    "BlockedStep",
+    "BlockingMessages",
     "Event",
     "Message",
+    "Sending",
     "Simulation",
     "StageSeconds",
     "price_of_simulated",
     "simulate",
+    "simulate_blocking",
     "simulate_plan",
+    "simulate_plan_blocking",
     "stages_of",
     "trace_rows",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from dejavu.plans import Plan, Price, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.simulation.blocking import BlockedStep, BlockingMessages, simulate_blocking
 from dejavu.simulation.result import Simulation
 from dejavu.simulation.step import Message, StageSeconds, simulate
 
@@ -34,6 +35,21 @@ def simulate_plan(
         True
     """
     return simulate(plan, stages or stages_of(priced, plan), messages=_messages(priced, plan), devices=devices)
+
+
+def simulate_plan_blocking(
+    priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None = None
+) -> BlockedStep:
+    """Simulate one step of 1F1B whose messages block both ends; also of fewer microbatches than stages.
+
+    Args:
+        stages: what each stage takes; None: `stages_of` by the problem's costs.
+    """
+    found = []
+    for message in _messages(priced, plan):
+        seconds = message.latency_seconds + message.wire_seconds + message.sender_seconds + message.receiver_seconds
+        found.append(BlockingMessages(seconds, seconds))
+    return simulate_blocking(stages or stages_of(priced, plan), found, plan.num_microbatches)
 
 
 def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:

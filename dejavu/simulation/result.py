@@ -69,6 +69,11 @@ class Simulation:
         return float(self.stop_A.max())
 
     @property
+    def num_actions(self) -> int:
+        """How many passes, and per-step works of stages."""
+        return len(self.action_table.stage_A)
+
+    @property
     def num_ranks(self) -> int:
         return len(self.action_table.first_P1) - 1
 

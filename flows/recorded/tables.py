@@ -16,6 +16,7 @@ from dejavu.track import RecordedRun, RunSummary
 ID_CHARACTERS = 8
 ABSENT = "–"
 DEGREES = {"data_parallel": "dp", "tensor_parallel": "tp", "zero_level": "ZeRO"}
+CHOICES = {"sequence_parallel": "sp", "expert_parallel": "ep"}
 Rows = Mapping[str, Any]
 
 
@@ -67,8 +68,9 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         its = stage["configuration"]
         parts = [f"{its['num_nodes'] * its['devices_per_node']} × {its['device_type']}"]
         parts += [f"{short} {its[name]}" for name, short in DEGREES.items() if its[name] > (name != "zero_level")]
-        parts += ["sp"] if its.get("sequence_parallel") else []
+        parts += [short for name, short in CHOICES.items() if its.get(name)]
         parts += ["recompute"] if its["recompute"] else []
+        parts += ["offload"] if its.get("offload") else []
         rows[f"stage {number}"] = f"layers {stage['start']}–{stage['stop'] - 1} on {', '.join(parts)}"
     return rows
 

@@ -2,15 +2,18 @@
 
 Weights are sharded as in Megatron (Shoeybi et al., 2019): of a product with weights the larger side, of attention the
 heads, of everything else the tokens, as with sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2), which
-is what the memory formulas assume. A part that does not divide is rounded up: the last device pads.
+is what the memory formulas assume. A part that does not divide is rounded up: the last device pads. Mixtures of experts
+have rules of their own (`cost.kernels.experts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import gcd, lcm
+from typing import Any
 
+from dejavu.cost.kernels.experts import MixtureParts
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
@@ -42,14 +45,25 @@ def sequence_length(graph: Graph) -> int:
     return lengths.pop() if len(lengths) == 1 else 0
 
 
-def layer_kernels(layer: Layer, direction: str, tensor_parallel: int = 1) -> Iterator[Kernel]:
-    """Yield the kernels of a layer's forward or backward on one of so many devices."""
+def layer_kernels(
+    layer: Layer, direction: str, tensor_parallel: int = 1, *, expert_parallel: bool = False
+) -> Iterator[Kernel]:
+    """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest."""
     if found := layer.found_split(tensor_parallel):
         yield from found.kernels[direction]
         return
     degree = degree_of(layer, tensor_parallel)
-    for operator in layer.operators:
-        if operator.direction == direction and (kernel := kernel_of(operator)) is not None:
+    operators = [operator for operator in layer.operators if operator.direction == direction]
+    experts = layer.tensor_parallel.experts if layer.tensor_parallel and degree > 1 else None
+    mixture = MixtureParts(layer, experts, operators, degree, is_whole=expert_parallel) if experts else None
+    for place, operator in enumerate(operators):
+        kernel = kernel_of(operator)
+        if kernel is None:
+            continue
+        sizes = mixture.sizes(place, operator, kernel) if mixture else None
+        if sizes is not None:
+            yield _resized(kernel, sizes)
+        else:
             yield shard(kernel, degree, holds_weights=operator.parameter_bytes > 0)
 
 
@@ -58,7 +72,12 @@ def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
     if degree == 1:
         return kernel
     side = _side(kernel, holds_weights=holds_weights)
-    part = replace(kernel, **{side: -(-getattr(kernel, side) // degree)})
+    return _resized(kernel, {side: -(-getattr(kernel, side) // degree)})
+
+
+def _resized(kernel: Kernel, sizes: Mapping[str, Any]) -> Kernel:
+    """Return the kernel of other sizes, its work and traffic in proportion."""
+    part = replace(kernel, **sizes)
     work, read, written = (of(part) / of(kernel) for of in (_products, _read_elements, _written_elements))
     return replace(
         part,

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dejavu.graphs.split_rules import tell_torch
+from dejavu.graphs.dtensor import tell_torch
 
 
 def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh) -> None:

@@ -6,7 +6,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, source_hash
+from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, WholeExperts, source_hash
 from dejavu.workload.models.bert import BERT
 from dejavu.workload.models.gpt import GPT
 from dejavu.workload.models.hugging_face import PREFIX, load_config
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "TensorParallel",
     "UserModel",
+    "WholeExperts",
     "layers_of",
     "model_of",
     "source_hash",

@@ -29,6 +29,19 @@ Split = Literal["columns", "rows", "gathered", "shared", "summed", "positions", 
 
 
 @dataclass(frozen=True)
+class WholeExperts:
+    """A layer's mixture of experts, of which a tensor-parallel device may hold some experts whole.
+
+    Attributes:
+        count: E; a degree that divides it gives each device as many.
+        choices: experts that each token goes to, whatever their load; None: all experts have equal places to fill.
+    """
+
+    count: int
+    choices: int | None = None
+
+
+@dataclass(frozen=True)
 class TensorParallel:
     """How one layer may be sharded over devices that each hold a part of every weight (Shoeybi et al., 2019).
 
@@ -44,6 +57,7 @@ class TensorParallel:
             which goes to several sharded modules. None: priced, but not trained so.
         sequence: everything else works token by token, so it may be split along the sequence, dimension 1
             (Korthikanti et al., 2023).
+        experts: what `summed` names is a mixture of such experts, which can be told which of them are its own.
     """
 
     most: int
@@ -51,6 +65,7 @@ class TensorParallel:
     backward_sums: tuple[float, ...] = ()
     weights: tuple[tuple[str, Split], ...] | None = None
     sequence: bool = False
+    experts: WholeExperts | None = None
 
     @classmethod
     def block(
@@ -63,6 +78,7 @@ class TensorParallel:
         *,
         gathers: Sequence[str] = (),
         sequence: bool = False,
+        experts: WholeExperts | None = None,
     ) -> TensorParallel:
         """Shard a transformer block: a sum after attention and after the feed-forward network, and as many backward."""
         weights: list[tuple[str, Split]] = [
@@ -72,7 +88,7 @@ class TensorParallel:
             *((name, "summed") for name in summed),
             *((name, "all positions") for name in gathers),
         ]
-        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None, sequence)
+        return cls(num_heads, (1.0, 1.0), (1.0, 1.0), tuple(weights) or None, sequence, experts)
 
     @classmethod
     def embedding(

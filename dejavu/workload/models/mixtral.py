@@ -11,7 +11,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, check_tokens
+from dejavu.workload.models._base import LayerBuilder, Model, TensorParallel, WholeExperts, check_tokens
 from dejavu.workload.models.modules.decoder import (
     ATTENTION_COLUMNS,
     ATTENTION_ROWS,
@@ -59,7 +59,8 @@ class Mixtral(Model):
     """Any size by its settings; 8x7B is 32 blocks, width 4096, 32 heads, 8 of keys and values, feedforward 14336.
 
     No token is dropped, however many go to one expert. Tensor parallelism gives each device a part of every expert's
-    inner width, so devices have equal work, whatever the router chooses. The balance loss is not added, since only the
+    inner width, so devices have equal work, whatever the router chooses; expert parallelism gives it whole experts, so
+    its work depends on the router. The balance loss is not added, since only the
     last layer of a chain has a loss.
 
     Attributes:
@@ -105,6 +106,7 @@ class Mixtral(Model):
             shared=("attention",),
             summed=(EXPERTS,),
             sequence=True,
+            experts=WholeExperts(self.num_experts, self.num_choices),
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
         return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, positions=())

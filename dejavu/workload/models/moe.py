@@ -18,6 +18,7 @@ from dejavu.workload.models._base import (
     LayerBuilder,
     Model,
     TensorParallel,
+    WholeExperts,
     check_divides,
     check_tokens,
     check_whole_numbers,
@@ -54,14 +55,23 @@ class Experts(nn.Module):
         self.expand = GroupedLinear(num_experts, width, inner)
         self.contract = GroupedLinear(num_experts, inner, width)
 
-    def forward(self, tokens: torch.Tensor, share: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
-        """Return, for each token (N, W), what its experts make of it: sums weighted by `share` (N, 2)."""
+    def forward(
+        self, tokens: torch.Tensor, share: torch.Tensor, choice: torch.Tensor, own: range | None = None
+    ) -> torch.Tensor:
+        """Return, for each token (N, W), what its experts make of it: sums weighted by `share` (N, 2).
+
+        Args:
+            own: the experts that this device has, and whose part of the sums it returns; None: all.
+        """
         N, W = tokens.shape
         E = self.num_experts
         C = math.ceil(self.capacity_factor * N / E)
         expert = choice.T.flatten()  # all first choices, then all second ones
         rank = nn.functional.one_hot(expert, E).cumsum(0).gather(1, expert[:, None]).squeeze(1) - 1
         fits = rank < C
+        if own is not None:
+            fits, expert = fits & (expert >= own.start) & (expert < own.stop), expert - own.start
+            E = len(own)
         place = torch.where(fits, expert * C + rank, E * C)  # after the last: what does not fit
         waiting = tokens.new_zeros(E * C + 1, W).index_copy(0, place, tokens.repeat(NUM_CHOICES, 1))
         done = self.contract(nn.functional.gelu(self.expand(waiting[:-1].view(E, C, W))))
@@ -153,6 +163,7 @@ class MoE(Model):
                 columns=("qkv", f"{inside}.expand"),
                 rows=rows,
                 summed=(EXPERTS,) if i % 2 else (),
+                experts=WholeExperts(self.num_experts) if i % 2 else None,
             )
             blocks.append(LayerBuilder(f"block{i}", kind, split, residual=rows))  # what a block adds to its input
         return text_layers(shape, self.width, heads, blocks)

@@ -51,6 +51,7 @@ def _groups(ends: torch.Tensor) -> Iterator[tuple[int, int]]:
 def _has_own_kernel(*tensors: torch.Tensor) -> bool:
     return all(
         tensor.is_cuda
+        and tensor.numel() > 0  # no token may go to a device's experts
         and tensor.dtype == torch.bfloat16
         and all(step == 1 or step * tensor.element_size() % _ALIGNED_BYTES == 0 for step in tensor.stride())
         for tensor in tensors
@@ -139,16 +140,30 @@ class Experts(nn.Module):
         self.expand = GroupedLinear(num_experts, width, inner)
         self.contract = GroupedLinear(num_experts, inner, width)
 
-    def forward(self, tokens: torch.Tensor, share: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
-        """Return, for each token (N, W), what its experts make of it: sums weighted by `share` (N, C)."""
+    def forward(
+        self, tokens: torch.Tensor, share: torch.Tensor, choice: torch.Tensor, own: range | None = None
+    ) -> torch.Tensor:
+        """Return, for each token (N, W), what its experts make of it: sums weighted by `share` (N, C).
+
+        Args:
+            own: the experts that this device has, and whose part of the sums it returns; None: all. How many rows
+                these get is known here alone: the shapes inside follow it, and a GPU waits for the number.
+        """
         num_choices = choice.shape[1]
         expert, order = choice.flatten().sort(stable=True)  # a token's rows are in turn where they were
         ends = (expert[:, None] <= torch.arange(self.num_experts, device=expert.device)).sum(0).to(torch.int32)
+        if own is not None:
+            start, stop = (int(ends[end - 1]) if end else 0 for end in (own.start, own.stop))
+            order, ends = order[start:stop], ends[own.start : own.stop] - start
         rows = tokens.index_select(0, order // num_choices)
         inner = nn.functional.silu(self.gate(rows, ends)) * self.expand(rows, ends)
         done = self.contract(inner, ends)
-        back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
-        done = done.index_select(0, back).unflatten(0, (-1, num_choices))
+        if own is None:
+            back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
+            done = done.index_select(0, back)
+        else:  # zeros for the choices of others; a token's sum has the same order on every device
+            done = done.new_zeros(choice.numel(), done.shape[1]).index_copy(0, order, done)
+        done = done.unflatten(0, (-1, num_choices))
         combined: torch.Tensor = (done * share.to(done.dtype)[:, :, None]).sum(1)
         return combined
 

@@ -12,6 +12,8 @@ from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSch
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dejavu.graphs.dtensor.views import VIEW, view_in_order
+
 
 class TensorType(Protocol):
     """What the rules know of a tensor."""
@@ -103,6 +105,7 @@ RULES: dict[str, Rule] = {
 @cache
 def tell_torch() -> None:
     """Register these rules with DTensor where it has none, so that it runs these operators split; once a process."""
+    DTensor._op_dispatcher._custom_op_handlers[VIEW] = view_in_order  # type: ignore[assignment]
     registries = DTensor._op_dispatcher.sharding_propagator
     for name, rule in RULES.items():
         room, _, operator = name.partition(".")

@@ -1,0 +1,185 @@
+"""A plan of one's own: what it is predicted to take and to hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dejavu.cost.ranges import Range, memory_range
+from dejavu.cost.trainings.steps import NO_FACTOR
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
+from dejavu.parallelism import Parallelism
+from dejavu.planning import PlanRequest, Prices
+from dejavu.plans import Plan, price
+from dejavu.plans.plan import Stage, StageConfiguration
+from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import AdditiveCosts, PlanError
+from dejavu.simulation import Simulation, StageSeconds, simulate_plan, simulate_plan_blocking
+
+_ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
+FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
+BLOCKING = "messages block both of their ends, as DeepSpeed's"
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """What a plan is predicted to take and to hold.
+
+    Attributes:
+        formula_seconds: a step by the searches' formula.
+        simulated_seconds: a step, simulated.
+        range_seconds: its 90 % range, without what trainings taught.
+        is_blocking: messages were simulated as blocking.
+        stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
+        peak_bytes_S, capacity_bytes_S: on a device of each stage.
+        notes: what a reader should know of the simulation.
+    """
+
+    plan: Plan
+    formula_seconds: float
+    simulated_seconds: float
+    range_seconds: Range
+    is_blocking: bool
+    stage_seconds_S: tuple[float, ...]
+    peak_bytes_S: tuple[float, ...]
+    capacity_bytes_S: tuple[float, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no stage holds more than its device has."""
+        return all(held <= room for held, room in zip(self.peak_bytes_S, self.capacity_bytes_S, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it: seconds and bytes by name."""
+        return {
+            "step_seconds": self.formula_seconds,
+            "simulated_step_seconds": self.simulated_seconds,
+            "predicted_step_seconds_range": list(self.range_seconds),
+            "blocking": self.is_blocking,
+            "fits": self.fits,
+            "schedule": self.plan.schedule,
+            "microbatches": self.plan.num_microbatches,
+            "stages": [
+                {
+                    "start": stage.start,
+                    "stop": stage.stop,
+                    "configuration": str(stage.configuration),
+                    "seconds": self.stage_seconds_S[s],
+                    "peak_bytes": self.peak_bytes_S[s],
+                    "peak_bytes_range": list(memory_range(self.peak_bytes_S[s])),
+                    "capacity_bytes": self.capacity_bytes_S[s],
+                }
+                for s, stage in enumerate(self.plan.stages)
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan: what `dejavu plan --json` wrote, or stages with `start`, `stop` (not included) and `configuration`.
+
+    Raises:
+        InputError: it cannot be read, or is no plan; the message names the stage.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("stages"), list) or not content["stages"]:
+        raise InputError(f"{path}: wanted an object with `stages`, a list of one stage or more")
+    count = content.get("num_microbatches", content.get("microbatches"))
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"{path}: num_microbatches is {count!r}; wanted a whole number, 1 or more")
+    stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(content["stages"]))
+    _check_layers(path, stages)
+    schedule = content.get("schedule", "1f1b")
+    named(SCHEDULES, schedule)
+    return Plan(stages, schedule, count)
+
+
+def _stage(place: str, row: Any) -> Stage:
+    if not isinstance(row, Mapping):
+        raise InputError(f"{place} is {row!r:.60}; wanted an object")
+    span = row.get("layers", row)
+    ends = [span.get(name) if isinstance(span, Mapping) else None for name in ("start", "stop")]
+    if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
+        raise InputError(f"{place}: start and stop are {ends[0]!r} and {ends[1]!r}; wanted whole numbers")
+    try:
+        configuration = StageConfiguration(**row.get("configuration", {}))
+    except TypeError as error:
+        fields = ", ".join(StageConfiguration.__dataclass_fields__)
+        raise InputError(f"{place}: configuration: {error}; wanted an object of {fields}") from error
+    except PlanError as error:
+        raise InputError(f"{place}: {error}") from error
+    return Stage(int(ends[0] or 0), int(ends[1] or 0), configuration)
+
+
+def _check_layers(path: Path, stages: Sequence[Stage]) -> None:
+    at = 0
+    for s, stage in enumerate(stages):
+        if stage.stop <= stage.start:
+            raise InputError(
+                f"{path}: stage {s} is layers {stage.start} to {stage.stop}, not included; wanted one or more"
+            )
+        if stage.start != at:
+            twice = f"layer {stage.start} stands twice" if stage.start < at else f"layer {at} is in no stage"
+            raise InputError(f"{path}: stage {s} starts at layer {stage.start}; wanted {at}: {twice}")
+        at = stage.stop
+
+
+def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = False) -> OwnPlan:
+    """Price the plan on the request's cluster, also if it does not fit its memory.
+
+    Args:
+        is_blocking: simulate messages that block both of their ends; so they are where there are fewer microbatches
+            than stages.
+
+    Raises:
+        InputError: the cluster, the batch or the model does not allow a stage; blocking, and another schedule.
+        PlanError: the layers are not the model's, or there are too few devices.
+        CostError: a number is missing.
+    """
+    if named(SCHEDULES, plan.schedule).stages_per_rank > 1:
+        raise InputError(f"schedule {plan.schedule} runs several stages on a rank; wanted 1f1b or gpipe")
+    few = plan.num_microbatches < len(plan.stages)
+    is_blocking = is_blocking or few
+    if is_blocking and plan.schedule != "1f1b":
+        found = f"{plan.num_microbatches} microbatches on {len(plan.stages)} stages" if few else "blocking messages"
+        raise InputError(f"{found} under {plan.schedule}; wanted schedule 1f1b")
+    configurations = tuple(dict.fromkeys(stage.configuration for stage in plan.stages))
+    spread = Parallelism(only=configurations, also_unsplit=True)
+    asked = replace(request, parallelism=spread, schedules=(plan.schedule,), microbatches=(plan.num_microbatches,))
+    prices = Prices(asked)
+    priced = prices.priced(plan.num_microbatches)
+    costs = priced.problem.costs
+    assert isinstance(costs, AdditiveCosts)
+    roomy = replace(costs, capacity_bytes_C=np.full(len(configurations), _ANY_BYTES))
+    problem = replace(priced.problem, costs=roomy, max_stages=None)
+    by_formula = price(problem, plan)
+    step_of = simulate_plan_blocking if is_blocking else _beside_computing
+    simulated = step_of(priced, plan, None).step_seconds
+    errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
+    rooms = [costs.capacity_bytes_C[problem.index(stage.configuration)] for stage in plan.stages]
+    return OwnPlan(
+        plan=plan,
+        formula_seconds=by_formula.step_seconds,
+        simulated_seconds=simulated,
+        range_seconds=errors,
+        is_blocking=is_blocking,
+        stage_seconds_S=by_formula.stage_seconds,
+        peak_bytes_S=by_formula.peak_bytes,
+        capacity_bytes_S=tuple(map(float, rooms)),
+        notes=(FEW if few else BLOCKING,) if is_blocking else (),
+    )
+
+
+def _beside_computing(priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None) -> Simulation:
+    return simulate_plan(priced, plan, stages=stages)

@@ -1,0 +1,79 @@
+"""The command that prices a plan of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dejavu.what_if import OwnPlan
+
+pricing = typer.Typer()
+
+
+@pricing.command(
+    epilog="Examples:  dejavu plan --model bert48 --cluster examples/clusters/4x8-v100.yaml --json plan.json && "
+    "dejavu price plan.json --model bert48 --cluster examples/clusters/4x8-v100.yaml"
+)
+def price(
+    plan: Annotated[
+        Path, typer.Argument(help="stages, schedule and microbatches; as `dejavu plan --json` writes them")
+    ],
+    model: Annotated[str | None, typer.Option(help="a workload file, one of examples/workloads, or a model")] = None,
+    cluster: Annotated[Path, typer.Option("--cluster", help="the cluster file")] = Path("cluster.yaml"),
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="messages block both of their ends, as in Megatron-DeepSpeed")
+    ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="write the prices as JSON")] = None,
+    database: Annotated[Path, typer.Option(help="folder of measured costs")] = Path("profiles_db"),
+) -> None:
+    """Predict the step and the memory of a plan of your own, also where it does not fit or torch cannot run it."""
+    from dejavu.foundation.gc_frozen import gc_frozen
+
+    with gc_frozen():
+        from dejavu.planning import PlanRequest, write_answer
+        from dejavu.what_if import price_own_plan, read_plan
+        from flows.inputs import read_what_if
+
+    asked = read_plan(plan)
+    machines, workload = read_what_if(cluster, model, None)
+    request = PlanRequest(workload, machines, database, seed=workload.seed)
+    found = price_own_plan(request, asked, is_blocking=blocking)
+    show(found)
+    if json_path is not None:
+        write_answer(found.to_dict(), json_path)
+
+
+def show(found: OwnPlan) -> None:
+    """Print what a plan is predicted to take and to hold."""
+    from rich.table import Table
+
+    from dejavu.foundation.units import format_bytes, format_seconds
+    from flows.printing import console
+
+    table = Table(title=f"{found.plan.schedule}, {found.plan.num_microbatches} microbatches")
+    for name in ("stage", "on", "a microbatch", "memory", "of"):
+        table.add_column(name)
+    for s, stage in enumerate(found.plan.stages):
+        table.add_row(
+            f"layers {stage.start}–{stage.stop - 1}",
+            str(stage.configuration),
+            format_seconds(found.stage_seconds_S[s]),
+            format_bytes(found.peak_bytes_S[s]),
+            format_bytes(found.capacity_bytes_S[s]),
+        )
+    screen = console()
+    screen.print(table)
+    low, high = map(format_seconds, found.range_seconds)
+    lines = [
+        f"predicted step, simulated: {format_seconds(found.simulated_seconds)} (in nine of ten cases {low} to {high})",
+        f"by the searches' formula: {format_seconds(found.formula_seconds)}",
+        "it fits its devices' memory"
+        if found.fits
+        else "it does not fit: a stage needs more memory than its devices have",
+        *found.notes,
+    ]
+    for line in lines:
+        screen.print(line, highlight=False, soft_wrap=True)
