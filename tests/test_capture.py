@@ -96,6 +96,7 @@ def test_layers_of_a_kind_differ_in_their_names_alone(name: str) -> None:
 @every_model
 def test_what_is_traced_once_is_what_is_traced_each_time(name: str) -> None:
     assert capture(ZOO[name], reuse=False) == graph_of(name)
+    assert graph_of(name).microbatch_size == ZOO[name].microbatch_size
 
 
 def test_layers_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,19 @@ def test_the_chain_is_the_whole_model(kind: str, tmp_path: Path) -> None:
 
 
 @needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_blocks_that_are_alike_are_traced_once(kind: str, tmp_path: Path) -> None:
+    workload = workload_of(kind, tmp_path, num_microbatches=2)
+    graph = capture(workload)
+    assert graph == capture(workload, reuse=False)
+    assert graph.microbatch_size == workload.microbatch_size != 1
+    blocks = [layer.operators for layer in graph.layers if layer.name.startswith(("block", "decoder"))]
+    assert len(blocks) > 1
+    # T5's first decoder block draws the positions for the others.
+    assert len({id(operators) for operators in blocks}) == (2 if kind == "t5" else 1)
+
+
+@needs_transformers
 def test_options_change_the_config(tmp_path: Path) -> None:
     workload = workload_of("llama", tmp_path, model_options={"num_hidden_layers": 5})
     assert len(layers_of(workload)) == 7

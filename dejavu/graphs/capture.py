@@ -68,8 +68,8 @@ def capture(workload: Workload, kind: Kind = "cpu", *, reuse: bool = True, kept:
             traced[key] = tracing.layer(builder, inputs, end if last else None)
         layer, inputs = traced[key]
         layers.append(replace(layer, name=builder.name, tensor_parallel=builder.tensor_parallel))
-    for position, size in tied_bytes(builders, dtype).items():
-        layers[position] = replace(layers[position], tied_bytes=size)
+    for position, shared in tied_bytes(builders, dtype).items():
+        layers[position] = replace(layers[position], tied_bytes=shared)
     if layers[-1].output_shape[-1] < shape.num_classes:
         raise CaptureError(
             f"the last layer, {layers[-1].name!r}, gives {layers[-1].output_shape}: scores of "
@@ -195,6 +195,8 @@ def work_of(builder: LayerBuilder, inputs: Form | torch.Tensor) -> Any:
 
     None where that is unknown.
     """
+    if builder.work is not None and isinstance(inputs, Form):
+        return builder.work(), inputs
     arguments = plain_arguments(builder)
     return None if arguments is None or not isinstance(inputs, Form) else (*arguments, inputs)
 

@@ -7,7 +7,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -128,6 +128,8 @@ class LayerBuilder:
             their weights smaller. Empty: none is known.
         tied: weights that are the same matrix as an earlier layer's throughout the training, each as (own name,
             `<layer>.<weight>` of that one). Both layers hold it, and may be on different stages.
+        work: gives a key that is equal for layers of the model that compute the same; None: their class and arguments
+            say so, where these are plain.
     """
 
     name: str
@@ -135,6 +137,7 @@ class LayerBuilder:
     tensor_parallel: TensorParallel | None = None
     residual: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
+    work: Callable[[], Any] | None = field(default=None, compare=False)
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

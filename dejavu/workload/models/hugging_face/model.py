@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from dejavu.foundation.errors import InputError
@@ -24,6 +25,7 @@ from dejavu.workload.models.hugging_face.families import FAMILIES, Block, Family
 from dejavu.workload.models.hugging_face.saved import sources
 
 PREFIX = "hf:"
+_PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 # Left out, because a step has to give the same loss under every plan.
 DROPOUTS = (
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout", "attention_dropout", "hidden_dropout"),
@@ -60,10 +62,10 @@ class HuggingFace(Model):
         split = TensorParallel.block(heads, family.columns, family.rows, gathers=family.gathers, sequence=can)
         head = TensorParallel.head(heads, config.hidden_size, config.vocab_size, scores, sequence=can)
         embedding = TensorParallel.embedding(heads, words, () if can else None)
-        block, length = self._block, shape.input_shape[0]
+        blocks = [partial(self._block, i, shape.input_shape[0]) for i in range(config.num_hidden_layers)]
         return (
             LayerBuilder("embedding", partial(self._end, "embedding"), embedding),
-            *(LayerBuilder(f"block{i}", partial(block, i, length), split) for i in range(config.num_hidden_layers)),
+            *(LayerBuilder(f"block{i}", build, split, work=partial(work_of, build)) for i, build in enumerate(blocks)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
 
@@ -158,6 +160,22 @@ class HuggingFace(Model):
         if family.has_experts:
             initialize(block, config.initializer_range)
         return Block(block, rotary, length)
+
+
+def work_of(build: Callable[[], nn.Module]) -> Any:
+    """Return what a block computes by: its modules with their numbers and the shapes of their weights.
+
+    All but the block's own place: families give it to each block, which is to find its part of a cache by.
+    """
+    with torch.device("meta"):
+        block = build()
+    found = list[Any]()
+    for name, module in block.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN) and key != "layer_idx"}
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        shapes = tuple((weight, tuple(tensor.shape), str(tensor.dtype)) for weight, tensor in own)
+        found.append((name, type(module), repr(sorted(plain.items())), shapes))
+    return tuple(found)
 
 
 def module_of(family: Family) -> Any:

@@ -9,7 +9,7 @@ back from every stage and add up where the table is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import nn
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import LayerBuilder, TensorParallel, renamed
 from dejavu.workload.models.hugging_face.families import FAMILIES
-from dejavu.workload.models.hugging_face.model import HuggingFace, module_of
+from dejavu.workload.models.hugging_face.model import HuggingFace, module_of, work_of
 
 
 class Block(nn.Module):
@@ -118,13 +118,13 @@ class T5(HuggingFace):
         return (
             LayerBuilder("embedding", partial(self._end, "embedding"), TensorParallel.embedding(heads)),
             *(
-                LayerBuilder(f"encoder{i}", partial(self._side, lengths, i, decodes=False), encoder)
-                for i in range(config.num_layers)
+                LayerBuilder(f"encoder{i}", build, encoder, work=partial(work_of, build))
+                for i, build in enumerate(self._sides(lengths, config.num_layers, decodes=False))
             ),
             LayerBuilder("encoder_norm", partial(self._norm, EncoderNorm, *lengths), TensorParallel(heads)),
             *(
-                LayerBuilder(f"decoder{i}", partial(self._side, lengths, i, decodes=True), decoder)
-                for i in range(config.num_decoder_layers)
+                LayerBuilder(f"decoder{i}", build, decoder, work=partial(work_of, build))
+                for i, build in enumerate(self._sides(lengths, config.num_decoder_layers, decodes=True))
             ),
             LayerBuilder(
                 "head",
@@ -161,6 +161,10 @@ class T5(HuggingFace):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over the decoder's part of the targets."""
         return super().loss(output, target[:, -output.shape[1] :])
+
+    def _sides(self, lengths: tuple[int, int], count: int, *, decodes: bool) -> Iterator[Callable[[], nn.Module]]:
+        for i in range(count):
+            yield partial(self._side, lengths, i, decodes=decodes)
 
     def _side(self, lengths: tuple[int, int], index: int, *, decodes: bool) -> nn.Module:
         config, module = self.config(), module_of(FAMILIES["t5"])
