@@ -22,6 +22,14 @@ def with_dropout() -> nn.Sequential:
     )
 
 
+def wide_stack(width: int = 64, depth: int = 2) -> nn.Sequential:
+    """Linear maps, norms and nothing that says how it may be split."""
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, width)]
+    for _ in range(depth):
+        layers += [nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width), nn.LayerNorm(width)]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
 def with_shared_weight() -> nn.Sequential:
     """Four layers: the first has no weights, the third is all between two modules of one matrix and two biases."""
     a, b = nn.Linear(32, 32), nn.Linear(32, 32)

@@ -22,8 +22,8 @@ FLOORS = (
     ("cluster", "plans", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
-    ("cost", "runtime"),
-    ("launch", "operator_cuts", "planning", "profiling", "sharding", "testing", "trials", "watching"),
+    ("cost", "runtime", "sharding"),
+    ("launch", "operator_cuts", "planning", "profiling", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),
@@ -40,7 +40,8 @@ HOMES = {
     # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
-        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.sharding.strategies"),
+        *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.dtensor"),
+        *("dejavu.sharding.strategies", "dejavu.sharding.propagation"),
     ),
 }
 # What stays larger than the limits, and why.

@@ -470,9 +470,10 @@ def test_master_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
 def test_layers_that_cannot_be_split_are_named() -> None:
     with pytest.raises(LaunchError, match=r"layer 'block0' has 4 heads, which tensor-parallel degree 3 .* 1, 2, 4"):
         check_split(layers_of(GPT)[1:], one_device(1, 3))
-    with pytest.raises(LaunchError, match="cannot be trained tensor-parallel"):
-        check_split(layers_of(DIGITS), one_device(1, 2))
+    check_split(layers_of(DIGITS), one_device(1, 2))  # they declare nothing: split as the plan found, or whole
     by_sequence = one_device(1, 2, sequence_parallel=True)
+    with pytest.raises(LaunchError, match=r"layer 'stem' does not say how its devices may split the sequence"):
+        check_split(layers_of(DIGITS), by_sequence)
     with pytest.raises(LaunchError, match=r"layer 'block0' does not work token by token .* wanted sequence_parallel"):
         check_split(layers_of(MOE)[1:], by_sequence)
     odd = GPT.model_copy(update={"sequence_length": 15})

@@ -19,15 +19,15 @@ from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
+from dejavu.graphs.dtensor import AVERAGED, REPLICATED, SUMMED
 from dejavu.graphs.kernels import kernel_of
+from dejavu.planning.shardings.prices import prices_on
 from dejavu.profiles import ProfileDatabase
 from dejavu.sharding.assembly import Sharded, assemble
 from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.data_parallel import data_parallel
 from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
-from dejavu.sharding.prices import prices_on
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
-from dejavu.sharding.rules import AVERAGED, REPLICATED, SUMMED
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
 from dejavu.sharding.solvers.memory import NothingFitsError, WithinMemory

@@ -4,11 +4,13 @@ python -m benchmarks.operators --partitioning --json benchmarks/results/operator
 python -m benchmarks.operators --data-parallel
 python -m benchmarks.operators --peers --referee-seconds 60
 python -m benchmarks.operators --placement --json benchmarks/results/operators-placement.json
+python -m benchmarks.operators --losses --json benchmarks/results/operators-losses.json
 python -m benchmarks.operators --pipeline      # half an hour; --seeds 0, without agents: minutes
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +27,8 @@ def main(
     peers: Annotated[bool, typer.Option("--peers", help="Llama-like decoders, beside autoparallel's times")] = False,
     placement: Annotated[bool, typer.Option("--placement", help="branching graphs on several devices")] = False,
     pipeline: Annotated[bool, typer.Option("--pipeline", help="cuts of operators and devices, tables 7 and 8")] = False,
-    models: Annotated[str, typer.Option(help="of --partitioning, --data-parallel and --pipeline; default: all")] = "",
+    losses: Annotated[bool, typer.Option("--losses", help="trainings under found splits, beside one process")] = False,
+    models: Annotated[str, typer.Option(help="which, of all but --peers and --placement; default: all")] = "",
     most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
     referee_seconds: Annotated[float, typer.Option(min=0, help="of --peers: HiGHS's budget for each; 0: none")] = 0.0,
     operations: Annotated[int, typer.Option(min=1, help="of --placement: of each large graph")] = 500,
@@ -37,8 +40,16 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of them."""
-    if partitioning + data_parallel + peers + placement + pipeline != 1:
-        raise typer.BadParameter("wanted one of --partitioning, --data-parallel, --peers, --placement and --pipeline")
+    if partitioning + data_parallel + peers + placement + pipeline + losses != 1:
+        raise typer.BadParameter(
+            "wanted one of --partitioning, --data-parallel, --peers, --placement, --pipeline and --losses"
+        )
+    if losses:
+        from benchmarks.operators import losses as trained
+
+        rows, found = trained.measure(_chosen(models, trained.MODELS))
+        report("Trainings under splits that were found", rows, found, json_path)
+        return
     if placement:
         from benchmarks.operators.placement import measure
 
@@ -56,15 +67,20 @@ def main(
         rows, summary = shardings.peers(most_layers, referee_seconds)
         report("Shardings of Llama-like decoders", rows, summary, json_path)
         return
-    chosen = models.split(",") if models else list(shardings.MODELS)
-    if unknown := [name for name in chosen if name not in shardings.MODELS]:
-        raise typer.BadParameter(f"unknown model {unknown[0]!r}; wanted some of {', '.join(shardings.MODELS)}")
+    chosen = _chosen(models, shardings.MODELS)
     if partitioning:
         rows, summary = shardings.partitioning(chosen)
         report("Shardings over 8 V100", rows, summary, json_path)
     else:
         rows, summary = shardings.data_parallelism(chosen)
         report("Data parallelism, found", rows, summary, json_path)
+
+
+def _chosen(models: str, known: Iterable[str]) -> list[str]:
+    chosen = models.split(",") if models else list(known)
+    if unknown := [name for name in chosen if name not in known]:
+        raise typer.BadParameter(f"unknown model {unknown[0]!r}; wanted some of {', '.join(known)}")
+    return chosen
 
 
 if __name__ == "__main__":

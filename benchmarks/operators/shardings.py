@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
+from dejavu.planning.shardings.prices import prices_on
 from dejavu.profiles import ProfileDatabase
 from dejavu.sharding.assembly import Sharded, assemble
 from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.data_parallel import data_parallel
 from dejavu.sharding.operator_graph import OperatorGraph
-from dejavu.sharding.prices import prices_on
 from dejavu.sharding.problem import Answer, ShardingError
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.experts import most_rows
-from dejavu.cost.kernels.sharding import degree_of
-from dejavu.graphs.graph import Graph, Layer
+from dejavu.cost.kernels.sharding import degree_of, weight_bytes
+from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
 from dejavu.plans import StageConfiguration
 from dejavu.workload import OptimizerSettings, Workload
@@ -77,18 +77,22 @@ class Shard:
         degree: into how many parts this layer is sharded.
         by_sequence: the devices split the sequence outside the products.
         by_expert: of experts the device has some whole, and as many rows as their router may send there.
+        found: how the layer is split, where that was found.
     """
 
     degree: int = 1
     by_sequence: bool = False
     by_expert: bool = False
+    found: FoundSplit | None = None
 
     @classmethod
     def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
+        degree = configuration.tensor_parallel
         return cls(
-            degree_of(layer, configuration.tensor_parallel),
+            degree_of(layer, degree),
             configuration.sequence_parallel,
             configuration.expert_parallel,
+            layer.found_split(degree),
         )
 
     def output_bytes(self, layer: Layer) -> float:
@@ -98,6 +102,8 @@ class Shard:
 
     def part(self, layer: Layer, own_bytes: float) -> float:
         """Return the device's part of what the layer has allocated of its own."""
+        if self.found:
+            return own_bytes * max(self.found.held_share, self.found.peak_share)
         whole = min(own_bytes, self._whole_bytes(layer))
         return whole + (own_bytes - whole) * self._part_of_rows(layer)
 
@@ -145,7 +151,8 @@ def layer_temporary_bytes(
     Of a layer whose activations are offloaded all are there while it runs, and its input, which no layer holds.
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
-    weight, output = footprint.largest_parameter_bytes / shard.degree, shard.output_bytes(layer)
+    largest = footprint.largest_parameter_bytes / shard.degree
+    weight, output = shard.found.largest_parameter_bytes if shard.found else largest, shard.output_bytes(layer)
     step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
     forward = (shard.part(layer, moment.own_bytes) + output * (OUTPUT in moment.alive) for moment in footprint.forward)
     backward = (  # where the layer is the stage's last, the pipeline holds its output
@@ -219,9 +226,7 @@ def configuration_memory(
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
     shards = [Shard.of(layer, configuration) for layer in kinds]
-    weights_L = np.array([layer.parameter_bytes / shard.degree for layer, shard in zip(kinds, shards, strict=True)])[
-        kind_L
-    ]
+    weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte = ForEachByte.of(workload.optimizer)
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dejavu.cluster import Cluster, HostMemory
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
-from dejavu.cost.kernels.sharding import degree_of
+from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
@@ -153,8 +153,7 @@ class ParallelPrices:
         m, r = workload.microbatch_size, configuration.data_parallel
         graph = self.at(m // r).graph
         kinds, kind_L = graph.kinds
-        degrees = np.array([degree_of(layer, configuration.tensor_parallel) for layer in kinds])
-        weights_L = (np.array([layer.parameter_bytes for layer in kinds]) / degrees)[kind_L]
+        weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         passes = self.passes(configuration, m)
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
         forward, backward = (
@@ -202,6 +201,9 @@ class ParallelPrices:
 
     def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:
         def seconds(layer: Layer) -> float:
+            if found := layer.found_split(configuration.tensor_parallel):
+                moves = found.moves[direction]
+                return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
             split = layer.tensor_parallel
             if split is None or degree_of(layer, configuration.tensor_parallel) == 1:
                 return 0.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
-from dejavu.cost.kernels.sharding import degree_of, layer_kernels
+from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
@@ -119,9 +119,7 @@ class PartPrices:
             self._kernels[part] = {
                 work: (
                     *self._passes_of(layer, part),
-                    optimizer_kernels(
-                        layer.parameter_bytes / degree_of(layer, t) / part.shards, optimizer, graph.dtype
-                    ),
+                    optimizer_kernels(weight_bytes(layer, t) / part.shards, optimizer, graph.dtype),
                 )
                 for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
             }
@@ -139,6 +137,6 @@ class PartPrices:
         return self._passes[key]
 
 
-def work_of(layer: Layer) -> tuple[str, int, int, object]:
+def work_of(layer: Layer) -> tuple[str, int, int, object, object]:
     """Return a key that is equal for layers whose parts cost the same."""
-    return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel
+    return layer.signature, layer.parameter_bytes, layer.output_bytes, layer.tensor_parallel, layer.found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster.records import Kind
 from dejavu.graphs.liveness import Footprint
+from dejavu.profiles.kernel import Kernel
 from dejavu.workload.models import TensorParallel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,6 +50,29 @@ class Operator:
     parameter_bytes: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class FoundSplit:
+    """How a layer's weights may be split over devices, found instead of declared, and what each device then does.
+
+    Attributes:
+        degree: the number of devices.
+        weights: (the weight's place in the layer's `weight_names`, the dimension that it is split by).
+        kernels: a device's, by direction.
+        moves: by direction, collectives among the devices: name, and bytes of the whole tensor.
+        parameter_bytes: of the weights on one device; `largest_parameter_bytes`: of the largest.
+        held_share, peak_share: of what the whole layer holds between the passes, and of its peak.
+    """
+
+    degree: int
+    weights: tuple[tuple[int, int], ...]
+    kernels: Mapping[str, tuple[Kernel, ...]]
+    moves: Mapping[str, tuple[tuple[str, float], ...]]
+    parameter_bytes: float
+    largest_parameter_bytes: float
+    held_share: float
+    peak_share: float
+
+
 @dataclass(frozen=True)
 class Layer:
     """A run of operators between two possible cuts, with its totals for one microbatch.
@@ -61,6 +86,8 @@ class Layer:
         tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
         tied_bytes: those of its weights that another layer has, too, and whose gradients both exchange once a step.
         is_compiled: it runs as torch's compiler made it, which is measured apart. Its operators are those without.
+        found: splits that were found where the model declares none, one for a degree.
+        weight_names: of a layer with such splits, in the order of its module.
     """
 
     name: str
@@ -75,6 +102,12 @@ class Layer:
     tensor_parallel: TensorParallel | None = None
     tied_bytes: int = 0
     is_compiled: bool = False
+    found: tuple[FoundSplit, ...] = ()
+    weight_names: tuple[str, ...] = ()
+
+    def found_split(self, degree: int) -> FoundSplit | None:
+        """Return the split that was found for so many devices; None: the layer declares its own, or stays whole."""
+        return next((one for one in self.found if one.degree == degree), None)
 
     def compiled(self) -> Layer:
         """Return the same layer to be run compiled: other work, under a signature of its own."""
@@ -127,7 +160,7 @@ class Graph:
         for layer in self.layers:
             shared = (id(layer.operators), id(layer.footprint), id(layer.recompute_footprint))
             sizes = (layer.parameter_bytes, layer.activation_bytes, layer.output_bytes, layer.tied_bytes)
-            same = (*shared, *sizes, layer.signature, layer.output_shape, layer.tensor_parallel)
+            same = (*shared, *sizes, layer.signature, layer.output_shape, layer.tensor_parallel, layer.found)
             kind_L.append(kinds.setdefault(same, (len(kinds), layer))[0])
         return tuple(layer for _, layer in kinds.values()), np.array(kind_L, dtype=np.int64)
 

@@ -142,10 +142,13 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
     degree = configuration.tensor_parallel
     for builder in builders if degree > 1 else ():
         split = builder.tensor_parallel
-        if split is None or split.weights is None:
-            raise LaunchError(
-                f"layer {builder.name!r} cannot be trained tensor-parallel; wanted degree 1, not {degree}"
-            )
+        if split is None or split.weights is None:  # split as the plan found, or whole on every device
+            if configuration.sequence_parallel:
+                raise LaunchError(
+                    f"layer {builder.name!r} does not say how its devices may split the sequence; wanted "
+                    "sequence_parallel false"
+                )
+            continue
         if split.most % degree:
             good = [d for d in range(1, split.most + 1) if split.most % d == 0]
             raise LaunchError(

@@ -11,6 +11,7 @@ from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_facto
 from dejavu.foundation.errors import InputError
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
+from dejavu.planning.shardings import splits_of
 from dejavu.plans import Plan, Price
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
@@ -102,6 +103,7 @@ class Simulator:
         """
         if plan not in self._known:
             graph = self._prices.graph_of(plan.num_microbatches)
+            plan = replace(plan, splits=splits_of(plan, self._prices.graph, graph.microbatch_size))
             factor = step_factor(
                 graph,
                 plan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from dejavu.cluster import Cluster
@@ -22,6 +23,7 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
+from dejavu.planning.shardings import FoundSplits
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
@@ -44,8 +46,10 @@ class Prices:
     ) -> None:
         self.request, self._remembers = request, remembers
         self._rows = ProfileDatabase(request.database)
-        self._graph_at = graph_at or self._capture
         self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
+        self._captured = cache(self._capture)
+        splits = FoundSplits(request, self._rows, self._captured)
+        self._graph_at = graph_at or (lambda microbatch_size: splits.added(self._captured(microbatch_size)))
         workload = request.workload
         self._predicted = Predicted(self._rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self._rows, workload.dtype)

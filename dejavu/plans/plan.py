@@ -6,8 +6,8 @@ A stage holds layers `start` to `stop`, `stop` not included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES
@@ -88,13 +88,38 @@ class Stage:
         return f"layers {self.start}–{self.stop - 1} on {self.configuration}"
 
 
+class LayerSplit(NamedTuple):
+    """Which weights of a layer its stage's tensor-parallel devices split, found instead of declared.
+
+    Attributes:
+        layer: its name.
+        degree: of the devices.
+        weights: (name inside the layer, the dimension that is split).
+    """
+
+    layer: str
+    degree: int
+    weights: tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Stages in order, the schedule that runs them, and the number of microbatches (gradient accumulation steps)."""
+    """Stages in order, the schedule that runs them, and the number of microbatches (gradient accumulation steps).
+
+    Attributes:
+        splits: of layers that declare none, for every degree of a stage, wherever the cuts will be moved to. They
+            follow from the stages, so plans are compared without.
+    """
 
     stages: tuple[Stage, ...]
     schedule: str
     num_microbatches: int
+    splits: tuple[LayerSplit, ...] = field(default=(), compare=False)
+
+    def split_of(self, layer: str, degree: int) -> Mapping[str, int]:
+        """Return which weights of a layer so many devices split, and by which dimension; empty: none was found."""
+        found = (dict(one.weights) for one in self.splits if (one.layer, one.degree) == (layer, degree))
+        return next(found, {})
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -123,11 +148,16 @@ class Plan:
         return found.pop()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        known = asdict(self)
+        return known if self.splits else {name: value for name, value in known.items() if name != "splits"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         stages = (
             Stage(row["start"], row["stop"], StageConfiguration(**row["configuration"])) for row in data["stages"]
         )
-        return cls(tuple(stages), data["schedule"], data["num_microbatches"])
+        splits = (
+            LayerSplit(layer, degree, tuple((name, dim) for name, dim in weights))
+            for layer, degree, weights in data.get("splits", ())
+        )
+        return cls(tuple(stages), data["schedule"], data["num_microbatches"], tuple(splits))

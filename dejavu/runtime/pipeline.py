@@ -55,7 +55,7 @@ class Pipeline:
                 recompute=self.configuration.recompute, offload=self.configuration.offload,
             )  # fmt: skip
             if mesh is not None:
-                spread(module, builders[span.start : span.stop], self.configuration, mesh)
+                spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
             if workload.compile:
                 compile_layers(module)
             module.first_example = layout.rows(place)[0]

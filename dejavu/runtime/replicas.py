@@ -19,8 +19,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dejavu.plans import StageConfiguration
+from dejavu.plans import Plan, StageConfiguration
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.splits import carry_out
 from dejavu.runtime.state import local_of
 from dejavu.workload.models import LayerBuilder
 from dejavu.workload.models.modules.experts import GroupedLinear
@@ -49,15 +50,19 @@ def meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...
 
 
 def spread(
-    module: nn.Module, builders: Sequence[LayerBuilder], configuration: StageConfiguration, mesh: DeviceMesh
+    module: nn.Module, builders: Sequence[LayerBuilder], configuration: StageConfiguration, mesh: DeviceMesh, plan: Plan
 ) -> None:
     """Shard the layers' weights in place: tensor-parallel as the model says, over the replicas as the ZeRO level says.
+
+    Of a layer that says nothing the plan knows a split that was found, or it is whole on every device.
 
     Level 0 leaves replicas whole. All others are torch's FSDP2: 1 gathers weights once per step and reduces gradients
     at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again.
     """
     for layer, builder in zip(module.children(), builders, strict=True):
-        if configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
+        if weights := plan.split_of(builder.name, configuration.tensor_parallel):
+            carry_out(layer, weights, mesh["shard"])
+        elif configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
             cuts = builder.tensor_parallel.weights
             outside = Shard(_SEQUENCE) if configuration.sequence_parallel else Replicate()
             styles = {name: _style(layer, name, cut, _around(name, cuts, outside)) for name, cut in cuts}

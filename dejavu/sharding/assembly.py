@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dejavu.graphs.dtensor import REPLICATED
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
 from dejavu.sharding.operator_graph import WEIGHT, Node, OperatorGraph, TensorType, Value
 from dejavu.sharding.problem import ChoiceProblem, Floats, Pair
-from dejavu.sharding.rules import REPLICATED
 from dejavu.sharding.solvers.repeated import Block
 from dejavu.sharding.strategies import Strategy, placements_of, strategies_of
 
@@ -117,7 +117,7 @@ class _Assembly:
         given = {layer.received.node: before[0]}
         if layer.arriving is not None and after[1] is not None:
             given[layer.arriving.node] = after[1]
-        kept = _kept(layer)
+        kept = kept_values(layer)
         for k, node in enumerate(layer.nodes):
             self._of_node[number, k] = given[k] if k in given else self._node(layer, k, node, kept)
         for value, user, place in layer.uses():
@@ -139,7 +139,7 @@ class _Assembly:
         key = (node.kind, node.direction, inputs, node.outputs, fixed)
         if key not in self._known:
             options = tuple(_options(node, inputs, self._prices.mesh))
-            self._known[key] = options, [self._kernel(node, inputs, one) for one in options]
+            self._known[key] = options, [kernel_on(node, inputs, one, self._prices.mesh) for one in options]
         options, kernels = self._known[key]
         sizes = [(o, tensor.size_bytes) for o, tensor in enumerate(node.outputs) if Value(k, o) in kept]
         held_K = [sum(size / self._parts(one.outputs[o]) for o, size in sizes) for one in options]
@@ -172,29 +172,6 @@ class _Assembly:
 
     def _parts(self, placement: Placement) -> int:
         return prod(size for size, one in zip(self._prices.mesh, placement, strict=True) if one >= 0)
-
-    def _kernel(self, node: Node, inputs: Sequence[TensorType], option: Option) -> Kernel | None:
-        """Return the kernel that one device runs; None: none."""
-        if node.is_view:
-            return None
-        mesh = self._prices.mesh
-        given = [_local_type(tensor, one, mesh) for tensor, one in zip(inputs, option.inputs, strict=True)]
-        made = [_local_type(tensor, one, mesh) for tensor, one in zip(node.outputs, option.outputs, strict=True)]
-        dims = zip(*option.inputs, *option.outputs, strict=True) if option.inputs else zip(*option.outputs, strict=True)
-        parts = prod(size for size, ones in zip(mesh, dims, strict=True) if any(one >= 0 for one in ones))
-        return kernel_of(
-            Operator(
-                kind=node.kind,
-                direction=node.direction,
-                input_shapes=tuple(tensor.shape for tensor in given),
-                output_shapes=tuple(tensor.shape for tensor in made),
-                dtype=str(node.outputs[0].dtype).removeprefix("torch."),
-                flops=node.flops / parts,
-                read_bytes=sum(tensor.size_bytes for tensor in given),
-                written_bytes=sum(tensor.size_bytes for tensor in made),
-                parameter_bytes=0,
-            )
-        )
 
     def _seconds(self) -> list[Floats]:
         kernels = list(dict.fromkeys(one for some in self._work for one in some if one is not None))
@@ -233,11 +210,40 @@ class _Assembly:
     def _step(self, one: int, other: int, dim: int, size_bytes: float) -> float:
         if other < REPLICATED:  # what is whole is one device's part of a sum, or a mean; what is split is neither
             return 0.0 if one == REPLICATED else np.inf
-        if one < REPLICATED:
-            return self._prices.moves("all_reduce" if other == REPLICATED else "reduce_scatter", dim, size_bytes)
-        if one == REPLICATED:
-            return 0.0  # each keeps its part
-        return self._prices.moves("all_gather" if other == REPLICATED else "all_to_all", dim, size_bytes)
+        name = collective_of(one, other)
+        return 0.0 if name is None else self._prices.moves(name, dim, size_bytes)
+
+
+def collective_of(one: int, other: int) -> str | None:
+    """Return what moves a tensor between two placements, the second whole or split; None: each keeps its part."""
+    if one < REPLICATED:
+        return "all_reduce" if other == REPLICATED else "reduce_scatter"
+    if one == REPLICATED:
+        return None
+    return "all_gather" if other == REPLICATED else "all_to_all"
+
+
+def kernel_on(node: Node, inputs: Sequence[TensorType], option: Option, mesh: tuple[int, ...]) -> Kernel | None:
+    """Return the kernel that one device of the mesh runs; None: none."""
+    if node.is_view:
+        return None
+    given = [local_type(tensor, one, mesh) for tensor, one in zip(inputs, option.inputs, strict=True)]
+    made = [local_type(tensor, one, mesh) for tensor, one in zip(node.outputs, option.outputs, strict=True)]
+    dims = zip(*option.inputs, *option.outputs, strict=True) if option.inputs else zip(*option.outputs, strict=True)
+    parts = prod(size for size, ones in zip(mesh, dims, strict=True) if any(one >= 0 for one in ones))
+    return kernel_of(
+        Operator(
+            kind=node.kind,
+            direction=node.direction,
+            input_shapes=tuple(tensor.shape for tensor in given),
+            output_shapes=tuple(tensor.shape for tensor in made),
+            dtype=str(node.outputs[0].dtype).removeprefix("torch."),
+            flops=node.flops / parts,
+            read_bytes=sum(tensor.size_bytes for tensor in given),
+            written_bytes=sum(tensor.size_bytes for tensor in made),
+            parameter_bytes=0,
+        )
+    )
 
 
 def _options(node: Node, inputs: tuple[TensorType, ...], mesh: tuple[int, ...]) -> Iterable[Option]:
@@ -274,14 +280,14 @@ def _local(shape: tuple[int, ...], placement: int, size: int) -> tuple[int, ...]
     return tuple(length // size if k == placement else length for k, length in enumerate(shape))
 
 
-def _local_type(tensor: TensorType, placement: Placement, mesh: tuple[int, ...]) -> TensorType:
+def local_type(tensor: TensorType, placement: Placement, mesh: tuple[int, ...]) -> TensorType:
     shape = tensor.shape
     for one, size in zip(placement, mesh, strict=True):
         shape = _local(shape, one, size)
     return TensorType(shape, tensor.dtype)
 
 
-def _kept(layer: OperatorGraph) -> set[Value]:
+def kept_values(layer: OperatorGraph) -> set[Value]:
     """Return what is held from forward to backward: results of forward operators that backward ones use."""
     return {
         value

@@ -87,6 +87,7 @@ class OperatorGraph:
         nodes: in the order of the calls, so each one's inputs come before it.
         weights: their nodes by name; `gradients`: where each one's gradient is made, if it is used.
         received, output: what crosses the two cuts; `arriving` and `leaving`: their gradients, if there are any.
+        leaves: the layer's own output, from which the last layer's loss is made; `returns`: its gradient.
     """
 
     nodes: tuple[Node, ...]
@@ -96,6 +97,8 @@ class OperatorGraph:
     output: Value
     arriving: Value | None
     leaving: Value | None
+    leaves: Value
+    returns: Value | None
 
     def type_of(self, value: Value) -> TensorType:
         return self.nodes[value.node].outputs[value.output]
@@ -123,12 +126,19 @@ def trace_operators(
         recorder.source(CONSTANT, buffer, name)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), recorder:
         output = module(received)
+        put_out = recorder.value(output)
+        if loss:
+            recorder.forget_views(output)
         end = loss(output) if loss else output
     recorder.direction = "backward"
+    come_back = list[Value]()
+    if loss and output.requires_grad:
+        output.register_hook(lambda gradient: come_back.append(recorder.forget_views(gradient)))
     arriving = torch.ones_like(end)
     leaves = {name: one for name, one in layer.named_parameters() if one.requires_grad}
     wanted = [*([received] if received.requires_grad else []), *leaves.values()]
     arrives = recorder.source(ARRIVING, arriving)
+    come_back += [] if loss else [arrives]
     found: tuple[torch.Tensor | None, ...] = ()
     if wanted and end.requires_grad:
         with recorder:
@@ -144,6 +154,8 @@ def trace_operators(
         output=ends,
         arriving=arrives if found else None,
         leaving=gradients.get(""),
+        leaves=put_out,
+        returns=come_back[0] if found and come_back else None,
     )
 
 
@@ -165,6 +177,13 @@ class _Recorder(TorchDispatchMode):
         """Return where a tensor comes from; one that no operator made is a constant."""
         found = self._known.get(_key(tensor))
         return self.source(CONSTANT, tensor) if found is None else found
+
+    def forget_views(self, tensor: torch.Tensor) -> Value:
+        """Return where a tensor comes from; another view of its memory is from now on one of this tensor."""
+        value, own = self.value(tensor), _key(tensor)
+        for key in [key for key in self._known if key[0] == own[0] and key != own]:
+            del self._known[key]
+        return value
 
     def _know(self, tensor: torch.Tensor, value: Value) -> Value:
         self._known[_key(tensor)] = value

@@ -18,8 +18,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
 from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
 
+from dejavu.graphs.dtensor import AVERAGED, REPLICATED, RULES, SUMMED
 from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
-from dejavu.sharding.rules import AVERAGED, REPLICATED, RULES, SUMMED
 
 
 class Strategy(NamedTuple):
@@ -80,7 +80,7 @@ def _all(node: Node, inputs: Sequence[TensorType], size: int) -> Iterator[Strate
             yield Strategy(*rule)
         return
     registries = DTensor._op_dispatcher.sharding_propagator
-    mesh = _mesh(size)
+    mesh = mesh_of(size)
     if node.call in registries.op_strategy_funcs:
         yield from _by_strategies(node, inputs, mesh, registries.op_strategy_funcs[node.call])
     elif node.call in registries.op_single_dim_strategy_funcs:
@@ -91,7 +91,7 @@ def _by_strategies(node: Node, inputs: Sequence[TensorType], mesh: DeviceMesh, a
     """Ask a registered function again and again: most follow what they are given, and some reject what they cannot."""
     for placements in _asked(inputs):
         choices = [
-            OpStrategy([OpSpec(DTensorSpec(mesh, (one,), _meta(tensor))) for one in some])
+            OpStrategy([OpSpec(DTensorSpec(mesh, (one,), meta_of(tensor))) for one in some])
             for some, tensor in zip(placements, inputs, strict=True)
         ]
         arguments, options = node.arguments_with(choices)
@@ -133,19 +133,19 @@ def _outputs(node: Node, specs: Any) -> list[Placement]:
 
 def _by_one_dimension(node: Node, inputs: Sequence[TensorType], info: Any) -> Iterator[Strategy]:
     """Ask a registered function that speaks of one mesh dimension: it lists all ways but the whole one."""
-    arguments, options = node.arguments_with([_meta(tensor) for tensor in inputs])
+    arguments, options = node.arguments_with([meta_of(tensor) for tensor in inputs])
     for rule in info.func(node.call, arguments, options):
         made, given = rule[: len(rule) - len(inputs)], rule[len(rule) - len(inputs) :]
         yield from _strategy(given, [one for one in made if one is not None])
 
 
 def _strategy(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Strategy]:
-    codes = [[_code(one) for one in some] for some in (inputs, outputs)]
+    codes = [[code_of(one) for one in some] for some in (inputs, outputs)]
     if None not in itertools.chain(*codes):
         yield Strategy(*(tuple(one for one in some if one is not None) for some in codes))
 
 
-def _code(placement: Placement | _ShardingPlaceholder | None) -> int | None:
+def code_of(placement: Placement | _ShardingPlaceholder | None) -> int | None:
     """Return None for what this search leaves out: splits in strides, and other reductions than sums and means."""
     if placement is None or isinstance(placement, Replicate):
         return REPLICATED
@@ -157,11 +157,11 @@ def _code(placement: Placement | _ShardingPlaceholder | None) -> int | None:
 
 
 @cache
-def _mesh(size: int) -> DeviceMesh:
+def mesh_of(size: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(size), _init_backend=False, _rank=0)
 
 
-def _meta(tensor: TensorType) -> TensorMeta:
+def meta_of(tensor: TensorType) -> TensorMeta:
     strides, step = list[int](), 1
     for length in reversed(tensor.shape):
         strides.insert(0, step)

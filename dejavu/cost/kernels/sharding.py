@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 from dejavu.cost.kernels.experts import MixtureParts
@@ -21,12 +21,19 @@ from dejavu.profiles.kernel import Kernel
 
 def most_tensor_parallel(graph: Graph) -> int:
     """Return the highest tensor-parallel degree over all layers that can be sharded; every allowed one divides it."""
-    return gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel)) or 1
+    declared = gcd(*(layer.tensor_parallel.most for layer in graph.layers if layer.tensor_parallel))
+    return declared or lcm(*(split.degree for layer in graph.layers for split in layer.found))
 
 
 def degree_of(layer: Layer, tensor_parallel: int) -> int:
-    """Return over how many of the stage's devices this layer is sharded; 1 for a layer that cannot be."""
+    """Return over how many of the stage's devices this layer is sharded as it declares; 1: it is not."""
     return tensor_parallel if layer.tensor_parallel and layer.tensor_parallel.most % tensor_parallel == 0 else 1
+
+
+def weight_bytes(layer: Layer, tensor_parallel: int) -> float:
+    """Return the bytes of a layer's weights on one of so many devices."""
+    found = layer.found_split(tensor_parallel)
+    return found.parameter_bytes if found else layer.parameter_bytes / degree_of(layer, tensor_parallel)
 
 
 def sequence_length(graph: Graph) -> int:
@@ -42,6 +49,9 @@ def layer_kernels(
     layer: Layer, direction: str, tensor_parallel: int = 1, *, expert_parallel: bool = False
 ) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest."""
+    if found := layer.found_split(tensor_parallel):
+        yield from found.kernels[direction]
+        return
     degree = degree_of(layer, tensor_parallel)
     operators = [operator for operator in layer.operators if operator.direction == direction]
     experts = layer.tensor_parallel.experts if layer.tensor_parallel and degree > 1 else None

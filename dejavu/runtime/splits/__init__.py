@@ -1,0 +1,88 @@
+"""Layers whose split was found: weights placed as the plan says, and everything else as torch propagates it.
+
+`dejavu.sharding.propagation` has priced just that, by the same functions of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dejavu.graphs.dtensor import tell_torch
+
+
+def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh) -> None:
+    """Split a layer's weights over the devices of a mesh in place; what it receives and returns stays whole on each.
+
+    Every device draws the same weights, so each takes its part of its own.
+
+    Args:
+        weights: by name, the dimension that each is split by; all others are whole.
+    """
+    tell_torch()
+    # Operators that make tensors inside, as attention does with its mask, give no distributed ones.
+    DTensor._op_dispatcher._allow_implicit_replication = True
+    split = {id(layer.get_parameter(name)): dim for name, dim in weights.items()}
+    made: dict[int, nn.Parameter] = {}
+    for module in layer.modules():
+        for name, whole in module._parameters.items():
+            if whole is not None:
+                if id(whole) not in made:
+                    made[id(whole)] = _placed(whole, split.get(id(whole)), mesh)
+                module._parameters[name] = made[id(whole)]
+    inner: Callable[..., Any] | None = layer.__dict__.get("forward")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        received = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        with _AllDistributed(mesh):
+            output = type(layer).forward(layer, received) if inner is None else inner(received)
+        whole: torch.Tensor = output
+        if isinstance(output, DTensor):
+            whole = output.redistribute(placements=[Replicate()]).to_local()
+        return whole
+
+    layer.__dict__["forward"] = forward
+
+
+def _placed(whole: nn.Parameter, dim: int | None, mesh: DeviceMesh) -> nn.Parameter:
+    place: list[Placement] = [Replicate() if dim is None else Shard(dim)]
+    part = distribute_tensor(whole.detach(), mesh, place, src_data_rank=None)
+    made = nn.Parameter(part, requires_grad=whole.requires_grad)
+    if made.requires_grad:
+        made.register_hook(partial(_as_its_weight, placements=place))
+    return made
+
+
+def _as_its_weight(gradient: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
+    """Place a gradient as its weight is, before it is added to those of other microbatches."""
+    if isinstance(gradient, DTensor) and list(gradient.placements) != placements:
+        return gradient.redistribute(placements=placements)
+    return gradient
+
+
+class _AllDistributed(TorchFunctionMode):
+    """Makes a tensor that is whole on every device, such as a mask, a distributed one where it meets one."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (args, kwargs or {})
+        tensors = [one for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
+        if any(isinstance(one, DTensor) for one in tensors) and any(not isinstance(one, DTensor) for one in tensors):
+            given = tree_map_only(torch.Tensor, self._distributed, given)
+        return func(*given[0], **given[1])
+
+    def _distributed(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor
+        return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)

@@ -1,0 +1,133 @@
+"""Splits of layers that declare none: found, priced as torch carries them out, planned, and trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.operators.losses import WANTED, difference, found_job, workload_of
+from benchmarks.pipeline.plans import one_device
+from benchmarks.pipeline.ranks import train_all
+from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
+from dejavu.parallelism import Parallelism
+from dejavu.planning.prices import Prices
+from dejavu.planning.request import PlanRequest
+from dejavu.plans import LayerSplit, Plan, Stage
+from dejavu.profiles.kernel import Kernel
+from dejavu.sharding.assembly import ShardingPrices
+from dejavu.sharding.capture import capture_operators
+from dejavu.sharding.found import find
+from dejavu.sharding.operator_graph import OperatorGraph
+from dejavu.sharding.problem import Floats, ShardingError
+from dejavu.sharding.propagation import carried_out
+from dejavu.workload import Workload
+from tests.test_pipeline import DROPOUT
+from tests.test_sharding import DEVICE, MODELS
+from tests.test_sharding import workload_of as of_sharding
+
+WIDE = Workload.model_validate(
+    {
+        "model": "tests.own_models:wide_stack",
+        "model_options": {"width": 4096, "depth": 1},
+        "data": "digits",
+        "batch_size": 256,
+        "num_microbatches": 8,
+    }
+)
+BLOCK = {"qkv.weight": 0, "qkv.bias": 0, "projection.weight": 1, "expand.weight": 0, "expand.bias": 0}
+MEGATRON = {**BLOCK, "contract.weight": 1}
+
+
+@cache
+def layers_of(name: str) -> tuple[OperatorGraph, ...]:
+    return capture_operators(of_sharding(name), "cpu")
+
+
+def by_flops(kernels: Sequence[Kernel]) -> Floats:
+    return np.array([one.flops + one.read_bytes + one.written_bytes for one in kernels])
+
+
+def prices_of(size: int, of_a_byte: float) -> ShardingPrices:
+    return ShardingPrices((size,), by_flops, lambda name, dimension, size_bytes: of_a_byte * size_bytes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_layer_moves_nothing(name: str) -> None:
+    for layer in layers_of(name):
+        assert not any(carried_out(layer, {}, 2).moves.values())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_megatron_s_split_is_carried_out_with_one_sum_for_each_pair(size: int) -> None:
+    whole, split = (carried_out(layers_of("gpt")[1], weights, size) for weights in ({}, MEGATRON))
+    assert [move.name for move in split.moves["forward"]] == ["all_reduce"] * 2
+    assert split.held_bytes < whole.held_bytes and split.peak_bytes < whole.peak_bytes
+    products = [
+        sum(one.flops for way in carried.kernels.values() for one in way if one.family == "matmul")
+        for carried in (whole, split)
+    ]
+    assert products[1] == pytest.approx(products[0] / size)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "mlp", "cnn"])
+@pytest.mark.parametrize("of_a_byte", [0.0, 10.0, 1e9])
+def test_what_is_found_costs_no_more_than_any_single_split(name: str, of_a_byte: float) -> None:
+    """Where time is all, and devices can talk for nothing, something is split; where talking is dear, nothing is."""
+    layer, prices = layers_of(name)[1], prices_of(2, of_a_byte)
+    found = find(layer, prices, 0.0)
+    if name in ("gpt", "mlp") and of_a_byte != 10.0:  # convolutions stay whole, and moves that a view follows
+        assert bool(found.weights) == (of_a_byte == 0.0)
+    for weight in layer.weights:
+        for dim in (0, 1):
+            try:
+                one = carried_out(layer, {weight: dim}, 2)
+            except (ShardingError, IndexError):
+                continue
+            kernels = [kernel for way in one.kernels.values() for kernel in way]
+            moved = sum(move.size_bytes for way in one.moves.values() for move in way)
+            assert found.cost_seconds <= float(by_flops(kernels).sum()) + of_a_byte * moved + 1e-6
+
+
+def test_a_plan_keeps_its_splits_and_is_the_same_without() -> None:
+    split = LayerSplit("block0", 2, (("expand.weight", 0),))
+    plan = Plan((Stage(0, 3, one_device(1, 2)),), "1f1b", 2)
+    found = replace(plan, splits=(split,))
+    assert found == plan and "splits" not in plan.to_dict()
+    read = Plan.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert read.splits == (split,) and read.split_of("block0", 2) == {"expand.weight": 0}
+    assert not read.split_of("block0", 4) and not read.split_of("block1", 2)
+
+
+def cluster_of(memory_bytes: float) -> Cluster:
+    group = NodeGroup("g", 1, (), ((DEVICE, 2),), Link(150e9, 5e-6))
+    kind = replace(catalogue()[DEVICE], memory_bytes=int(memory_bytes))
+    return Cluster("two", (group,), {DEVICE: kind}, {("g", "g"): Link(25e9 / 8, 25e-6)})
+
+
+def test_wide_layers_of_a_module_are_offered_split(tmp_path: Path) -> None:
+    request = PlanRequest(WIDE, cluster_of(0.8e9), tmp_path, Parallelism(), microbatches=(8,))
+    prices = Prices(request)
+    assert any(one.tensor_parallel == 2 for one in prices.priced(8).problem.configurations)
+    wide = [layer for layer in prices.graph_of(8).layers if layer.parameter_bytes > 1e8]
+    assert len(wide) == 2
+    for layer in wide:
+        (split,) = layer.found
+        assert split.degree == 2 and split.weights
+        assert split.largest_parameter_bytes <= split.parameter_bytes < layer.parameter_bytes
+
+
+@pytest.mark.integration
+def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    stage, small = [one_device(1, 2)], DROPOUT.model_copy(update={"num_steps": 3, "evaluate_every": 0})
+    jobs = {name: found_job(workload_of(name, tmp_path), "1f1b", (0, 4), stage) for name in ("gpt", "bert")}
+    jobs["own"] = found_job(workload_of("own module", tmp_path), "zbv", (0, 4, 11), stage)
+    jobs["dropout, recomputed"] = found_job(small, "1f1b", (0, 3), [one_device(1, 2, recompute=True)])
+    assert all(job.binding.plan.splits for job in jobs.values())
+    for job, done in zip(jobs.values(), train_all(list(jobs.values())), strict=True):
+        assert difference(job, done.losses) <= WANTED
