@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from benchmarks.operators.losses import WANTED, difference, found_job, workload_of
-from benchmarks.pipeline.plans import one_device
+from benchmarks.pipeline.plans import by_hand, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
+from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
 from dejavu.plans import LayerSplit, Plan, Stage
 from dejavu.profiles.kernel import Kernel
+from dejavu.runtime.single import train_single
 from dejavu.sharding.assembly import ShardingPrices
 from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.found import find
@@ -27,6 +29,7 @@ from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import Floats, ShardingError
 from dejavu.sharding.propagation import carried_out
 from dejavu.workload import Workload
+from dejavu.workload.models import layers_of as builders_of
 from tests.test_pipeline import DROPOUT
 from tests.test_sharding import DEVICE, MODELS
 from tests.test_sharding import workload_of as of_sharding
@@ -127,7 +130,25 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     stage, small = [one_device(1, 2)], DROPOUT.model_copy(update={"num_steps": 3, "evaluate_every": 0})
     jobs = {name: found_job(workload_of(name, tmp_path), "1f1b", (0, 4), stage) for name in ("gpt", "bert")}
     jobs["own"] = found_job(workload_of("own module", tmp_path), "zbv", (0, 4, 11), stage)
-    jobs["dropout, recomputed"] = found_job(small, "1f1b", (0, 3), [one_device(1, 2, recompute=True)])
+    jobs["ZeRO"] = found_job(workload_of("own module", tmp_path), "1f1b", (0, 11), [one_device(2, 2, zero_level=3)])
+    jobs["offload"] = found_job(workload_of("own module", tmp_path), "1f1b", (0, 11), [one_device(2, 2, offload=True)])
+    jobs["dropout, recomputed"] = found_job(
+        small, "1f1b", (0, len(builders_of(small))), [one_device(1, 2, recompute=True)]
+    )
     assert all(job.binding.plan.splits for job in jobs.values())
     for job, done in zip(jobs.values(), train_all(list(jobs.values())), strict=True):
         assert difference(job, done.losses) <= WANTED
+
+
+@pytest.mark.integration
+def test_a_training_goes_on_under_another_plan_and_back(tmp_path: Path) -> None:
+    own = workload_of("own module", tmp_path).model_copy(update={"checkpoint_every": 2})
+    found = replace(found_job(own, "1f1b", (0, 11), [one_device(1, 2)]), folder=str(tmp_path / "run"), last_step=2)
+    assert found.binding.plan.splits
+    binding = by_hand("1f1b", (0, 4, 11), [one_device(), one_device()], own.num_microbatches)
+    alone = replace(found, binding=binding, last_step=4)
+    for job, resumed in ((found, None), (alone, 2), (replace(found, last_step=6), 4)):
+        done = launch(job)
+        assert done.resumed_from_step == resumed
+    expected = train_single(own, found.draw, range(6))
+    assert max(abs(a - b) for a, b in zip(done.losses, expected, strict=True)) <= WANTED

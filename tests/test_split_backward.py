@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from dejavu.graphs.capture import capture
 from dejavu.plans.schedule import PARTS
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.split_backward import backward_input, backward_weight
+from dejavu.runtime.training import Layers
 from dejavu.workload import Workload
 
 MICROBATCHES = 3
@@ -156,6 +158,23 @@ def test_parts_add_up_to_the_whole(name: str, ends_in_loss: bool, inputs_want: b
         backward_weight(module.parameters(), groups)
     torch.testing.assert_close([gradients[0] for gradients, _ in parts], of_inputs)
     torch.testing.assert_close({key: parameter.grad for key, parameter in module.named_parameters()}, expected)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["no weights", "weights"])
+def test_a_stage_may_end_in_a_view(first: bool) -> None:
+    """Such as `Flatten`'s, or what a distributed tensor's own part is."""
+    linear = nn.Linear(2, 2)
+    layers = Layers(
+        OrderedDict({"flat": nn.Flatten()} if first else {"a": linear, "flat": nn.Flatten()}), Workload(), 0
+    )
+    x = torch.randn(3, 4, 2)
+    output = layers(x)
+    torch.testing.assert_close(output, x.flatten(1) if first else linear(x).flatten(1))
+    _, groups = backward_input([output], [torch.ones_like(output)], [x], layers.parameters())
+    backward_weight(layers.parameters(), groups)
+    assert output.grad_fn is None
+    if not first:
+        torch.testing.assert_close(linear.bias.grad, torch.full((2,), 12.0))
 
 
 def test_only_weights_that_cannot_wait_are_done_at_once() -> None:

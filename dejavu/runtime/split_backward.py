@@ -23,7 +23,7 @@ from torch.distributed.pipelining._backward import (
 )
 
 Groups = list[dict[str, Any]]  # torch's own: params, intermediates and their grads
-__all__ = ["Groups", "backward_input", "backward_weight"]
+__all__ = ["Groups", "OwnTensor", "backward_input", "backward_weight"]
 
 
 def backward_input(
@@ -62,8 +62,8 @@ def backward_input(
     for parameter, gradient in zip(now, found[len(wanted) :], strict=False):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-    for output in outputs:
-        output.detach_()  # frees the graph between the outputs and the groups' nodes
+    for k in ends:
+        outputs[k].detach_()  # frees the graph between the outputs and the groups' nodes
     of_inputs = dict(zip(wanted, found, strict=False))
     return tuple(of_inputs.get(k) for k in range(len(inputs))), later
 
@@ -71,6 +71,18 @@ def backward_input(
 def backward_weight(parameters: Iterable[nn.Parameter], groups: Groups) -> None:
     """Accumulate the weights' gradients that `backward_input` left for later."""
     stage_backward_weight(iter(parameters), groups)
+
+
+class OwnTensor(torch.autograd.Function):
+    """The same elements in a tensor that is no view: a view cannot be detached in place, as stages' outputs are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 def _node(tensor: torch.Tensor) -> Node:

@@ -25,6 +25,7 @@ from dejavu.runtime.gradients.scaling import LossScale
 from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
+from dejavu.runtime.split_backward import OwnTensor
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.ties import ties_of
@@ -92,6 +93,9 @@ class Layers(nn.Sequential):
                 _seed(stream + position, x.device)
                 with offloading(layer, x) if self.offload and position < self._last else nullcontext():
                     x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
+        if x.requires_grad and x._is_view():
+            owned: torch.Tensor = OwnTensor.apply(x)  # type: ignore[no-untyped-call]
+            return owned
         return x
 
 
