@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -119,6 +120,9 @@ def test_wide_layers_of_a_module_are_offered_split(tmp_path: Path) -> None:
     assert any(one.tensor_parallel == 2 for one in prices.priced(8).problem.configurations)
     wide = [layer for layer in prices.graph_of(8).layers if layer.parameter_bytes > 1e8]
     assert len(wide) == 2
+    again = pickle.loads(pickle.dumps(prices))  # as a flow keeps its choice
+    found = [[[split.weights for split in layer.found] for layer in one.graph(4).layers] for one in (again, prices)]
+    assert found[0] == found[1] and any(found[0])
     for layer in wide:
         (split,) = layer.found
         assert split.degree == 2 and split.weights

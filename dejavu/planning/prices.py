@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from dejavu.cluster import Cluster
@@ -47,9 +46,9 @@ class Prices:
         self.request, self._remembers = request, remembers
         self._rows = ProfileDatabase(request.database)
         self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
-        self._captured = cache(self._capture)
-        splits = FoundSplits(request, self._rows, self._captured)
-        self._graph_at = graph_at or (lambda microbatch_size: splits.added(self._captured(microbatch_size)))
+        self._undeclared = dict[int, Graph]()
+        self._splits = FoundSplits(request, self._rows, self._captured)
+        self._graph_at = graph_at or self._with_splits
         workload = request.workload
         self._predicted = Predicted(self._rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self._rows, workload.dtype)
@@ -101,6 +100,14 @@ class Prices:
                 {name: backward_parts(self._rows, graph, name) for name in types},
             )
         return self._posed[num_microbatches]
+
+    def _with_splits(self, microbatch_size: int) -> Graph:
+        return self._splits.added(self._captured(microbatch_size))
+
+    def _captured(self, microbatch_size: int) -> Graph:
+        if microbatch_size not in self._undeclared:
+            self._undeclared[microbatch_size] = self._capture(microbatch_size)
+        return self._undeclared[microbatch_size]
 
     def _capture(self, microbatch_size: int) -> Graph:
         workload = self.request.workload

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +86,11 @@ class FoundSplits:
         self._weights: dict[tuple[_Kind, int], tuple[tuple[int, int], ...]] = {}
         self._prices: dict[int, ShardingPrices] = {}
         self._known_names: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is made again when it is asked for: a flow keeps its choice on disk."""
+        kept = {name: getattr(self, name) for name in ("_request", "_database", "_graph_at", "_weights")}
+        return {**kept, "_prices": {}, "_known_names": {}}
 
     def added(self, graph: Graph) -> Graph:
         """Return the graph with the splits of each layer that declares none.
