@@ -187,10 +187,10 @@ def without_tracebacks() -> None:
     """Install `Sentences` on the loggers of Prefect's flow and task runs.
 
     What is only lost to a server that is away, each record and event of a run, is not told one by one; nor that a
-    connection to it is lost, which Prefect opens again.
+    connection to it is lost, which Prefect opens again. Nor what Dask's scheduler does for the trials, step by step.
     """
     for name in RUN_LOGGERS:
         logging.getLogger(name).addFilter(_SENTENCES)
-    for name in ("prefect._internal.concurrency", "prefect.events.clients", "websockets.client"):
+    for name in ("prefect._internal.concurrency", "prefect.events.clients", "websockets.client", "distributed"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.raiseExceptions = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,12 +89,12 @@ def try_initializations(
             log.info("no initializations are tried: the weights to start from are given")
         return None
 
-    bar, results = Progress("trials", f"initializations of {workload.model}, each with its first rung"), count_from(1)
-
+    bar, tried = Progress("trials", f"initializations of {workload.model}, each with its first rung"), set[Draw]()
     total = count + workload.trials.default_draws
 
     def on_result(result: TrialResult) -> None:
-        done = next(results)
+        tried.add(result.draw)  # those that are promoted are trained further
+        done = len(tried)
         bar(done, total)
         loss = None if result.failure else result.score
         tell("trying", what=str(result.draw), done=done, total=total, loss=loss, failure=result.failure or None)

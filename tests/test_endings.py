@@ -175,7 +175,9 @@ def test_a_flow_looks_at_the_training_to_resume_before_anything_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("client", ["prefect.events.clients", "prefect._internal.concurrency", "websockets.client"])
+@pytest.mark.parametrize(
+    "client", ["prefect.events.clients", "prefect._internal.concurrency", "websockets.client", "distributed.scheduler"]
+)
 def test_a_connection_that_is_lost_and_opened_again_is_no_traceback(
     client: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
