@@ -232,6 +232,38 @@ CASES |= {
     ),
     "by expert, places of a capacity": (MOE, "1f1b", (0, 2, 4), [by_expert] * 2),
     "by expert, places of a capacity, split backward": (MOE, "zbv", (0, 1, 2, 3, 4), [by_expert, one]),
+    "2 share a sequence": (GPT, "1f1b", (0, 3, 8), [one_device(2, context_parallel=2), one]),
+    "2 share a sequence, to 2 that share another, split backward": (
+        GPT.model_copy(update={"model_options": {**GPT.model_options, "tied": True}}),
+        "zbv",
+        (0, 2, 4, 6, 8),
+        [one_device(2, context_parallel=2)] * 2,
+    ),
+    "4 share two sequences, ZeRO 2, recomputed, clipped": (
+        GPT.model_copy(update={"optimizer": CLIPPED}),
+        "1f1b",
+        (0, 8),
+        [one_device(4, context_parallel=2, zero_level=2, recompute=True)],
+    ),
+    "llama, 4 share a sequence": (LLAMA, "gpipe", (0, 4), [one_device(4, context_parallel=4)]),
+    "llama, 2 share a sequence, of 2 shards by sequence": (
+        LLAMA,
+        "1f1b",
+        (0, 4),
+        [one_device(2, 2, context_parallel=2, sequence_parallel=True)],
+    ),
+    "mixtral, ZeRO 3, 2 share a sequence, to 2 shards by sequence, offloaded": (
+        MIXTRAL,
+        "1f1b",
+        (0, 2, 4),
+        [one_device(2, context_parallel=2, zero_level=3, offload=True), one_device(1, 2, sequence_parallel=True)],
+    ),
+    "bert, 2 replicas to 2 that share a sequence": (
+        BERT,
+        "1f1b",
+        (0, 2, 4),
+        [one_device(2), one_device(2, context_parallel=2)],
+    ),
     "bert by sequence, 2 replicas of 2 shards": (BERT, "1f1b", (0, 4), [one_device(2, 2, sequence_parallel=True)]),
     "images, 1 replica to 2": (DIGITS, "1f1b", (0, 2, 4), [one, one_device(2)]),
     "dropout, cut here": (DROPOUT, "1f1b", (0, 3, 6), TWO),
@@ -260,8 +292,8 @@ def trained() -> dict[str, Trained]:
 
 
 def shares_layers(case: str) -> bool:
-    """Whether a case is tensor-parallel: torch remembers its groups of devices beyond the end of the process group."""
-    return any(configuration.tensor_parallel > 1 for configuration in CASES[case][3])
+    """Whether devices share a layer or a sequence: torch remembers their groups beyond the end of the process group."""
+    return any(way.tensor_parallel * way.context_parallel > 1 for way in CASES[case][3])
 
 
 _singles: dict[Workload, list[float]] = {}

@@ -26,6 +26,7 @@ def one_device(
     sequence_parallel: bool = False,
     expert_parallel: bool = False,
     offload: bool = False,
+    context_parallel: int = 1,
 ) -> StageConfiguration:
     """A pipeline rank on so many cores of one node."""
     devices = data_parallel * tensor_parallel
@@ -40,6 +41,7 @@ def one_device(
         sequence_parallel,
         expert_parallel,
         offload,
+        context_parallel,
     )
 
 

@@ -67,11 +67,11 @@ def check_spreading(job: TrainingJob) -> None:
         configuration = plan.rank_configuration(rank)
         for s in stages:
             check_split(builders[plan.stages[s].start : plan.stages[s].stop], configuration)
-        length = dataset_of(workload).shape.input_shape[0]
-        if configuration.sequence_parallel and length % configuration.tensor_parallel:
+        length, parts = dataset_of(workload).shape.input_shape[0], configuration.sequence_parts
+        if length % parts:
             raise LaunchError(
-                f"pipeline rank {rank} splits {length} positions among {configuration.tensor_parallel} devices; wanted "
-                "a sequence_length that they divide, or sequence_parallel false"
+                f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
+                "they divide, or sequence_parallel false and context_parallel 1"
             )
         if configuration.offload and named(SCHEDULES, plan.schedule).splits_backward:
             raise LaunchError(
@@ -116,6 +116,11 @@ def check_compiled(job: TrainingJob) -> None:
             "layers are compiled, and devices of the plan hold whole experts, whose rows are counted as they come; "
             "wanted expert_parallel false, or compile: false"
         )
+    if any(stage.configuration.context_parallel > 1 for stage in job.binding.plan.stages):
+        raise InputError(
+            "layers are compiled, and replicas of the plan share examples, for which torch's attention is replaced; "
+            "wanted context_parallel 1, or compile: false"
+        )
     if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
         check_compiler()
 
@@ -134,12 +139,18 @@ def check_draw(job: TrainingJob) -> None:
 
 
 def check_split(builders: Sequence[LayerBuilder], configuration: StageConfiguration) -> None:
-    """Check that the layers can be trained in so many shards.
+    """Check that the layers can be trained in so many shards and parts of the sequence.
 
     Raises:
         LaunchError: one cannot; the message names it and what would work.
     """
     degree = configuration.tensor_parallel
+    for builder in builders if configuration.context_parallel > 1 else ():
+        if builder.tensor_parallel is None or not builder.tensor_parallel.context:
+            raise LaunchError(
+                f"layer {builder.name!r} does not say that its tokens meet in torch's attention alone, so devices "
+                "cannot each have a part of the sequence; wanted context_parallel 1"
+            )
     for builder in builders if degree > 1 else ():
         split = builder.tensor_parallel
         if split is None or split.weights is None:  # split as the plan found, or whole on every device

@@ -21,7 +21,8 @@ class StageConfiguration:
     Attributes:
         device_type: the kind of device; a stage never mixes kinds.
         num_nodes, devices_per_node: the mesh; their product is what the stage takes from the cluster.
-        data_parallel, tensor_parallel: degrees; their product is the number of devices.
+        data_parallel, tensor_parallel: degrees; their product is the number of devices. Data-parallel replicas hold the
+            same weights.
         recompute: activations inside the stage are recomputed in the backward pass instead of kept.
         zero_level: 0 to 3, what the data-parallel replicas shard (Rajbhandari et al., SC 2020).
         sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
@@ -29,6 +30,8 @@ class StageConfiguration:
         expert_parallel: of layers with experts, tensor-parallel devices hold whole experts in place of a part of each.
         offload: what is kept for the backward pass waits in the memory of the devices' node, but for what the model's
             last layer keeps.
+        context_parallel: of the replicas, so many neighbours share their examples, and each has a part of the sequence
+            through all layers; attention gathers keys and values (Llama 3, Dubey et al., 2024, section 3.3.2).
     """
 
     device_type: str
@@ -41,12 +44,18 @@ class StageConfiguration:
     sequence_parallel: bool = False
     expert_parallel: bool = False
     offload: bool = False
+    context_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise PlanError(f"{self}: sequence parallelism is among tensor-parallel devices; wanted more than one")
         if self.expert_parallel and self.tensor_parallel == 1:
             raise PlanError(f"{self}: expert parallelism is among tensor-parallel devices; wanted more than one")
+        if self.context_parallel < 1 or self.data_parallel % self.context_parallel:
+            raise PlanError(
+                f"{self}: runs of {self.context_parallel} of {self.data_parallel} replicas share examples; wanted a "
+                "number that divides the replicas"
+            )
         if self.data_parallel * self.tensor_parallel != self.num_devices:
             raise PlanError(
                 f"{self}: data parallel {self.data_parallel} × tensor parallel {self.tensor_parallel} "
@@ -57,10 +66,22 @@ class StageConfiguration:
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def example_parts(self) -> int:
+        """Into how many parts the replicas split the examples of a microbatch."""
+        return self.data_parallel // self.context_parallel
+
+    @property
+    def sequence_parts(self) -> int:
+        """Into how many parts the devices that share examples split the sequence, where it crosses a cut."""
+        return self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1)
+
     def __str__(self) -> str:
         parts = [f"{self.num_devices} × {self.device_type}"]
-        if self.data_parallel > 1:
-            parts.append(f"dp {self.data_parallel}")
+        if self.data_parallel > self.context_parallel:
+            parts.append(f"dp {self.data_parallel // self.context_parallel}")
+        if self.context_parallel > 1:
+            parts.append(f"cp {self.context_parallel}")
         if self.tensor_parallel > 1:
             parts.append(f"tp {self.tensor_parallel}")
         if self.sequence_parallel:

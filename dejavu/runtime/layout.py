@@ -3,6 +3,8 @@
 A pipeline rank is R replicas × T tensor-parallel shards. Its replicas share every microbatch: replica r of R has
 examples ⌊r·b/R⌋ to ⌊(r+1)·b/R⌋ of b. Neighbours may have other numbers of replicas (PipeDream's 3-1): each replica then
 sends and receives the examples that it has in common with each of theirs.
+
+Of context-parallel replicas each run of C shares its examples, and each has one of C parts of the sequence, in order.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         for rank, grid in enumerate(self.grids):
-            if len(grid) > self.microbatch_size:
+            parts = len(grid) // self.plan.rank_configuration(rank).context_parallel
+            if parts > self.microbatch_size:
                 raise InputError(
-                    f"pipeline rank {rank} has {len(grid)} replicas for microbatches of {self.microbatch_size} "
+                    f"pipeline rank {rank} has {parts} replicas for microbatches of {self.microbatch_size} "
                     "examples; wanted at least one example for each: a larger batch or fewer microbatches"
                 )
 
@@ -72,48 +75,52 @@ class Layout:
 
     def rows(self, place: Placement) -> tuple[int, int]:
         """Return the range of examples of every microbatch that the rank has, the end not included."""
-        return self._part(place.replica, len(self.grids[place.pipeline_rank]))
+        return self._rows(place.pipeline_rank, place.replica)
 
-    def _part(self, replica: int, num_replicas: int) -> tuple[int, int]:
-        b = self.microbatch_size
-        return replica * b // num_replicas, (replica + 1) * b // num_replicas
+    def _rows(self, rank: int, replica: int) -> tuple[int, int]:
+        b, configuration = self.microbatch_size, self.plan.rank_configuration(rank)
+        group, groups = replica // configuration.context_parallel, configuration.example_parts
+        return group * b // groups, (group + 1) * b // groups
 
     def num_parts(self, rank: int) -> int:
-        """Return into how many parts the shards of a pipeline rank split the sequence."""
-        configuration = self.plan.rank_configuration(rank)
-        return configuration.tensor_parallel if configuration.sequence_parallel else 1
+        """Return into how many parts the devices of a pipeline rank that share examples split the sequence."""
+        return self.plan.rank_configuration(rank).sequence_parts
+
+    def _positions(self, rank: int, replica: int, shard: int, length: int) -> tuple[int, int]:
+        """Return the positions that a device has of what crosses a cut, the end not included."""
+        configuration, num_parts = self.plan.rank_configuration(rank), self.num_parts(rank)
+        part = replica % configuration.context_parallel
+        if configuration.sequence_parallel:
+            part = part * configuration.tensor_parallel + shard
+        return part * length // num_parts, (part + 1) * length // num_parts
 
     def exchanges(self, place: Placement, other: int, length: int = 1, *, sends: bool) -> tuple[Exchange, ...]:
         """Return what the rank sends to, or receives from, the ranks of another pipeline rank, for one microbatch.
 
-        Shards of a replica hold the same examples: shard t receives from shard t mod T of the sender. Where the shards
+        Shards of a replica hold the same examples: shard t receives from shard t mod T of the sender. Where devices
         of a side split the sequence, each sends and receives the positions that it has in common with each of theirs.
 
         Args:
             length: positions of what crosses the cut; all parts are equal.
         """
-        grid, own = self.grids[other], self.rows(place)
-        shards = self.grids[place.pipeline_rank].shape[1]
-        mine, theirs = self.num_parts(place.pipeline_rank), self.num_parts(other)
+        rank, grid, own = place.pipeline_rank, self.grids[other], self.rows(place)
+        shards, is_split = self.grids[rank].shape[1], self.num_parts(rank) * self.num_parts(other) > 1
+        giver_splits = self.plan.rank_configuration(rank if sends else other).sequence_parallel
+        here = self._positions(rank, place.replica, place.shard, length)
         found = []
         for replica in range(len(grid)):
-            start, stop = self._part(replica, len(grid))
+            start, stop = self._rows(other, replica)
             start, stop = max(start, own[0]) - own[0], min(stop, own[1]) - own[0]
             if start >= stop:
                 continue
             for t in range(grid.shape[1]):
-                giver = (place.shard, t % shards, mine) if sends else (t, place.shard % grid.shape[1], theirs)
-                if giver[2] == 1 and giver[0] != giver[1]:
+                giver, named = (place.shard, t % shards) if sends else (t, place.shard % grid.shape[1])
+                if not giver_splits and giver != named:
                     continue  # another shard of the sender has the same, and gives it
-                positions = _common(_positions(place.shard, mine, length), _positions(t, theirs, length))
+                positions = _common(here, self._positions(other, replica, t, length))
                 if positions is not None:
-                    found.append(Exchange(int(grid[replica, t]), start, stop, positions if mine * theirs > 1 else None))
+                    found.append(Exchange(int(grid[replica, t]), start, stop, positions if is_split else None))
         return tuple(found)
-
-
-def _positions(shard: int, num_parts: int, length: int) -> tuple[int, int]:
-    part = shard if num_parts > 1 else 0
-    return part * length // num_parts, (part + 1) * length // num_parts
 
 
 def _common(own: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
+from dejavu.runtime.splits.sequence import SequencePart, sequence_parts
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, build_layers
 from dejavu.timing.clock import Clock
@@ -40,7 +41,7 @@ class Pipeline:
         plan, self.device = layout.plan, device
         self.configuration = plan.rank_configuration(place.pipeline_rank)
         every, cuts, builders = meshes(layout, device), boundaries(workload), layers_of(workload)
-        mesh = every[place.pipeline_rank]
+        mesh, sharing = every[place.pipeline_rank], sequence_parts(layout, device)[place.pipeline_rank]
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
@@ -59,6 +60,7 @@ class Pipeline:
             if workload.compile:
                 compile_layers(module)
             module.first_example = layout.rows(place)[0]
+            module.sequence = None if sharing is None else SequencePart(sharing["sequence"])
             self.modules[s] = module
             stage = ReplicatedStage(
                 module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, groups,
@@ -124,13 +126,16 @@ class Pipeline:
         return self._whole(losses)
 
     def _whole(self, losses: list[torch.Tensor]) -> float | None:
-        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
+        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is.
+
+        Replicas that share examples all have the loss of the same.
+        """
         if not self._is_last:
             return None
         mean = torch.stack(losses).sum().detach()
         if self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
-        return float(mean) / self.loss_scale
+        return float(mean) / self.configuration.context_parallel / self.loss_scale
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""

@@ -7,7 +7,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from dejavu.runtime.split_backward import OwnTensor
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.ties import ties_of
+
+if TYPE_CHECKING:
+    from dejavu.runtime.splits.sequence import SequencePart
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -67,6 +71,7 @@ class Layers(nn.Sequential):
 
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.
+        sequence: the part of it that this device has; None: it has all.
     """
 
     def __init__(
@@ -84,15 +89,23 @@ class Layers(nn.Sequential):
         self.offload = offload
         self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
+        self.sequence: SequencePart | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        key = f"{self.seed} {self.step} {self.microbatch} {self.first_example}"
+        key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
+        if part is not None and part.index:
+            key += f" {part.index}"
+        if part is not None and self.start == 0:
+            x = part.own(x)
         stream = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
         with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
                 with offloading(layer, x) if self.offload and position < self._last else nullcontext():
-                    x = passed_on(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
+                    run = layer if part is None else partial(part.run, layer)
+                    x = passed_on(checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
+        if part is not None and self.start + len(self) > self._last:
+            x = part.whole(x)
         if x.requires_grad and x._is_view():
             owned: torch.Tensor = OwnTensor.apply(x)  # type: ignore[no-untyped-call]
             return owned

@@ -7,7 +7,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -58,6 +58,8 @@ class TensorParallel:
         sequence: everything else works token by token, so it may be split along the sequence, dimension 1
             (Korthikanti et al., 2023).
         experts: what `summed` names is a mixture of such experts, which can be told which of them are its own.
+        context: it also works on a part of the sequence as a whole (context parallelism): tokens meet only in torch's
+            `scaled_dot_product_attention`, and places in the sequence are from `modules.positions`.
     """
 
     most: int
@@ -66,6 +68,7 @@ class TensorParallel:
     weights: tuple[tuple[str, Split], ...] | None = None
     sequence: bool = False
     experts: WholeExperts | None = None
+    context: bool = False
 
     @classmethod
     def block(
@@ -138,6 +141,11 @@ class LayerBuilder:
     residual: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
     work: Callable[[], Any] | None = field(default=None, compare=False)
+
+    def by_context(self) -> LayerBuilder:
+        """Return the layer as one that works on a part of the sequence, too (`TensorParallel.context`)."""
+        assert self.tensor_parallel is not None
+        return replace(self, tensor_parallel=replace(self.tensor_parallel, context=True))
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,6 +17,7 @@ from dejavu.workload.models._base import (
     check_tokens,
     check_whole_numbers,
 )
+from dejavu.workload.models.modules.positions import positions
 from dejavu.workload.models.modules.text import text_layers
 
 NORM_EPSILON = 1e-12  # as published
@@ -45,10 +46,10 @@ class Embedding(nn.Module):
         self.norm = nn.LayerNorm(width, NORM_EPSILON)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = torch.where(positions % MASK_EVERY == MASK_FROM, self.mask_token, tokens)
+        places = positions(tokens.shape[1], tokens.device)
+        tokens = torch.where(places % MASK_EVERY == MASK_FROM, self.mask_token, tokens)
         first = torch.zeros_like(tokens)
-        vectors: torch.Tensor = self.norm(self.token(tokens) + self.position(positions) + self.segment(first))
+        vectors: torch.Tensor = self.norm(self.token(tokens) + self.position(places) + self.segment(first))
         return vectors
 
 
@@ -113,8 +114,9 @@ class BERT(Model):
         heads = self.num_heads
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"), sequence=True)
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        positions = ("position", "segment")
-        return text_layers(shape, self.width, heads, blocks, embedding=Embedding, head=TokenHead, positions=positions)
+        by_position = ("position", "segment")
+        ends = {"embedding": Embedding, "head": TokenHead}
+        return text_layers(shape, self.width, heads, blocks, **ends, by_position=by_position)
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which BERT ties to the embedding."""

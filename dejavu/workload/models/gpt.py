@@ -63,7 +63,7 @@ class GPT(Model):
         heads, block = self.num_heads, partial(Block, self.width, self.num_heads)
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"), sequence=True)
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, heads, blocks, tied=self.tied, positions=("position",))
+        return text_layers(shape, self.width, heads, blocks, tied=self.tied, by_position=("position",))
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which GPT-2 and GPT-3 tie to the embedding."""

@@ -79,7 +79,7 @@ class Llama(Model):
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
         kv, tied = self.num_kv_heads, self.tied
-        return text_layers(shape, self.width, kv, blocks, embedding=Embedding, head=Head, tied=tied, positions=())
+        return text_layers(shape, self.width, kv, blocks, embedding=Embedding, head=Head, tied=tied, by_position=())
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         return shape.num_classes * self.width if self.tied else 0

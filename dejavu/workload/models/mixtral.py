@@ -109,4 +109,4 @@ class Mixtral(Model):
             experts=WholeExperts(self.num_experts, self.num_choices),
         )
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
-        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, positions=())
+        return text_layers(shape, self.width, self.num_kv_heads, blocks, embedding=Embedding, head=Head, by_position=())

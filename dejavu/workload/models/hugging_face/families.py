@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dejavu.workload.models.modules.positions import num_parts, positions
+
 
 @dataclass(frozen=True)
 class Family:
@@ -74,8 +76,8 @@ class Block(nn.Module):
         if self.rotary is None:
             output = self.block(x)
         else:
-            positions = torch.arange(self.length, device=x.device)[None]
-            output = self.block(x, position_ids=positions, position_embeddings=self.rotary(x, positions))
+            places = positions(self.length // num_parts(), x.device)[None]
+            output = self.block(x, position_ids=places, position_embeddings=self.rotary(x, places))
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states
 

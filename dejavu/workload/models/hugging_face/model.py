@@ -63,11 +63,12 @@ class HuggingFace(Model):
         head = TensorParallel.head(heads, config.hidden_size, config.vocab_size, scores, sequence=can)
         embedding = TensorParallel.embedding(heads, words, () if can else None)
         blocks = [partial(self._block, i, shape.input_shape[0]) for i in range(config.num_hidden_layers)]
-        return (
+        chain = (
             LayerBuilder("embedding", partial(self._end, "embedding"), embedding),
             *(LayerBuilder(f"block{i}", build, split, work=partial(work_of, build)) for i, build in enumerate(blocks)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
+        return tuple(builder.by_context() for builder in chain) if can else chain
 
     def tied(self) -> tuple[tuple[str, str], ...]:
         """Return the head's weight and the embedding's that it is, by our names; nothing where each has its own."""

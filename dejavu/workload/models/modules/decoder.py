@@ -10,6 +10,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.models._base import Model, check_divides, check_whole_numbers
+from dejavu.workload.models.modules.positions import positions
 
 NORM_EPSILON = 1e-5  # as Llama 2, Llama 3 and Mixtral have it
 # How attention is sharded: what reaches its first matrices is summed once going backward.
@@ -74,7 +75,7 @@ def rotations(length: int, head_width: int, theta: float, device: torch.device) 
     In float32: of long texts 16 bits would not tell positions apart.
     """
     steps = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), theta ** (-steps / head_width))
+    angles = torch.outer(positions(length, device, torch.float32), theta ** (-steps / head_width))
     return torch.stack((angles.cos(), angles.sin()))
 
 

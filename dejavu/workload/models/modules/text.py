@@ -10,6 +10,7 @@ from torch import nn
 
 from dejavu.workload.data import ExampleShape
 from dejavu.workload.models._base import LayerBuilder, TensorParallel
+from dejavu.workload.models.modules.positions import positions
 
 
 class Embedding(nn.Module):
@@ -21,8 +22,7 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(length, width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        vectors: torch.Tensor = self.token(tokens) + self.position(positions)
+        vectors: torch.Tensor = self.token(tokens) + self.position(positions(tokens.shape[1], tokens.device))
         return vectors
 
 
@@ -60,27 +60,28 @@ def text_layers(
     embedding: Callable[[int, int, int], nn.Module] = Embedding,
     head: Callable[[int, int], nn.Module] = Head,
     tied: bool = False,
-    positions: Sequence[str] | None = None,
+    by_position: Sequence[str] | None = None,
 ) -> tuple[LayerBuilder, ...]:
     """Chain an embedding, the blocks and a head, of which the first and the last may be split by words.
 
     Args:
         tied: the head's matrix is the embedding's.
-        positions: what of the embedding gives something for each position; None: the blocks do not split along the
+        by_position: what of the embedding gives something for each position; None: the blocks do not split along the
             sequence.
     """
     length, num_tokens = shape.input_shape[0], shape.num_classes
-    return (
+    chain = (
         LayerBuilder(
             "embedding",
             partial(embedding, num_tokens, length, width),
-            TensorParallel.embedding(num_heads, "token", positions),
+            TensorParallel.embedding(num_heads, "token", by_position),
         ),
         *blocks,
         LayerBuilder(
             "head",
             partial(head, width, num_tokens),
-            TensorParallel.head(num_heads, width, num_tokens, "logits", sequence=positions is not None),
+            TensorParallel.head(num_heads, width, num_tokens, "logits", sequence=by_position is not None),
             tied=(("logits.weight", "embedding.token.weight"),) if tied else (),
         ),
     )
+    return chain if by_position is None else tuple(builder.by_context() for builder in chain)
