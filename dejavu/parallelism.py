@@ -20,11 +20,15 @@ class Parallelism:
     """What stages may do, within what the cluster, the batch and the model allow.
 
     Attributes:
-        max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow.
+        max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow. Replicas that share
+            examples count, too.
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
         sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
         expert_parallel: which of False and True are considered there, if the model has experts.
+        context_parallel: whether replicas are considered that share examples and split the sequence. They send each
+            other keys and values, which replicas with examples of their own do not, so they are considered only where a
+            microbatch has too few examples, and as few of them share as then must.
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
         offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
@@ -37,6 +41,7 @@ class Parallelism:
     zero_levels: tuple[int, ...] = ZERO_LEVELS
     sequence_parallel: tuple[bool, ...] = (False, True)
     expert_parallel: tuple[bool, ...] = (False, True)
+    context_parallel: bool = True
     also_unsplit: bool = False
     offload: tuple[bool, ...] = (False, True)
     only: tuple[StageConfiguration, ...] = ()
@@ -76,6 +81,7 @@ class Parallelism:
         most_tensor_parallel: int = 1,
         sequence_length: int = 0,
         num_experts: int = 0,
+        context_length: int = 0,
     ) -> tuple[StageConfiguration, ...]:
         """Every way, device type by device type in the cluster's order, small meshes first.
 
@@ -85,6 +91,7 @@ class Parallelism:
             most_tensor_parallel: the model's; every degree divides it.
             sequence_length: what devices may split into equal parts; 0: the model cannot be split so.
             num_experts: of which devices may hold equal numbers whole; 0: none can be.
+            context_length: what replicas may split into equal parts through all layers; 0: the model cannot be run so.
 
         Raises:
             InputError: one of `only` is not possible.
@@ -92,14 +99,15 @@ class Parallelism:
         if self.only:
             for one in self.only:
                 _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
-                _check_split(one, cluster, sequence_length, num_experts)
+                _check_split(one, cluster, sequence_length, num_experts, context_length)
             return self.only
         return tuple(
             replace(configuration, offload=offload)
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
-            for plain in self._on_mesh(name, nodes, per_node, microbatch_size, most_tensor_parallel)
-            for by_sequence in self._choices("sequence_parallel", plain, sequence_length)
+            for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
+            for plain in self._sharing_examples(own, microbatch_size, context_length)
+            for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
             for offload in (self.offload if cluster.host_memory_of(name) else (False,))
         )
@@ -111,12 +119,20 @@ class Parallelism:
             choice: dict[str, Any] = {name: chosen}
             yield replace(plain, **choice)
 
-    def _on_mesh(
-        self, name: str, nodes: int, per_node: int, microbatch_size: int, most_tensor_parallel: int
+    def _sharing_examples(
+        self, plain: StageConfiguration, microbatch_size: int, length: int
     ) -> Iterator[StageConfiguration]:
+        """Yield it with the fewest replicas that share examples, at best none; nothing where there is no such way."""
+        for degree in _divisors(plain.data_parallel):
+            if microbatch_size % (plain.data_parallel // degree) == 0:
+                if degree == 1 or (self.context_parallel and length and length % degree == 0):
+                    yield replace(plain, context_parallel=degree)
+                return
+
+    def _on_mesh(self, name: str, nodes: int, per_node: int, most_tensor_parallel: int) -> Iterator[StageConfiguration]:
         for tensor in _divisors(gcd(per_node, most_tensor_parallel)):
             data = nodes * per_node // tensor
-            if microbatch_size % data or data > (self.max_data_parallel or data):
+            if data > (self.max_data_parallel or data):
                 continue
             if tensor > (self.max_tensor_parallel or tensor):
                 continue
@@ -139,15 +155,20 @@ def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: 
         raise InputError(
             f"{one}: tensor_parallel {one.tensor_parallel} does not divide {most_tensor_parallel}, the model's most"
         )
-    if microbatch_size % one.data_parallel:
+    if microbatch_size % one.example_parts:
         raise InputError(
-            f"{one}: {one.data_parallel} replicas do not divide a microbatch of {microbatch_size} examples"
+            f"{one}: {one.example_parts} replicas do not divide a microbatch of {microbatch_size} examples"
         )
 
 
-def _check_split(one: StageConfiguration, cluster: Cluster, sequence_length: int, num_experts: int) -> None:
+def _check_split(
+    one: StageConfiguration, cluster: Cluster, sequence_length: int, num_experts: int, context_length: int
+) -> None:
     """Raise InputError if the model cannot be split as the configuration says, or its nodes keep no activations."""
-    if one.sequence_parallel and (not sequence_length or sequence_length % one.tensor_parallel):
+    if one.context_parallel > 1 and (not context_length or context_length % one.context_parallel):
+        whole = f"do not divide the sequence of {context_length}" if context_length else "cannot split the sequence"
+        raise InputError(f"{one}: its replicas that share examples {whole}")
+    if one.sequence_parallel and (not sequence_length or sequence_length % one.sequence_parts):
         raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
     if one.offload and cluster.host_memory_of(one.device_type) is None:
         raise InputError(f"{one}: the cluster file gives not every such node host_memory: {{size: …, bandwidth: …}}")

@@ -205,7 +205,7 @@ def chosen(name: str, tmp_path: Path) -> Choice:
         workload_of(name),
         cluster_of(memory_bytes=room),
         tmp_path / "none",
-        Parallelism(expert_parallel=(True,)),
+        Parallelism(expert_parallel=(True,), context_parallel=False),
         microbatches=(64,),
     )
     return Planner().plan(request)

@@ -71,6 +71,52 @@ def test_every_position_arrives_once_and_is_awaited(
         assert sorted(sent) == sorted(awaited)
 
 
+SHARING = [(4, 1, 2, False), (4, 1, 4, False), (2, 2, 2, True), (2, 2, 2, False), (3, 1, 1, False), (1, 2, 1, True)]
+
+
+@pytest.mark.parametrize("first", SHARING)
+@pytest.mark.parametrize("second", SHARING)
+def test_every_position_of_every_example_is_sent_to_each_that_needs_it(
+    first: tuple[int, int, int, bool], second: tuple[int, int, int, bool]
+) -> None:
+    """Also among replicas that share examples: whoever holds a cell is the only one that gives it to a taker."""
+    length, size = 8, 6
+    ways = [
+        one_device(data, tensor, context_parallel=context, sequence_parallel=split)
+        for data, tensor, context, split in (first, second)
+    ]
+    layout = Layout(by_hand("1f1b", (0, 1, 2), ways, 4), size)
+    cells = {}  # what each rank has: examples × positions
+    for rank, place in enumerate(layout.binding.placements):
+        way, part = ways[place.pipeline_rank], place.replica % ways[place.pipeline_rank].context_parallel
+        group, groups = place.replica // way.context_parallel, way.data_parallel // way.context_parallel
+        parts = way.context_parallel
+        if way.sequence_parallel:
+            part, parts = part * way.tensor_parallel + place.shard, parts * way.tensor_parallel
+        rows = range(group * size // groups, (group + 1) * size // groups)
+        assert layout.rows(place) == (rows.start, rows.stop) and layout.num_parts(place.pipeline_rank) == parts
+        places = range(part * length // parts, (part + 1) * length // parts)
+        cells[rank] = (rows, places)
+    for sender in (0, 1):
+        sent, awaited = [], []
+        for rank, place in enumerate(layout.binding.placements):
+            gives = place.pipeline_rank == sender
+            rows, places = cells[rank]
+            found = layout.exchanges(place, 1 - place.pipeline_rank, length, sends=gives)
+            own = [
+                (part.peer, rows[row], places[position])
+                for part in found
+                for row in range(part.start, part.stop)
+                for position in range(*(part.positions or (0, len(places))))
+            ]
+            for peer, row, position in own:
+                (sent if gives else awaited).append((*((rank, peer) if gives else (peer, rank)), row, position))
+            if not gives:
+                assert sorted(cell[1:] for cell in own) == list(itertools.product(rows, places))
+        assert sorted(sent) == sorted(awaited)
+        assert all(row in cells[giver][0] and position in cells[giver][1] for giver, _, row, position in sent)
+
+
 def test_replicas_share_a_microbatch_without_gaps() -> None:
     layout = Layout(by_hand("1f1b", (0, 1), [one_device(3)], 1), 8)
     assert [layout.rows(place) for place in layout.binding.placements] == [(0, 2), (2, 5), (5, 8)]

@@ -208,14 +208,19 @@ def test_a_plan_survives_json() -> None:
     assert Plan.from_dict(json.loads(json.dumps(mixed.to_dict()))) == mixed
     assert mixed.cuts == (2,)
     old = mixed.to_dict()
-    for stage in old["stages"]:  # written before stages could split the sequence, or hold whole experts
-        del stage["configuration"]["sequence_parallel"], stage["configuration"]["expert_parallel"]
+    for stage in old["stages"]:  # written before stages could do so
+        for name in ("sequence_parallel", "expert_parallel", "context_parallel"):
+            del stage["configuration"][name]
     assert Plan.from_dict(old) == mixed
     split = replace(mixed.stages[0].configuration, sequence_parallel=True)
     assert str(split) == "8 × a100, dp 4, tp 2, sp, recompute, ZeRO-1"
     by_expert = replace(split, expert_parallel=True)
     assert str(by_expert) == "8 × a100, dp 4, tp 2, sp, ep, recompute, ZeRO-1"
-    for one in (split, by_expert):
+    sharing = replace(split, context_parallel=2)
+    assert str(sharing) == "8 × a100, dp 2, cp 2, tp 2, sp, recompute, ZeRO-1"
+    with pytest.raises(PlanError, match="runs of 3 of 4 replicas share examples"):
+        replace(split, context_parallel=3)
+    for one in (split, by_expert, sharing):
         assert Plan.from_dict(json.loads(json.dumps(plan(Stage(0, 2, one)).to_dict()))).stages[0].configuration == one
 
 

@@ -185,7 +185,7 @@ def test_several_runs_of_a_schedule_take_so_many_times_as_long(name: str, runs: 
         assert long.step_seconds <= (runs * short.step_seconds - (runs - 1) * min(updates)) * (1 + 1e-9)
         held = zip(*(price(priced.problem, plan).peak_bytes for priced in (once, often)), strict=True)
         for (before, after), end in zip(held, ends, strict=True):
-            assert before < after <= (before + more / end.data_parallel) * (1 + 1e-9)
+            assert before < after <= (before + more / end.example_parts) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,13 @@ def stage_memory(
     outputs = [shard.output_bytes(layer) for shard, layer in zip(parts, layers, strict=True)]
     weights = [layer.parameter_bytes / tensor_parallel for layer in layers]
     each = ForEachByte.of(optimizer)
-    cut_parts = tensor_parallel if configuration.sequence_parallel else 1
     chain = _Chain(
         tuple(footprints), tuple(own), tuple(outputs), tensor_parallel, optimizer, gradients_arrive=not place.is_last
     )
     waiting = chain.waiting_bytes()
     cuts = 0.0 if place.is_first else footprints[0].input_bytes
     cuts += 0 if place.is_last else footprints[-1].output_bytes
-    cuts /= cut_parts
+    cuts /= configuration.sequence_parts
     received = place.num_microbatches * cuts  # torch's buffers, made once
     # What was sent is held to the step's end. Of microbatches in flight the output is among their activations, and the
     # gradient not there yet; as they get fewer, sent gradients take their place.

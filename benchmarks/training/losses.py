@@ -116,6 +116,10 @@ WAYS: dict[str, Way] = {
         fields={"optimizer": OptimizerSettings(learning_rate=0.01, clip_norm=0.1)},
         shards=True,
     ),
+    "2 that share a sequence and 1": Way(one_device(data_parallel=2, context_parallel=2)),
+    "2 of 2 shards by sequence that share a sequence with ZeRO 1 and 1": Way(
+        one_device(2, 2, zero_level=1, sequence_parallel=True, context_parallel=2), shards=True
+    ),
     "tied ends on different stages": Way(tied=True),
     "recomputed": Way(one_device(recompute=True)),
     "2 runs of the schedule a step, 2 replicas and 1": Way(one_device(data_parallel=2), fields={"accumulate": 2}),
@@ -205,6 +209,9 @@ def case_of(model: str, schedule: str, way: str, steps: int, seed: int, folder: 
     if how.shards and len(splits) < len(builders):
         return None
     if how.first.sequence_parallel and not all(split.sequence for split in splits):
+        return None
+    parts = [one.tensor_parallel for one in builders]
+    if how.first.context_parallel > 1 and not all(one is not None and one.context for one in parts):
         return None
     if how.first.expert_parallel and not any(split.experts for split in splits):
         return None

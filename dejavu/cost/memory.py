@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.experts import most_rows
+from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
@@ -38,6 +39,10 @@ MASTER_RATIO = 2  # a float32 master's bytes for each of its bfloat16 weight's
 # all weights at once on GPUs (`_multi_tensor_adam`).
 ONE_BY_ONE_TENSORS = {"adamw": 2, "sgd": 1}
 ALL_AT_ONCE_TENSORS = {"adamw": 1, "sgd": 1}
+
+# Keys and values of all positions that are there at once while a layer runs that gathers them: as kept, as they arrive,
+# their gradients, and these as they are sent.
+GATHERED_TENSORS = 4
 
 
 @dataclass(frozen=True)
@@ -78,30 +83,48 @@ class Shard:
         by_sequence: the devices split the sequence outside the products.
         by_expert: of experts the device has some whole, and as many rows as their router may send there.
         found: how the layer is split, where that was found.
+        sequence_parts: into how many replicas that share examples split the sequence, through all layers.
+        gathered_bytes: keys and values of all positions, which such a device keeps in place of its part.
+        has_loss: such a device gathers the layer's output, and computes the loss of all.
     """
 
     degree: int = 1
     by_sequence: bool = False
     by_expert: bool = False
     found: FoundSplit | None = None
+    sequence_parts: int = 1
+    gathered_bytes: float = 0.0
+    has_loss: bool = False
 
     @classmethod
-    def of(cls, layer: Layer, configuration: StageConfiguration) -> Shard:
-        degree = configuration.tensor_parallel
+    def of(cls, layer: Layer, configuration: StageConfiguration, *, has_loss: bool = False) -> Shard:
+        degree, parts = configuration.tensor_parallel, configuration.context_parallel
+        own_degree = degree_of(layer, degree)
         return cls(
-            degree_of(layer, degree),
+            own_degree,
             configuration.sequence_parallel,
             configuration.expert_parallel,
             layer.found_split(degree),
+            parts,
+            sum(keys_and_values_bytes(layer)) / own_degree if parts > 1 else 0.0,
+            has_loss and parts > 1,
         )
 
     def output_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
         is_split = self.by_sequence and layer.tensor_parallel is not None and bool(layer.tensor_parallel.forward_sums)
-        return layer.footprint.output_bytes / (self.degree if is_split else 1)
+        part = layer.footprint.output_bytes / (self.degree if is_split else 1) / self.sequence_parts
+        return part + layer.footprint.output_bytes if self.has_loss else part
+
+    def input_bytes(self, layer: Layer) -> float:
+        """Return the device's part of the layer's input, where it is counted as whole on each shard."""
+        return layer.footprint.input_bytes / self.sequence_parts
 
     def part(self, layer: Layer, own_bytes: float) -> float:
-        """Return the device's part of what the layer has allocated of its own."""
+        """Return the device's part of what the layer has allocated of its own; where the loss is, all of it."""
+        return self._of_tokens(layer, own_bytes) / (1 if self.has_loss else self.sequence_parts)
+
+    def _of_tokens(self, layer: Layer, own_bytes: float) -> float:
         if self.found:
             return own_bytes * max(self.found.held_share, self.found.peak_share)
         whole = min(own_bytes, self._whole_bytes(layer))
@@ -133,14 +156,14 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
     output = 0.0 if footprint.passes_input else shard.output_bytes(layer)
-    return shard.part(layer, footprint.held_bytes) + output
+    return shard.part(layer, footprint.held_bytes) + output + (0.0 if recompute else shard.gathered_bytes)
 
 
 def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALONE) -> float:
     """Count what a layer's forward pass moves to the host's memory and its backward pass back (`graphs.offload`)."""
     if recompute:
-        return shard.part(layer, layer.recompute_footprint.held_bytes) + layer.footprint.input_bytes
-    return shard.part(layer, layer.activation_bytes)
+        return shard.part(layer, layer.recompute_footprint.held_bytes) + shard.input_bytes(layer)
+    return shard.part(layer, layer.activation_bytes) + shard.gathered_bytes
 
 
 def layer_temporary_bytes(
@@ -159,9 +182,9 @@ def layer_temporary_bytes(
         shard.part(layer, moment.own_bytes) + output * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
-    passes = max(*forward, max(backward) + cast_bytes(weight, optimizer))
+    passes = max(*forward, max(backward) + cast_bytes(weight, optimizer)) + GATHERED_TENSORS * shard.gathered_bytes
     if offload:
-        return max(passes + footprint.input_bytes, step)
+        return max(passes + shard.input_bytes(layer), step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)
     return max(passes - held, step - held, 0.0)
 
@@ -225,15 +248,15 @@ def configuration_memory(
     """
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
-    shards = [Shard.of(layer, configuration) for layer in kinds]
+    last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
+    shards = [Shard.of(layer, configuration, has_loss=k == last) for k, layer in enumerate(kinds)]
     weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
     each_byte = ForEachByte.of(workload.optimizer)
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
-    parts = configuration.tensor_parallel if configuration.sequence_parallel else 1
-    messages_L1 = message_bytes(graph.cut_bytes_L1 / parts, workload.num_microbatches)
+    messages_L1 = message_bytes(graph.cut_bytes_L1 / configuration.sequence_parts, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
         pairs = zip(kinds, shards, strict=True)
@@ -246,13 +269,13 @@ def configuration_memory(
         offloaded_L[:-1] = each(offloaded_bytes)[:-1]
         temporary_L[:-1] = each(partial(layer_temporary_bytes, optimizer=workload.optimizer, offload=True))[:-1]
         held_L[:-1] = 0.0
-        held_L[-1] += graph.layers[-1].footprint.input_bytes
+        held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
         fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
-        message_bytes_L1=messages_L1 + (gathered + example_bytes / r) / 2,
+        message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
         step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
         offloaded_bytes_L=offloaded_L,
     )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dejavu.cluster import Cluster, HostMemory
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
+from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
@@ -150,8 +151,8 @@ class ParallelPrices:
         return found or HostMemory(0, 1.0)
 
     def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
-        m, r = workload.microbatch_size, configuration.data_parallel
-        graph = self.at(m // r).graph
+        m = workload.microbatch_size
+        graph = self.at(m // configuration.example_parts).graph
         kinds, kind_L = graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         passes = self.passes(configuration, m)
@@ -164,7 +165,7 @@ class ParallelPrices:
         if (
             configuration.recompute
         ):  # gathered weights and inputs still exist, but recomputation repeats the sums inside layers
-            again = self._tensor_sums(configuration, graph, "forward")
+            again = self._inside_layers(configuration, graph, "forward", again=True)
             backward = backward + passes.forward_L + again
         latency, per_byte = self._collectives.per_step_line(
             configuration, [float(size) for size in weights_L], gradient
@@ -195,12 +196,33 @@ class ParallelPrices:
         )
         sizes = set(weights_L.tolist())
         gathers = {size: self._collectives.data_seconds(configuration, names, size, gradient_bytes) for size in sizes}
-        return np.array([gathers[size] for size in weights_L.tolist()]) + self._tensor_sums(
-            configuration, graph, direction
-        )
+        inside_L = self._inside_layers(configuration, graph, direction)
+        return np.array([gathers[size] for size in weights_L.tolist()]) + inside_L
+
+    def _inside_layers(
+        self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
+    ) -> Floats:
+        """Price tensor-parallel sums, and of a split sequence keys, values and perhaps what comes out of the model."""
+        sums_L = self._tensor_sums(configuration, graph, direction)
+        if configuration.context_parallel == 1:
+            return sums_L
+        name = "all_gather" if direction == "forward" else "reduce_scatter"
+        kinds, kind_L = graph.kinds
+
+        def seconds(layer: Layer) -> float:
+            degree = degree_of(layer, configuration.tensor_parallel)
+            sizes = [size / degree for size in keys_and_values_bytes(layer)]
+            return self._collectives.sequence_seconds(configuration, sizes, name)
+
+        found_L: Floats = sums_L + np.array([seconds(layer) for layer in kinds])[kind_L]
+        if direction == "forward" and not again and gathers_output(graph.layers[-1]):
+            output = [float(graph.layers[-1].output_bytes)]
+            found_L[-1] += self._collectives.sequence_seconds(configuration, output, name)
+        return found_L
 
     def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:
         def seconds(layer: Layer) -> float:
+            whole = layer.output_bytes / configuration.context_parallel
             if found := layer.found_split(configuration.tensor_parallel):
                 moves = found.moves[direction]
                 return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
@@ -210,11 +232,11 @@ class ParallelPrices:
             sums, other_way = split.forward_sums, split.backward_sums
             if direction == "backward":
                 sums, other_way = other_way, sums
-            sizes = [share * layer.output_bytes for share in sums]
+            sizes = [share * whole for share in sums]
             if not configuration.sequence_parallel:
                 return self._collectives.tensor_seconds(configuration, sizes)
             # What is summed goes out in parts; what was summed the other way comes in parts, and is gathered.
-            gathered = [share * layer.output_bytes for share in other_way]
+            gathered = [share * whole for share in other_way]
             return self._collectives.tensor_seconds(
                 configuration, sizes, "reduce_scatter"
             ) + self._collectives.tensor_seconds(configuration, gathered, "all_gather")
@@ -226,7 +248,7 @@ class ParallelPrices:
         """Price computation only: the table's number times the predicted factor of a part of the layer or batch."""
         part = LayerPart.of(configuration, microbatch_size)
         table = self._column_of(configuration.device_type, part.microbatch_size)
-        if configuration.data_parallel > 1:
+        if configuration.example_parts > 1:
             table = self._consistent(configuration.device_type, microbatch_size, part.microbatch_size, table)
         if part == part.whole:
             return table

@@ -12,6 +12,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
+from dejavu.cost.kernels.sequence import TokensOfSequence, gathers_output
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.graphs.graph import Graph, Layer
@@ -41,6 +42,7 @@ class LayerPart(NamedTuple):
         microbatch_size: the replica's.
         shards: into how many parts the replicas shard the optimizer's work.
         expert_parallel: of experts it has some whole.
+        context_parallel: into how many parts devices split the sequence.
     """
 
     device_type: str
@@ -48,16 +50,18 @@ class LayerPart(NamedTuple):
     tensor_parallel: int = 1
     shards: int = 1
     expert_parallel: bool = False
+    context_parallel: int = 1
 
     @classmethod
     def of(cls, configuration: StageConfiguration, microbatch_size: int) -> LayerPart:
         r = configuration.data_parallel
         return cls(
             configuration.device_type,
-            microbatch_size // r,
+            microbatch_size // configuration.example_parts,
             configuration.tensor_parallel,
             r if configuration.zero_level >= 1 else 1,
             configuration.expert_parallel,
+            configuration.context_parallel,
         )
 
     @property
@@ -115,23 +119,25 @@ class PartPrices:
                     f"parts of layers on {part.device_type!r} cannot be priced: its peak FLOP/s in {graph.dtype} is "
                     "not known; give it under `devices:` in the cluster file, or allow one device a stage only"
                 )
-            optimizer = self._predicted.optimizer
+            optimizer, last = self._predicted.optimizer, work_of(graph.layers[-1])
             self._kernels[part] = {
                 work: (
-                    *self._passes_of(layer, part),
+                    *self._passes_of(layer, part, has_loss=work == last and gathers_output(layer)),
                     optimizer_kernels(weight_bytes(layer, t) / part.shards, optimizer, graph.dtype),
                 )
                 for work, layer in {work_of(layer): layer for layer in graph.layers}.items()
             }
         return self._kernels[part]
 
-    def _passes_of(self, layer: Layer, part: LayerPart) -> tuple[list[Kernel], list[Kernel]]:
+    def _passes_of(self, layer: Layer, part: LayerPart, *, has_loss: bool) -> tuple[list[Kernel], list[Kernel]]:
         """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
+        own = TokensOfSequence(part.context_parallel, has_loss)
         t, by_expert = part.tensor_parallel, part.expert_parallel
-        key = (part.microbatch_size, t, by_expert, work_of(layer))
+        key = (part.microbatch_size, t, by_expert, own, work_of(layer))
         if key not in self._passes:
             forward, backward = (
-                list(layer_kernels(layer, way, t, expert_parallel=by_expert)) for way in ("forward", "backward")
+                list(layer_kernels(layer, way, t, expert_parallel=by_expert, tokens=own))
+                for way in ("forward", "backward")
             )
             self._passes[key] = (forward, backward)
         return self._passes[key]

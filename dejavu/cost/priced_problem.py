@@ -11,6 +11,7 @@ from dejavu.cluster import Cluster
 from dejavu.cost import TransferCost
 from dejavu.cost.collectives.inside_stages import stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
+from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
@@ -53,6 +54,7 @@ def price_problem(
         most_tensor_parallel(graph),
         sequence_length(graph),
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
+        0 if workload.compile else context_length(graph),
     )
     if not parallelism.also_unsplit:
         configurations = _worth_pricing(prices, configurations, workload.microbatch_size)

@@ -169,7 +169,7 @@ class PriceErrors:
     def _layer_factors(self, stage: Stage, microbatch_size: int, name: str, draws: Draws) -> Floats:
         """Return factors on one pass of each of the stage's layers, of shape (K, L)."""
         configuration = stage.configuration
-        known = self.prices.at(microbatch_size // configuration.data_parallel)
+        known = self.prices.at(microbatch_size // configuration.example_parts)
         column, device = known.table.device_types.index(configuration.device_type), configuration.device_type
         grid, found = known.table.grids[name], []
         for number in range(stage.start, stage.stop):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from dejavu.binding import Binding, Placement, bind
 from dejavu.foundation.errors import InputError
@@ -143,6 +144,7 @@ def _with_replicas(
         devices_per_node=count // len(nodes),
         data_parallel=len(whole),
         zero_level=before.zero_level if len(whole) > 1 else 0,
+        context_parallel=gcd(before.context_parallel, len(whole)),
     )
     if after not in current.every.problem.configurations:
         return None

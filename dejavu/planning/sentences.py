@@ -113,6 +113,8 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
+    if any(one.context_parallel > 1 for one in choice.priced.problem.configurations):
+        parts.append("where replicas share examples only if they are more than a microbatch's examples")
     mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(choice.request.workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")

@@ -18,9 +18,9 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
-from dejavu.runtime.splits.sequence import SequencePart, sequence_parts
+from dejavu.runtime.splits.sequence import sequence_part, sequence_parts
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
-from dejavu.runtime.training import Layers, build_layers
+from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of, model_of
@@ -45,7 +45,7 @@ class Pipeline:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
-        groups = StageGroups(alone, replicas, shards)
+        groups, sequence = StageGroups(alone, replicas, shards), sequence_part(sharing, builders[-1])
         self._losses_group = replicas
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device), list[ReplicatedStage]()
@@ -60,7 +60,7 @@ class Pipeline:
             if workload.compile:
                 compile_layers(module)
             module.first_example = layout.rows(place)[0]
-            module.sequence = None if sharing is None else SequencePart(sharing["sequence"])
+            module.sequence = sequence
             self.modules[s] = module
             stage = ReplicatedStage(
                 module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, groups,
@@ -72,7 +72,12 @@ class Pipeline:
         start, stop = layout.rows(place)
         self.loss_scale = 1.0
         self._part = (stop - start) / workload.batch_size  # of the step that this replica has of each microbatch
-        loss = model_of(workload).loss
+        loss: Loss = model_of(workload).loss
+        by_position = sequence is not None and sequence.loss_by_position
+        # Replicas that share examples have each a part of their loss, or all of them the same one.
+        self._times_counted = 1 if sequence is None or by_position else sequence.count
+        if sequence is not None and by_position:
+            loss, self._part = sequence.loss_of_own(loss), self._part / sequence.count
         weighted = self.clock.watch_loss(
             # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
             lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
@@ -126,16 +131,13 @@ class Pipeline:
         return self._whole(losses)
 
     def _whole(self, losses: list[torch.Tensor]) -> float | None:
-        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is.
-
-        Replicas that share examples all have the loss of the same.
-        """
+        """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
         if not self._is_last:
             return None
         mean = torch.stack(losses).sum().detach()
         if self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
-        return float(mean) / self.configuration.context_parallel / self.loss_scale
+        return float(mean) / self._times_counted / self.loss_scale
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""

@@ -86,6 +86,7 @@ class Layers(nn.Sequential):
         super().__init__(layers)
         self.start, self.recompute = start, recompute
         self._last = len(layers_of(workload)) - 1
+        self._is_last = start + len(layers) > self._last
         self.offload = offload
         self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
@@ -104,7 +105,7 @@ class Layers(nn.Sequential):
                 with offloading(layer, x) if self.offload and position < self._last else nullcontext():
                     run = layer if part is None else partial(part.run, layer)
                     x = passed_on(checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
-        if part is not None and self.start + len(self) > self._last:
+        if part is not None and self._is_last:
             x = part.whole(x)
         if x.requires_grad and x._is_view():
             owned: torch.Tensor = OwnTensor.apply(x)  # type: ignore[no-untyped-call]

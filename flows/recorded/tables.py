@@ -11,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.units import format_seconds
+from dejavu.plans import Stage, StageConfiguration
 from dejavu.track import RecordedRun, RunSummary
 
 ID_CHARACTERS = 8
 ABSENT = "–"
-DEGREES = {"data_parallel": "dp", "tensor_parallel": "tp", "zero_level": "ZeRO"}
-CHOICES = {"sequence_parallel": "sp", "expert_parallel": "ep"}
 Rows = Mapping[str, Any]
 
 
@@ -65,13 +64,8 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     rows = {"schedule": plan["schedule"], "microbatches": str(plan["num_microbatches"])}
     for number, stage in enumerate(plan["stages"]):
-        its = stage["configuration"]
-        parts = [f"{its['num_nodes'] * its['devices_per_node']} × {its['device_type']}"]
-        parts += [f"{short} {its[name]}" for name, short in DEGREES.items() if its[name] > (name != "zero_level")]
-        parts += [short for name, short in CHOICES.items() if its.get(name)]
-        parts += ["recompute"] if its["recompute"] else []
-        parts += ["offload"] if its.get("offload") else []
-        rows[f"stage {number}"] = f"layers {stage['start']}–{stage['stop'] - 1} on {', '.join(parts)}"
+        its = StageConfiguration(**stage["configuration"])
+        rows[f"stage {number}"] = str(Stage(stage["start"], stage["stop"], its))
     return rows
 
 

@@ -48,6 +48,17 @@ class StageCollectives:
         groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
         return sum(self._seconds(configuration.device_type, name, groups, 1, width, size) for size in sizes_bytes)
 
+    def sequence_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str) -> float:
+        """Price collectives of these sizes, one after another, among replicas that share examples, all at once."""
+        t, c = configuration.tensor_parallel, configuration.context_parallel
+        groups = tuple(
+            tuple(first + shard + t * part for part in range(c))
+            for first in range(0, configuration.num_devices, c * t)
+            for shard in range(t)
+        )
+        kind, mesh = configuration.device_type, (configuration.num_nodes, configuration.devices_per_node)
+        return sum(self._seconds(kind, name, groups, *mesh, size) for size in sizes_bytes)
+
     def data_seconds(
         self, configuration: StageConfiguration, names: Sequence[str], size_bytes: float, gradient_bytes: float = 1.0
     ) -> float:

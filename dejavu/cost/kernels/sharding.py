@@ -8,15 +8,17 @@ have rules of their own (`cost.kernels.experts`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from math import gcd, lcm
-from typing import Any
 
 from dejavu.cost.kernels.experts import MixtureParts
+from dejavu.cost.kernels.resized import resized
+from dejavu.cost.kernels.sequence import TokensOfSequence
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
+
+ALL_TOKENS = TokensOfSequence()
 
 
 def most_tensor_parallel(graph: Graph) -> int:
@@ -46,9 +48,18 @@ def sequence_length(graph: Graph) -> int:
 
 
 def layer_kernels(
-    layer: Layer, direction: str, tensor_parallel: int = 1, *, expert_parallel: bool = False
+    layer: Layer,
+    direction: str,
+    tensor_parallel: int = 1,
+    *,
+    expert_parallel: bool = False,
+    tokens: TokensOfSequence = ALL_TOKENS,
 ) -> Iterator[Kernel]:
-    """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest."""
+    """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest.
+
+    Args:
+        tokens: those that the device computes of each example.
+    """
     if found := layer.found_split(tensor_parallel):
         yield from found.kernels[direction]
         return
@@ -60,11 +71,9 @@ def layer_kernels(
         kernel = kernel_of(operator)
         if kernel is None:
             continue
-        sizes = mixture.sizes(place, operator, kernel) if mixture else None
-        if sizes is not None:
-            yield _resized(kernel, sizes)
-        else:
-            yield shard(kernel, degree, holds_weights=operator.parameter_bytes > 0)
+        sizes, holds_weights = mixture.sizes(place, operator, kernel) if mixture else None, operator.parameter_bytes > 0
+        own = shard(kernel, degree, holds_weights=holds_weights) if sizes is None else resized(kernel, sizes)
+        yield tokens.part(own, holds_weights=holds_weights)
 
 
 def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
@@ -72,19 +81,7 @@ def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
     if degree == 1:
         return kernel
     side = _side(kernel, holds_weights=holds_weights)
-    return _resized(kernel, {side: -(-getattr(kernel, side) // degree)})
-
-
-def _resized(kernel: Kernel, sizes: Mapping[str, Any]) -> Kernel:
-    """Return the kernel of other sizes, its work and traffic in proportion."""
-    part = replace(kernel, **sizes)
-    work, read, written = (of(part) / of(kernel) for of in (_products, _read_elements, _written_elements))
-    return replace(
-        part,
-        flops=kernel.flops * work,
-        read_bytes=kernel.read_bytes * read,
-        written_bytes=kernel.written_bytes * written,
-    )
+    return resized(kernel, {side: -(-getattr(kernel, side) // degree)})
 
 
 def _side(kernel: Kernel, *, holds_weights: bool) -> str:
@@ -100,17 +97,3 @@ def _side(kernel: Kernel, *, holds_weights: bool) -> str:
     if kernel.batch > 1:  # attention written out: the heads
         return "batch"
     return "m" if kernel.m >= kernel.n else "n"  # a weight's gradient: k are tokens
-
-
-def _products(kernel: Kernel) -> float:
-    return float(kernel.batch) * kernel.m * kernel.n * kernel.k
-
-
-def _read_elements(kernel: Kernel) -> float:
-    if kernel.family != "matmul":
-        return _products(kernel)
-    return float(kernel.batch) * (kernel.m * kernel.k + kernel.k * kernel.n)
-
-
-def _written_elements(kernel: Kernel) -> float:
-    return float(kernel.batch) * kernel.m * kernel.n if kernel.family == "matmul" else _products(kernel)

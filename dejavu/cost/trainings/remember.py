@@ -98,6 +98,7 @@ def _stage_rows(
         if (
             stage_times.replica
             or configuration.tensor_parallel > 1
+            or configuration.context_parallel > 1
             or workload.microbatch_size % configuration.data_parallel
         ):
             continue  # one replica speaks for all; parts of layers are no layers

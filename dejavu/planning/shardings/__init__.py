@@ -43,7 +43,7 @@ def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int
         graph_at: a microbatch size -> the model with its splits.
     """
     found = list[LayerSplit]()
-    ways = {(stage.configuration.tensor_parallel, stage.configuration.data_parallel) for stage in plan.stages}
+    ways = {(stage.configuration.tensor_parallel, stage.configuration.example_parts) for stage in plan.stages}
     for degree in sorted({degree for degree, _ in ways if degree > 1}):
         graphs = [graph_at(microbatch_size // replicas) for one, replicas in sorted(ways) if one == degree]
         for layers in zip(*(graph.layers for graph in graphs), strict=True):

@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.training import Loss
+from dejavu.workload.models import LayerBuilder
 from dejavu.workload.models.modules.positions import having_part
 
 _SEQUENCE = 1  # the dimension of positions between layers
@@ -27,15 +29,16 @@ class SequencePart:
     """The part of the sequence that this device has.
 
     Args:
-        mesh: the devices that share its examples, in the order of their parts.
+        group: the devices that share its examples, in the order of their parts.
+        loss_by_position: each device computes the loss of its own positions.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-        self.index, self.count = mesh.get_local_rank(), mesh.size()
+    def __init__(self, group: dist.ProcessGroup, *, loss_by_position: bool) -> None:
+        self._group, self.loss_by_position = group, loss_by_position
+        self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Take this device's positions of what goes into the model (batch, positions, …)."""
+        """Take this device's positions of what goes into the model, or of targets (batch, positions, …)."""
         return whole.chunk(self.count, dim=_SEQUENCE)[self.index].contiguous()
 
     def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -45,19 +48,44 @@ class SequencePart:
         return output
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """Gather what comes out of the model: each device computes the loss of all positions, and goes on from its own.
+        """Gather what comes out of the model, if each device is to compute the loss of all positions.
 
-        So the gradient that arrives is taken as it is, and not summed over the devices.
+        All get the same gradient, of which each goes on with its own part.
         """
-        return self._gathered(part, _SEQUENCE).to_local()
+        if self.loss_by_position:
+            return part
+        gathered: torch.Tensor = _Gathered.apply(part, _SEQUENCE, self._group, False)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def loss_of_own(self, loss: Loss) -> Loss:
+        """Return the loss of this device's positions, given all targets."""
+        return lambda output, target: loss(output, self.own(target))
 
     def keys(self, part: torch.Tensor) -> torch.Tensor:
         """Gather keys or values (batch, heads, positions, width); their gradient is summed over the devices."""
-        return self._gathered(part, _KEYS).to_local(grad_placements=[Partial()])
+        gathered: torch.Tensor = _Gathered.apply(part, _KEYS, self._group, True)  # type: ignore[no-untyped-call]
+        return gathered
 
-    def _gathered(self, part: torch.Tensor, dim: int) -> DTensor:
-        placed = DTensor.from_local(part.contiguous(), self._mesh, [Shard(dim)], run_check=False)
-        return placed.redistribute(placements=[Replicate()])
+
+class _Gathered(torch.autograd.Function):
+    """Equal parts of a tensor along a dimension, put together; of the gradient, perhaps summed, a device's part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, dim: int, group: dist.ProcessGroup, is_summed: bool) -> torch.Tensor:
+        ctx.dim, ctx.group, ctx.is_summed = dim, group, is_summed
+        parts = part.new_empty((dist.get_world_size(group), *part.shape))
+        dist.all_gather_single(parts.flatten(0, 1), part.contiguous(), group=group)
+        return torch.cat(parts.unbind(), dim=dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (whole,) = gradients
+        parts = whole.chunk(dist.get_world_size(ctx.group), dim=ctx.dim)
+        own = parts[dist.get_rank(ctx.group)].contiguous()
+        if ctx.is_summed:
+            own = torch.empty_like(own)
+            dist.reduce_scatter_single(own, torch.cat(parts), group=ctx.group)
+        return own, None, None, None
 
 
 class _AttentionToAll(TorchFunctionMode):
@@ -112,3 +140,16 @@ def sequence_parts(layout: Layout, device: torch.device) -> tuple[DeviceMesh | N
         mesh = DeviceMesh(device.type, torch.from_numpy(groups), mesh_dim_names=names)
         found.append(mesh)
     return tuple(found)
+
+
+def sequence_part(sharing: DeviceMesh | None, last: LayerBuilder) -> SequencePart | None:
+    """Return the part of this device of a rank's mesh; None: it shares its examples with no other.
+
+    Args:
+        last: the model's last layer.
+    """
+    if sharing is None:
+        return None
+    assert last.tensor_parallel is not None, "rejected by preflight"
+    group = sharing.get_group("sequence")
+    return SequencePart(group, loss_by_position=last.tensor_parallel.loss_by_position)

@@ -60,6 +60,8 @@ class TensorParallel:
         experts: what `summed` names is a mixture of such experts, which can be told which of them are its own.
         context: it also works on a part of the sequence as a whole (context parallelism): tokens meet only in torch's
             `scaled_dot_product_attention`, and places in the sequence are from `modules.positions`.
+        loss_by_position: of the last such layer: the loss is the mean over all positions, each by itself, so a device
+            computes that of its own; else what comes out of the model is gathered first.
     """
 
     most: int
@@ -69,6 +71,7 @@ class TensorParallel:
     sequence: bool = False
     experts: WholeExperts | None = None
     context: bool = False
+    loss_by_position: bool = False
 
     @classmethod
     def block(
@@ -142,10 +145,16 @@ class LayerBuilder:
     tied: tuple[tuple[str, str], ...] = ()
     work: Callable[[], Any] | None = field(default=None, compare=False)
 
-    def by_context(self) -> LayerBuilder:
-        """Return the layer as one that works on a part of the sequence, too (`TensorParallel.context`)."""
-        assert self.tensor_parallel is not None
-        return replace(self, tensor_parallel=replace(self.tensor_parallel, context=True))
+
+def by_context(chain: Sequence[LayerBuilder], *, loss_by_position: bool) -> tuple[LayerBuilder, ...]:
+    """Return layers as ones that work on a part of the sequence, too (`TensorParallel.context`)."""
+    found = []
+    for number, layer in enumerate(chain, 1):
+        assert layer.tensor_parallel is not None
+        by_position = loss_by_position and number == len(chain)
+        split = replace(layer.tensor_parallel, context=True, loss_by_position=by_position)
+        found.append(replace(layer, tensor_parallel=split))
+    return tuple(found)
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from dejavu.workload.models._base import (
     LayerBuilder,
     Model,
     TensorParallel,
+    by_context,
     check_divides,
     check_tokens,
     check_whole_numbers,
@@ -115,8 +117,9 @@ class BERT(Model):
         split = TensorParallel.block(heads, columns=("qkv", "expand"), rows=("projection", "contract"), sequence=True)
         blocks = [LayerBuilder(f"block{i}", block, split, RESIDUAL) for i in range(self.num_blocks)]
         by_position = ("position", "segment")
-        ends = {"embedding": Embedding, "head": TokenHead}
-        return text_layers(shape, self.width, heads, blocks, **ends, by_position=by_position)
+        ends: dict[str, Any] = {"embedding": Embedding, "head": TokenHead}
+        chain = text_layers(shape, self.width, heads, blocks, **ends, by_position=by_position)
+        return by_context(chain, loss_by_position=False)  # it is of some positions, by targets that are beside them
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which BERT ties to the embedding."""

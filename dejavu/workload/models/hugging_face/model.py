@@ -19,7 +19,7 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, check_tokens, renamed
+from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, by_context, check_tokens, renamed
 from dejavu.workload.models.hugging_face.experts import initialize, use_static_experts
 from dejavu.workload.models.hugging_face.families import FAMILIES, Block, Family
 from dejavu.workload.models.hugging_face.saved import sources
@@ -68,7 +68,7 @@ class HuggingFace(Model):
             *(LayerBuilder(f"block{i}", build, split, work=partial(work_of, build)) for i, build in enumerate(blocks)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
-        return tuple(builder.by_context() for builder in chain) if can else chain
+        return by_context(chain, loss_by_position=True) if can else chain
 
     def tied(self) -> tuple[tuple[str, str], ...]:
         """Return the head's weight and the embedding's that it is, by our names; nothing where each has its own."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, TensorParallel
+from dejavu.workload.models._base import LayerBuilder, TensorParallel, by_context
 from dejavu.workload.models.modules.positions import positions
 
 
@@ -84,4 +84,4 @@ def text_layers(
             tied=(("logits.weight", "embedding.token.weight"),) if tied else (),
         ),
     )
-    return chain if by_position is None else tuple(builder.by_context() for builder in chain)
+    return chain if by_position is None else by_context(chain, loss_by_position=True)
