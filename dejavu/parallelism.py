@@ -106,7 +106,7 @@ class Parallelism:
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
-            for plain in self._sharing_examples(own, microbatch_size, context_length)
+            for plain in self._sharing_examples(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
             for offload in (self.offload if cluster.host_memory_of(name) else (False,))
@@ -120,12 +120,16 @@ class Parallelism:
             yield replace(plain, **choice)
 
     def _sharing_examples(
-        self, plain: StageConfiguration, microbatch_size: int, length: int
+        self, plain: StageConfiguration, microbatch_size: int, sequence_length: int, length: int
     ) -> Iterator[StageConfiguration]:
-        """Yield it with the fewest replicas that share examples, at best none; nothing where there is no such way."""
+        """Yield it with the fewest replicas that share examples, at best none; nothing where there is no such way.
+
+        Tensor-parallel devices share a part of a sequence as they share all of it, which layers have to declare.
+        """
+        can = self.context_parallel and length > 0 and (plain.tensor_parallel == 1 or sequence_length > 0)
         for degree in _divisors(plain.data_parallel):
             if microbatch_size % (plain.data_parallel // degree) == 0:
-                if degree == 1 or (self.context_parallel and length and length % degree == 0):
+                if degree == 1 or (can and length % degree == 0):
                     yield replace(plain, context_parallel=degree)
                 return
 
@@ -168,6 +172,8 @@ def _check_split(
     if one.context_parallel > 1 and (not context_length or context_length % one.context_parallel):
         whole = f"do not divide the sequence of {context_length}" if context_length else "cannot split the sequence"
         raise InputError(f"{one}: its replicas that share examples {whole}")
+    if one.context_parallel > 1 and one.tensor_parallel > 1 and not sequence_length:
+        raise InputError(f"{one}: replicas of this model that share examples are one device each")
     if one.sequence_parallel and (not sequence_length or sequence_length % one.sequence_parts):
         raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
     if one.offload and cluster.host_memory_of(one.device_type) is None:

@@ -21,9 +21,8 @@ TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 STEPS = 3
 one = one_device()
 SPLIT = ("llama", "mistral", "qwen2")  # by sequence among tensor-parallel devices
-
-
-BY_SEQUENCE = "split by sequence"
+WHOLE = ("bert", "t5")  # each device has whole sequences
+BY_SEQUENCE, SHARED = "split by sequence", "2 share a sequence"
 
 
 def plans(count: int) -> dict[str, tuple[str, tuple[int, ...], list]]:
@@ -60,7 +59,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], t
         if kind in SPLIT:
             bounds, shards = (0, 1, 2, 3, len(layers_of(workload))), one_device(1, 2, sequence_parallel=True)
             jobs[kind, BY_SEQUENCE] = job_of(workload, by_hand("zbv", bounds, [one, shards], 4), STEPS)
+        if kind not in WHOLE:
+            bounds, sharing = (0, 2, len(layers_of(workload))), one_device(2, context_parallel=2)
+            jobs[kind, SHARED] = job_of(workload, by_hand("1f1b", bounds, [sharing, one], 4), STEPS)
     return {case: (jobs[case], done) for case, done in zip(jobs, train_in_turn(list(jobs.values())), strict=True)}
+
+
+_singles: dict[str, list[float]] = {}
+
+
+def single(job: TrainingJob) -> list[float]:
+    """What one process finds."""
+    if job.workload.model not in _singles:
+        _singles[job.workload.model] = train_single(job.workload, job.draw, range(STEPS))
+    return _singles[job.workload.model]
 
 
 @needs_transformers
@@ -71,19 +83,22 @@ def test_losses_are_those_of_one_process(
     kind: str, name: str, trained: dict[tuple[str, str], tuple[TrainingJob, Trained]]
 ) -> None:
     job, found = trained[kind, name]
-    expected = train_single(job.workload, job.draw, range(STEPS))
+    expected = single(job)
     assert found.losses == pytest.approx(expected, abs=TOLERANCE)
     assert expected[-1] < expected[0]
 
 
 @needs_transformers
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", SPLIT)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, BY_SEQUENCE) for kind in SPLIT] + [(kind, SHARED) for kind in CONFIGS if kind not in WHOLE],
+)
 def test_losses_of_a_split_sequence_are_those_of_one_process(
-    kind: str, trained: dict[tuple[str, str], tuple[TrainingJob, Trained]]
+    kind: str, name: str, trained: dict[tuple[str, str], tuple[TrainingJob, Trained]]
 ) -> None:
-    job, found = trained[kind, BY_SEQUENCE]
-    assert found.losses == pytest.approx(train_single(job.workload, job.draw, range(STEPS)), abs=TOLERANCE)
+    job, found = trained[kind, name]
+    assert found.losses == pytest.approx(single(job), abs=TOLERANCE)
 
 
 @needs_transformers

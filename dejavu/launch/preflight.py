@@ -151,6 +151,11 @@ def check_split(builders: Sequence[LayerBuilder], configuration: StageConfigurat
                 f"layer {builder.name!r} does not say that its tokens meet in torch's attention alone, so devices "
                 "cannot each have a part of the sequence; wanted context_parallel 1"
             )
+        if degree > 1 and builder.tensor_parallel.weights is None:
+            raise LaunchError(
+                f"layer {builder.name!r} does not declare how it is sharded, and a split that was found works on whole "
+                "sequences; wanted context_parallel 1, or tensor_parallel 1"
+            )
     for builder in builders if degree > 1 else ():
         split = builder.tensor_parallel
         if split is None or split.weights is None:  # split as the plan found, or whole on every device

@@ -29,6 +29,7 @@ class Family:
         columns, rows: of a block, what tensor-parallel devices share; empty: it cannot be trained so.
         gathers: of a block whose devices split the sequence, the modules that need all of it; empty: they cannot.
         has_experts: its blocks have experts, as Mixtral's.
+        has_context: its layers also work on a part of the sequence (`TensorParallel.context`).
         tied: the weight of the head, and that of the embedding which a config may tie it to.
     """
 
@@ -43,6 +44,7 @@ class Family:
     rotary: str = ""
     in_files: Mapping[str, str] = field(default_factory=dict)
     has_experts: bool = False
+    has_context: bool = False
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     gathers: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ class Positioned(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        vectors: torch.Tensor = self.token(tokens) + self.position(positions(tokens.shape[1], tokens.device))
         return vectors
 
 
@@ -129,6 +131,7 @@ def _llama_like(module: str, prefix: str, *, is_split: bool = True, has_experts:
         ("lm_head.weight", "model.embed_tokens.weight"),
         rotary=f"{prefix}RotaryEmbedding",
         has_experts=has_experts,
+        has_context=True,
         columns=(*_attention("q", "k", "v"), "block.mlp.gate_proj", "block.mlp.up_proj") if is_split else (),
         rows=(*_attention("o"), "block.mlp.down_proj") if is_split else (),
         gathers=("block.self_attn", "block.mlp") if is_split else (),
@@ -167,6 +170,7 @@ FAMILIES: dict[str, Family] = {
         },
         "transformer",
         ("lm_head.weight", "transformer.wte.weight"),
+        has_context=True,
     ),
     "gpt_neox": Family(
         "gpt_neox.modeling_gpt_neox",
@@ -178,6 +182,7 @@ FAMILIES: dict[str, Family] = {
         "gpt_neox",
         ("lm_head.weight", "gpt_neox.embed_in.weight"),
         rotary="GPTNeoXRotaryEmbedding",
+        has_context=True,
         in_files={"lm_head.": "embed_out."},
     ),
     "bert": Family(

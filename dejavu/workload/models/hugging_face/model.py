@@ -68,7 +68,7 @@ class HuggingFace(Model):
             *(LayerBuilder(f"block{i}", build, split, work=partial(work_of, build)) for i, build in enumerate(blocks)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
-        return by_context(chain, loss_by_position=True) if can else chain
+        return by_context(chain, loss_by_position=True) if family.has_context else chain
 
     def tied(self) -> tuple[tuple[str, str], ...]:
         """Return the head's weight and the embedding's that it is, by our names; nothing where each has its own."""
