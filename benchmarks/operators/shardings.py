@@ -22,6 +22,7 @@ from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import Answer, ShardingError
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
+from dejavu.sharding.solvers.linkage import Linkage
 from dejavu.sharding.solvers.repeated import Repeated
 from dejavu.sharding.strategies import without_rule
 from dejavu.workload import Workload
@@ -130,7 +131,9 @@ def _warm() -> None:
     """Load what every model needs once: torch's rules, compiled loops, the predictor."""
     small = {"num_blocks": 1, "width": 64, "num_heads": 8}
     known = Workload.model_validate({"model": "gpt", "model_options": small, **_text(64, 16), "batch_size": 8})
-    Elimination(easy_cells=0).run(posed(known, (2,)).sharded.problem)
+    small_problem = posed(known, (2,)).sharded.problem
+    Elimination(easy_cells=0).run(small_problem)
+    Linkage().run(small_problem)
 
 
 @dataclass(frozen=True)
