@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # own names, what stands on top of it by its package's.
 FLOORS = (
     ("foundation",),
-    ("cluster", "plans", "track"),
+    ("cluster", "plans", "q_learning", "track"),
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime", "sharding"),

@@ -1,6 +1,7 @@
 """The operator level: shardings, cuts and placements that are found, beside Auto-MAP's tables and today's peers.
 
-python -m benchmarks.operators --partitioning --json benchmarks/results/operators-partitioning.json
+python -m benchmarks.operators --partitioning --referee-seconds 60      # two minutes; --seeds 0: without agents
+python -m benchmarks.operators --partitioning --agents vgg19,bert48,t5-base --moves 6000      # half an hour
 python -m benchmarks.operators --data-parallel
 python -m benchmarks.operators --peers --referee-seconds 60
 python -m benchmarks.operators --placement --json benchmarks/results/operators-placement.json
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks._report import report
+from benchmarks._report import report, write
 
 
 def main(
@@ -30,13 +31,17 @@ def main(
     losses: Annotated[bool, typer.Option("--losses", help="trainings under found splits, beside one process")] = False,
     models: Annotated[str, typer.Option(help="which, of all but --peers and --placement; default: all")] = "",
     most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
-    referee_seconds: Annotated[float, typer.Option(min=0, help="of --peers: HiGHS's budget for each; 0: none")] = 0.0,
+    referee_seconds: Annotated[
+        float, typer.Option(min=0, help="of --peers, --partitioning: HiGHS's budget; 0: none")
+    ] = 0.0,
     operations: Annotated[int, typer.Option(min=1, help="of --placement: of each large graph")] = 500,
     budget_seconds: Annotated[float, typer.Option(min=0, help="of --placement: CPU seconds of each search")] = 7.0,
     seed: Annotated[int, typer.Option(min=0, help="of --placement: of graphs and searches")] = 0,
-    seeds: Annotated[int, typer.Option(min=0, help="of --pipeline: trainings of each DQN agent; 0: none")] = 5,
+    seeds: Annotated[int, typer.Option(min=0, help="trainings of each DQN agent; 0: none")] = 5,
+    agents: Annotated[str, typer.Option(help="of --partitioning: models that agents are trained on")] = "vgg19",
+    moves: Annotated[int, typer.Option(min=1, help="of --partitioning: moves that an agent learns from")] = 1_000,
     steps: Annotated[int, typer.Option(min=1, help="of --pipeline: moves that an agent learns from")] = 10_000,
-    figures: Annotated[Path | None, typer.Option(help="of --pipeline: folder for the convergence curves")] = None,
+    figures: Annotated[Path | None, typer.Option(help="folder for the agents' convergence curves")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of them."""
@@ -69,8 +74,14 @@ def main(
         return
     chosen = _chosen(models, shardings.MODELS)
     if partitioning:
-        rows, summary = shardings.partitioning(chosen)
-        report("Shardings over 8 V100", rows, summary, json_path)
+        learning = tuple(_chosen(agents, shardings.MODELS)) if agents else ()
+        besides = shardings.Besides(learning, seeds, moves, referee_seconds, figures)
+        tables, summary = shardings.partitioning(chosen, besides)
+        for title, own in tables.items():
+            if own:
+                report(f"Shardings over 8 V100{', ' * bool(title)}{title}", own, {}, None)
+        if json_path is not None:
+            write([row for own in tables.values() for row in own], summary, json_path)
     else:
         rows, summary = shardings.data_parallelism(chosen)
         report("Data parallelism, found", rows, summary, json_path)

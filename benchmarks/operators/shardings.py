@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.operators import sharding_agents
+from benchmarks.operators.solvers import Model, beside_tables, compared, rewarded
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.planning.shardings.prices import prices_on
 from dejavu.profiles import ProfileDatabase
@@ -20,6 +22,7 @@ from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import Answer, ShardingError
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
+from dejavu.sharding.solvers.linkage import Linkage
 from dejavu.sharding.solvers.repeated import Repeated
 from dejavu.sharding.strategies import without_rule
 from dejavu.workload import Workload
@@ -128,13 +131,35 @@ def _warm() -> None:
     """Load what every model needs once: torch's rules, compiled loops, the predictor."""
     small = {"num_blocks": 1, "width": 64, "num_heads": 8}
     known = Workload.model_validate({"model": "gpt", "model_options": small, **_text(64, 16), "batch_size": 8})
-    Elimination(easy_cells=0).run(posed(known, (2,)).sharded.problem)
+    small_problem = posed(known, (2,)).sharded.problem
+    Elimination(easy_cells=0).run(small_problem)
+    Linkage().run(small_problem)
 
 
-def partitioning(models: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Find each model's cheapest sharding over the 8 devices of a server."""
+@dataclass(frozen=True)
+class Besides:
+    """What is shown beside each model's cheapest sharding.
+
+    Attributes:
+        agents: models that agents are trained on, each with so many seeds and moves.
+        referee_seconds: HiGHS's budget for each model; 0: none.
+    """
+
+    agents: tuple[str, ...]
+    seeds: int
+    moves: int
+    referee_seconds: float
+    figures: Path | None
+
+
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def partitioning(models: list[str], besides: Besides) -> tuple[Tables, dict[str, Any]]:
+    """Find each model's cheapest sharding over the 8 devices of a server, and what other solvers find."""
     _warm()
-    rows, summary = [], {}
+    rows, summary, curves = [], dict[str, Any](), dict[str, Any]()
+    tables: Tables = {"solvers": [], "published reward": [], "Auto-MAP's tables": [], "agents": []}
     for name in models:
         published = MODELS[name][1]
         found = posed(workload_of(name), (EACH,))
@@ -162,7 +187,49 @@ def partitioning(models: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any
         rows.append(row)
         keys = ("cpu_seconds", "gap_percent", "partitioned", "weights", "paper_partitioned", "paper_seconds")
         summary[name] = {key: row[key] for key in keys}
-    return rows, {"partitioning": summary}
+        model = Model(name, found.graphs, found.sharded)
+        solved_rows, placed = compared(model, answer, besides.referee_seconds)
+        reward_row, rewarded_weights = rewarded(model, answer)
+        tables["solvers"] += solved_rows
+        tables["published reward"].append(reward_row)
+        tables["Auto-MAP's tables"] += beside_tables(model, placed | rewarded_weights)
+        summary[name]["solvers"] = {str(one["solver"]): _without(one, "model", "solver") for one in solved_rows}
+        summary[name]["published_reward"] = _without(reward_row, "model")
+        smaller = [rewarded(*one)[0] for one in _smaller(name)]
+        tables["published reward"] += smaller
+        summary[name]["published_reward"] |= {str(one["model"]): _without(one, "model") for one in smaller}
+        if name in besides.agents and besides.seeds:
+            learned, own_curves = sharding_agents.trained(model, answer, besides.seeds, besides.moves)
+            tables["agents"] += learned
+            curves |= own_curves
+            summary[name]["solvers"] |= sharding_agents.summary_of(learned)[name]
+    if besides.figures is not None and curves:
+        sharding_agents.draw_curves(curves, besides.figures)
+    return {"": rows, **tables}, {"partitioning": summary, "curves": curves}
+
+
+def _smaller(name: str) -> Iterator[tuple[Model, Answer]]:
+    """Return a transformer with one block of each kind, T5 also at one example a microbatch, with the cheapest choices.
+
+    T5's attention is captured with examples and heads as one dimension, which a mesh can split by examples only; of one
+    example, by heads.
+    """
+    options = {**MODELS[name][0].get("model_options", {}), "num_blocks": 1}
+    single = {"batch_size": MICROBATCHES}
+    variants: dict[str, dict[str, Any]] = {}
+    if name.startswith("t5"):
+        variants = {"one example": single, "one example, one block": {"model_options": options, **single}}
+    elif name.startswith("bert"):
+        variants = {"one block": {"model_options": options}}
+    for said, fields in variants.items():
+        given = {**MODELS[name][0], "batch_size": MICROBATCH * MICROBATCHES, "num_microbatches": MICROBATCHES, **fields}
+        found = posed(Workload.model_validate(given), (EACH,))
+        best = Repeated(found.sharded.blocks).run(found.sharded.problem)
+        yield Model(f"{name}, {said}", found.graphs, found.sharded), best
+
+
+def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def data_parallelism(models: list[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

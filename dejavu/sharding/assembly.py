@@ -53,6 +53,19 @@ class ShardingPrices:
     bytes_for_each: float = 4.0
 
 
+class Flow(NamedTuple):
+    """A tensor's way between two of the problem's nodes: as which of their tensors, counted from 0.
+
+    Attributes:
+        place: which input of the user; None: what it holds.
+    """
+
+    maker: int
+    output: int
+    user: int
+    place: int | None
+
+
 @dataclass
 class Sharded:
     """A problem with what its nodes and options stand for.
@@ -62,6 +75,7 @@ class Sharded:
         of_node: (layer, node of its graph) -> the problem's node.
         cuts: for each cut of the layers, the nodes of what crosses it and of its gradient; None: there is none.
         blocks: the nodes of each layer.
+        flows: every tensor that an edge stands for.
     """
 
     problem: ChoiceProblem
@@ -69,6 +83,7 @@ class Sharded:
     of_node: dict[tuple[int, int], int]
     cuts: list[tuple[int, int | None]] = field(default_factory=list)
     blocks: tuple[Block, ...] = ()
+    flows: tuple[Flow, ...] = ()
 
 
 def assemble(layers: Sequence[OperatorGraph], prices: ShardingPrices) -> Sharded:
@@ -86,6 +101,7 @@ class _Assembly:
         self._of_node: dict[tuple[int, int], int] = {}
         self._known: dict[object, tuple[tuple[Option, ...], list[Kernel | None]]] = {}
         self._tables: dict[object, Floats] = {}
+        self._flows: list[Flow] = []
 
     def of(self, layers: Sequence[OperatorGraph]) -> Sharded:
         cuts = [
@@ -106,7 +122,7 @@ class _Assembly:
             blocks.append(Block(kind, ends[number], ends[number + 1], tuple(range(first, len(self._options)))))
         seconds = self._seconds()
         problem = ChoiceProblem(tuple(seconds), self._edges, tuple(self._bytes))
-        return Sharded(problem, self._options, self._of_node, cuts, tuple(blocks))
+        return Sharded(problem, self._options, self._of_node, cuts, tuple(blocks), tuple(self._flows))
 
     def _gradient(self, value: Value | None, layer: OperatorGraph) -> int | None:
         return None if value is None else self._add(self._places(layer.type_of(value)))
@@ -183,6 +199,7 @@ class _Assembly:
     ) -> None:
         """Add what moving a tensor costs; `place`: as which input of the other node, None: as what it holds."""
         at = self._of_node[number, value.node]
+        self._flows.append(Flow(at, value.output, to, place))
         from_ = [one.outputs[value.output] for one in self._options[at]]
         wanted = [one.outputs[0] if place is None else one.inputs[place] for one in self._options[to]]
         table = factor * self._moves(layer.type_of(value), from_, wanted)

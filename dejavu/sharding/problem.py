@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,3 +84,10 @@ class Answer:
     def gap_percent(self) -> float:
         """How much less the best answer could take at most, of this one's seconds."""
         return 100.0 * max(0.0, 1.0 - self.lower_bound_seconds / self.seconds) if self.seconds > 0 else 0.0
+
+
+class Solver(Protocol):
+    """What every solver does."""
+
+    def run(self, problem: ChoiceProblem) -> Answer:
+        """Return a choice and what is proved of it."""

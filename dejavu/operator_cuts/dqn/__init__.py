@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from dejavu.operator_cuts._base import Answer, Best, Cutter, NoneFound
 from dejavu.operator_cuts.dqn.environment import Game, num_features
-from dejavu.operator_cuts.dqn.learning import Learner, Settings
 from dejavu.operator_cuts.generated import Draw, generated_arrays
 from dejavu.operator_cuts.problem import CutPlan, CutProblem
+from dejavu.q_learning import Learner, Settings
 
 __all__ = ["Dqn", "DqnOffline", "Settings", "greedy_plan", "play", "train_offline"]
 

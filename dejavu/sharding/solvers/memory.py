@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from dejavu.foundation.units import format_bytes
-from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
+from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError, Solver
 from dejavu.sharding.solvers.elimination import Elimination
-
-
-class Solver(Protocol):
-    """What every solver does."""
-
-    def run(self, problem: ChoiceProblem) -> Answer:
-        """Return a choice and what is proved of it."""
 
 
 class NothingFitsError(ShardingError):

@@ -11,13 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.sharding.problem import ChoiceProblem, Floats
-
-Integers = NDArray[np.int64]
-HUGE = 1e6  # in place of what is not possible, in units of the largest price: less is proved than could be
+from dejavu.sharding.solvers.flat import Flat, Integers, flattened, scale_of
 
 
 class Bounds(NamedTuple):
@@ -36,24 +33,10 @@ class Bounds(NamedTuple):
     problem: ChoiceProblem
 
 
-class _Flat(NamedTuple):
-    """The problem as arrays: of each node its first option, of each edge its ends, its table, its messages' places."""
-
-    first_N: Integers
-    seconds_O: Floats
-    ends_E2: Integers
-    table_E: Integers
-    cells_C: Floats
-    start_E2: Integers
-    of_node_N: Integers
-    edges_O: Integers
-
-
 def bounds(problem: ChoiceProblem, passes: int) -> Bounds:
     """Pass messages forth and back so many times."""
-    finite = [own[np.isfinite(own)] for own in (*problem.seconds, *problem.edges.values())]
-    scale = max((float(some.max(initial=0.0)) for some in finite), default=0.0) or 1.0
-    flat = _flat(problem, scale)
+    scale = scale_of(problem)
+    flat = flattened(problem, scale)
     messages = np.zeros(int(flat.start_E2.max(initial=0)) + max((len(own) for own in problem.seconds), default=0))
     least, option_O, chosen = -np.inf, np.full(len(flat.seconds_O), -np.inf), np.zeros(len(problem.seconds), np.int64)
     best, kept = np.inf, tuple[int, ...]()
@@ -70,7 +53,7 @@ def bounds(problem: ChoiceProblem, passes: int) -> Bounds:
     return Bounds(least * scale, tuple(parts), kept or tuple(chosen.tolist()), _moved(problem, flat, messages * scale))
 
 
-def _moved(problem: ChoiceProblem, flat: _Flat, messages_M: Floats) -> ChoiceProblem:
+def _moved(problem: ChoiceProblem, flat: Flat, messages_M: Floats) -> ChoiceProblem:
     """Return the problem with every message added to its node and taken from its edge."""
     seconds, edges = [own.copy() for own in problem.seconds], {}
     for (a, b), (to_a, to_b) in zip(sorted(problem.edges), flat.start_E2, strict=True):
@@ -82,33 +65,8 @@ def _moved(problem: ChoiceProblem, flat: _Flat, messages_M: Floats) -> ChoicePro
     return ChoiceProblem(tuple(seconds), edges)
 
 
-def _flat(problem: ChoiceProblem, scale: float) -> _Flat:
-    sizes = [len(own) for own in problem.seconds]
-    first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    pairs = sorted(problem.edges)
-    tables = [np.where(np.isfinite(problem.edges[p]), problem.edges[p] / scale, HUGE).ravel() for p in pairs]
-    starts, at = [], 0
-    for a, b in pairs:
-        starts.append((at, at + sizes[a]))  # messages to a, and to b
-        at += sizes[a] + sizes[b]
-    around: list[list[int]] = [[] for _ in sizes]
-    for e, (a, b) in enumerate(pairs):
-        around[a].append(e)
-        around[b].append(e)
-    return _Flat(
-        first,
-        np.concatenate([np.where(np.isfinite(own), own / scale, HUGE) for own in problem.seconds]),
-        np.array(pairs, np.int64).reshape(-1, 2),
-        np.concatenate([[0], np.cumsum([len(table) for table in tables])]).astype(np.int64),
-        np.concatenate([*tables, np.zeros(0)]),
-        np.array(starts, np.int64).reshape(-1, 2),
-        np.concatenate([[0], np.cumsum([len(some) for some in around])]).astype(np.int64),
-        np.array([e for some in around for e in some], np.int64),
-    )
-
-
 @njit(cache=True)
-def _pass(flat: _Flat, messages_M: Floats) -> tuple[float, Floats, Integers]:
+def _pass(flat: Flat, messages_M: Floats) -> tuple[float, Floats, Integers]:
     """Pass messages forth and back; return the bound, each option's, and a choice made on the way back."""
     N = len(flat.first_N) - 1
     bound_O, chosen_N = np.empty(len(flat.seconds_O)), np.zeros(N, np.int64)
@@ -130,7 +88,7 @@ def _pass(flat: _Flat, messages_M: Floats) -> tuple[float, Floats, Integers]:
 
 
 @njit(cache=True)
-def _with_messages(flat: _Flat, messages_M: Floats, n: int) -> Floats:
+def _with_messages(flat: Flat, messages_M: Floats, n: int) -> Floats:
     """Return a node's own seconds and all messages to it."""
     own_K = flat.seconds_O[flat.first_N[n] : flat.first_N[n + 1]].copy()
     for e in flat.edges_O[flat.of_node_N[n] : flat.of_node_N[n + 1]]:
@@ -140,7 +98,7 @@ def _with_messages(flat: _Flat, messages_M: Floats, n: int) -> Floats:
 
 
 @njit(cache=True)
-def _table(flat: _Flat, e: int) -> Floats:
+def _table(flat: Flat, e: int) -> Floats:
     """Return an edge's table over (options of its first end, of its second)."""
     a, b = flat.ends_E2[e]
     shape = (flat.first_N[a + 1] - flat.first_N[a], flat.first_N[b + 1] - flat.first_N[b])
@@ -148,7 +106,7 @@ def _table(flat: _Flat, e: int) -> Floats:
 
 
 @njit(cache=True)
-def _choice(flat: _Flat, messages_M: Floats, own_K: Floats, chosen_N: Integers, n: int) -> int:
+def _choice(flat: Flat, messages_M: Floats, own_K: Floats, chosen_N: Integers, n: int) -> int:
     """Return the best option, given those of the neighbours behind, where others ahead are seen by their messages."""
     value_K = own_K.copy()
     for e in flat.edges_O[flat.of_node_N[n] : flat.of_node_N[n + 1]]:
@@ -162,7 +120,7 @@ def _choice(flat: _Flat, messages_M: Floats, own_K: Floats, chosen_N: Integers, 
 
 
 @njit(cache=True)
-def _send(flat: _Flat, messages_M: Floats, own_K: Floats, n: int, way: int) -> float:
+def _send(flat: Flat, messages_M: Floats, own_K: Floats, n: int, way: int) -> float:
     """Send the node's share to each neighbour ahead; return what the messages' least add to the bound."""
     own = flat.edges_O[flat.of_node_N[n] : flat.of_node_N[n + 1]]
     ahead = 0

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from dejavu.operator_cuts.dqn.environment import Bools
-from dejavu.operator_cuts.problem import Floats
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _LEAST_PRIORITY = 1e-3  # so that no kept move is never drawn again
 
