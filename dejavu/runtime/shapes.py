@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.tracing import fake_tensors
+from dejavu.graphs.capture import Form, work_of
 from dejavu.graphs.graph import DTYPES
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
@@ -22,7 +24,7 @@ def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
     Raises:
         InputError: a layer's output does not begin with the examples of the microbatch.
     """
-    return _boundaries(workload.model_dump_json())
+    return _boundaries(workload.model_copy(update={"schedule": "auto"}).model_dump_json())
 
 
 @lru_cache(maxsize=8)  # a process makes several pipelines of a workload: for a comparison, or a benchmark
@@ -34,7 +36,14 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
     with fake_tensors(allow_non_fake_inputs=True):
         x = torch.empty(size, *shape.input_shape, dtype=dtype if shape.input_dtype.is_floating_point else torch.int64)
         found.append(_meta(x))
+        known: dict[Any, Form] = {}  # of layers that compute the same, one is run
         for builder in layers_of(workload):
+            form = Form.of(x)
+            key = None if form is None else work_of(builder, form)
+            if key is not None and key in known:
+                x = known[key].tensor()
+                found.append(_meta(x))
+                continue
             torch.set_default_dtype(dtype)  # module.to(dtype) fails under fake tensors
             try:
                 module = builder.build()
@@ -47,6 +56,9 @@ def _boundaries(text: str) -> tuple[torch.Tensor, ...]:
                     "wanted the examples as its first dimension"
                 )
             found.append(_meta(x))
+            output = Form.of(x)
+            if key is not None and output is not None:
+                known[key] = output
     return tuple(found)
 
 

@@ -1,0 +1,61 @@
+"""What crosses the cuts of a model, found without running it: as if every layer had been run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dejavu.runtime import shapes
+from dejavu.workload import TrialSettings, Workload
+from dejavu.workload.models import model_of
+from tests.test_models import ZOO
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_layers_that_compute_the_same_are_run_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = ZOO[name].model_copy(update={"trials": TrialSettings(count=0)})
+    found = shapes.boundaries(workload)
+    assert shapes.boundaries(workload.model_copy(update={"schedule": "gpipe"})) is found
+    monkeypatch.setattr(shapes, "work_of", lambda builder, form: None)
+    shapes._boundaries.cache_clear()
+    one_by_one = shapes.boundaries(workload)
+    shapes._boundaries.cache_clear()
+
+    def forms(cuts: tuple[torch.Tensor, ...]) -> list[object]:
+        return [(cut.shape, cut.dtype, cut.requires_grad, cut.device.type) for cut in cuts]
+
+    assert forms(found) == forms(one_by_one)
+
+
+def test_few_of_many_layers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """257 equal blocks take as long as one."""
+    workload = Workload(
+        model_options={"num_blocks": 255, "width": 32, "num_heads": 4},
+        data="synthetic",
+        synthetic={"num_classes": 50},
+        sequence_length=16,
+        batch_size=8,
+        num_microbatches=4,
+    )
+    builders, built = shapes.layers_of(workload), list[str]()
+
+    def counted(name: str, build: object) -> object:
+        def make() -> torch.nn.Module:
+            built.append(name)
+            return build()
+
+        return make
+
+    watched = [
+        replace(one, build=counted(one.name, one.build), work=lambda one=one: one.build.func) for one in builders
+    ]
+    monkeypatch.setattr(shapes, "layers_of", lambda workload: watched)
+    shapes._boundaries.cache_clear()
+    assert len(shapes.boundaries(workload)) == 258 == len(builders) + 1
+    shapes._boundaries.cache_clear()
+    assert len(built) == 4, (
+        "the embedding, the first block, whose input may be of another kind, one block, and the head"
+    )
+    assert model_of(workload).num_blocks == 255
