@@ -277,11 +277,28 @@ CASES |= {
     "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),
 }
 
+# What others combine as well: outside `make test`, in `make slow`.
+COMBINED = {f"{name}, {how}" for name in SCHEDULES for how in ("recompute", "2 replicas")}
+COMBINED |= {f"{name}, shared weight" for name in SCHEDULES if name not in ("1f1b", "zbv", "dualpipe_v")}
+COMBINED |= {f"{name}, shared weight recomputed" for name in ("zbv", "dualpipe_v")}
+COMBINED |= {"zbv, shared weight, ZeRO 1", "dualpipe_v, shared weight, 2 replicas", "experts in 2 shards, recomputed"}
+COMBINED |= {"3 runs of zbv, ZeRO 1", "3 runs of gpipe, ZeRO 2", "3 runs of 1f1b, 2 shards"}
+COMBINED |= {"experts, split backward, 2 shards", "by expert, places of a capacity, split backward"}
+assert not COMBINED - CASES.keys()
+every_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COMBINED else []) for name in CASES]
+)
+
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, Trained]:
+def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
     """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share."""
-    jobs = {case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS) for case, (w, name, bounds, ranks) in CASES.items()}
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    jobs = {
+        case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS)
+        for case, (w, name, bounds, ranks) in CASES.items()
+        if case in (asked & CASES.keys() or CASES.keys() - COMBINED)
+    }
     order = sorted(jobs, key=lambda case: -len(jobs[case].binding.placements))
     most = len(jobs[order[0]].binding.placements)
     apart = [case for case in order if shares_layers(case) and len(jobs[case].binding.placements) < most]
@@ -313,7 +330,7 @@ def tolerance_of(name: str) -> float:
     return BFLOAT16_TOLERANCE if in_16_bits else TOLERANCE
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -> None:
     found, expected = trained[name].losses, single(CASES[name][0])
     assert len(found) == len(expected) == STEPS
@@ -337,7 +354,7 @@ def evaluated(workload: Workload) -> list[float]:
     return _evaluated[key]
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_what_is_held_out_is_evaluated_as_by_a_single_process(trained: dict[str, Trained], name: str) -> None:
     """Forward only, under every schedule and every way to spread a stage; the training's own losses stay, above."""
     found, expected = trained[name].evaluations, evaluated(CASES[name][0])
@@ -350,7 +367,7 @@ def of_first_run(event: str) -> str:
     return f"{event[0]}{int(event[1:]) % 4}"
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_every_pass_ran_in_the_order_that_is_simulated(trained: dict[str, Trained], name: str) -> None:
     workload, schedule, bounds, ranks = CASES[name]
     once = actions(schedule, len(bounds) - 1, 4)
@@ -374,7 +391,7 @@ def test_measured_passes_are_those_of_the_schedule(trained: dict[str, Trained]) 
             assert times.backward_seconds > 0 or split
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_the_measured_step_is_a_trace_like_the_simulated_one(trained: dict[str, Trained], name: str) -> None:
     _, schedule, bounds, ranks = CASES[name]
     binding, passes = by_hand(schedule, bounds, ranks, 4), trained[name].passes
@@ -388,7 +405,7 @@ def test_the_measured_step_is_a_trace_like_the_simulated_one(trained: dict[str, 
     assert bubble_fraction(binding, ()) is None
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_the_measured_step_has_a_row_without_gaps_for_every_rank(trained: dict[str, Trained], name: str) -> None:
     """From its own clocks: what ran, the optimizer after the last pass, and waiting in between."""
     _, schedule, bounds, ranks = CASES[name]
@@ -410,7 +427,7 @@ def test_the_measured_step_has_a_row_without_gaps_for_every_rank(trained: dict[s
     assert sum(timeline.share(work) for work in Work) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_messages_are_timed_where_somebody_waited(trained: dict[str, Trained], name: str) -> None:
     _, schedule, bounds, ranks = CASES[name]
     binding, passes = by_hand(schedule, bounds, ranks, 4), trained[name].passes
