@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -47,15 +48,26 @@ ONE_SIZE = ("--microbatches", str(WORKLOAD["num_microbatches"]))  # no other is 
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A project of its own: what the repository has, without its environment, its records or its git."""
+def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project of its own: what the repository has, without its environment, its records or its git.
+
+    Modules with `MEASURED_BEFORE` get what another one has measured meanwhile, if any has.
+    """
     folder = tmp_path_factory.mktemp("project")
+    base = tmp_path_factory.getbasetemp()
+    measured = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "measured-by-a-project"
+    if getattr(request.module, "MEASURED_BEFORE", False) and measured.is_dir():
+        shutil.copytree(measured, folder / "profiles_db")
     for name in ("flows", "tasks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("prefect.yaml", "cluster.yaml", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     yield folder
     assert not processes_of(folder), "processes are left behind"
+    if (folder / "profiles_db").is_dir() and not measured.exists():
+        kept = shutil.copytree(folder / "profiles_db", folder / "measured")
+        with suppress(OSError):  # another process of the tests was first
+            kept.rename(measured)
 
 
 def environment() -> dict[str, str]:

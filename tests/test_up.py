@@ -34,6 +34,7 @@ from tests.test_flow import (
 )
 from tests.test_flow import project as project  # a fixture
 
+MEASURED_BEFORE = True  # what these runs measure is no matter
 pytestmark = [pytest.mark.integration, needs_two_cores]
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 LONG = {**WORKLOAD, "num_steps": 3000, "compare": False, "trials": {"count": 0}}
