@@ -13,6 +13,9 @@ from dejavu.foundation.errors import InputError
 from dejavu.plans import StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
+# Of replicas that share examples: level 0 sends as much as 1 and holds more, and 2 sends gradients in every microbatch,
+# of which single examples need many.
+LEVELS_OF_SHARERS = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Parallelism:
         expert_parallel: which of False and True are considered there, if the model has experts.
         context_parallel: whether replicas are considered that share examples and split the sequence. They send each
             other keys and values, which replicas with examples of their own do not, so they are considered only where a
-            microbatch has too few examples, and as few of them share as then must.
+            microbatch has too few examples, as few of them share as then must, and they have ZeRO levels 1 and 3.
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
         offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
@@ -127,6 +130,7 @@ class Parallelism:
         Tensor-parallel devices share a part of a sequence as they share all of it, which layers have to declare.
         """
         can = self.context_parallel and length > 0 and (plain.tensor_parallel == 1 or sequence_length > 0)
+        can = can and (plain.zero_level in LEVELS_OF_SHARERS or not set(LEVELS_OF_SHARERS) & set(self.zero_levels))
         for degree in _divisors(plain.data_parallel):
             if microbatch_size % (plain.data_parallel // degree) == 0:
                 if degree == 1 or (can and length % degree == 0):

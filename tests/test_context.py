@@ -82,7 +82,10 @@ def test_replicas_share_examples_where_these_are_too_few(microbatch: int, length
         would_do = [c for c in range(1, replicas + 1) if replicas % c == 0 and microbatch % (replicas // c) == 0]
         assert degree == min(would_do)
         assert degree == 1 or (length and length % degree == 0)
+        assert degree == 1 or one.zero_level in (1, 3)
     degrees = {one.context_parallel for one in found}
+    plain = Parallelism(zero_levels=(0,)).configurations(cluster, microbatch, 4, 64, 0, length)
+    assert {one.context_parallel for one in plain} == degrees, "where no other level is allowed"
     if length == 64:
         assert max(degrees) > 1
     if not length:
@@ -163,7 +166,7 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
     number = 0
     for c, one in enumerate(configurations):
         again = replace(one, recompute=True)
-        if one.context_parallel == 1 or one.recompute or one.zero_level or one.offload or again not in configurations:
+        if one.context_parallel == 1 or one.recompute or one.zero_level != 1 or one.offload or again not in configurations:
             continue
         number += 1
         size = sum(keys_and_values_bytes(blocks[0])) / 2 / one.tensor_parallel / 2  # two examples were captured
