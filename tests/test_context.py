@@ -166,7 +166,13 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
     number = 0
     for c, one in enumerate(configurations):
         again = replace(one, recompute=True)
-        if one.context_parallel == 1 or one.recompute or one.zero_level != 1 or one.offload or again not in configurations:
+        if (
+            one.context_parallel == 1
+            or one.recompute
+            or one.zero_level != 1
+            or one.offload
+            or again not in configurations
+        ):
             continue
         number += 1
         size = sum(keys_and_values_bytes(blocks[0])) / 2 / one.tensor_parallel / 2  # two examples were captured

@@ -222,9 +222,13 @@ class Model(ABC):
     @property
     def code(self) -> str:
         """A hash of the model's code: measurements under one code are not used for another's."""
-        used = {str(getattr(one, "__module__", "")) for one in vars(sys.modules[type(self).__module__]).values()}
-        shared = sorted(name for name in used if name.startswith(f"{__package__}.modules."))
-        return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in shared)))
+        shared, asked = set[str](), [type(self).__module__]
+        while asked:
+            used = {str(getattr(one, "__module__", "")) for one in vars(sys.modules[asked.pop()]).values()}
+            more = {name for name in used if name.startswith(f"{__package__}.modules.")} - shared
+            shared |= more
+            asked += more
+        return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in sorted(shared))))
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension."""
