@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from dejavu.cluster.records import Kind
 from dejavu.graphs.liveness import Footprint
+from dejavu.profiles.kernel import Kernel
 from dejavu.workload.models import TensorParallel
-
-if TYPE_CHECKING:
-    from dejavu.profiles.kernel import Kernel  # its package imports pyarrow: half a second and a thread in each rank
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
