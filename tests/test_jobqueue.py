@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,8 @@ def test_a_command_searches_in_jobs(slurm: Slurm, tmp_path: Path, words: tuple[s
 def test_a_command_that_is_interrupted_ends_its_jobs(slurm: Slurm, tmp_path: Path) -> None:
     slurm.command("sbatch", WAITING)
     command, environment = words_of("plan", "--dask", "2xslurm", tmp_path=tmp_path)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background does not
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heeding) as running:
         assert running.stderr is not None
         said = []
         for line in running.stderr:
