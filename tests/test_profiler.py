@@ -41,6 +41,13 @@ def database(tmp_path: Path) -> ProfileDatabase:
     return ProfileDatabase(tmp_path / "profiles_db")
 
 
+@pytest.fixture
+def never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other work disturbed stays as it is: it would be measured again in the first quiet moment."""
+    monkeypatch.setattr(campaign, "are_quiet", lambda num_cores, least_sample_seconds: False)
+
+
+@pytest.mark.usefixtures("never_quiet")
 def test_an_interrupted_campaign_keeps_what_it_has_and_goes_on(
     graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase
 ) -> None:
@@ -104,6 +111,7 @@ def test_what_was_disturbed_is_measured_again_when_it_is_quiet(
     assert all(row.measured_at > newest for row in database.latest(kind="layer"))
 
 
+@pytest.mark.usefixtures("never_quiet")
 def test_operators_are_measured_once(graph: Graph, tiny: Workload, here: Cluster, database: ProfileDatabase) -> None:
     first = Profiler(graph, tiny, here, database).run(["operators"])
     rows = database.read(kind="operator").to_pylist()
