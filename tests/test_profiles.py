@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -122,6 +123,22 @@ def test_the_same_row_is_written_once(database):
     assert [database.append(rows), database.append(rows), database.append([*rows, row(2)])] == [2, 0, 1]
     assert len(data_files(database.path)) == 2
     assert database.append([replace(row(0), seconds_low=None)]) == 1  # a null is a difference
+
+
+def test_a_snapshot_answers_as_it_first_did_and_its_copies_ask_again(three):
+    """Whoever appends meanwhile: one planning's prices come from one state."""
+    snapshot = three.snapshot()
+    questions = [{}, {"device_type": ["T4", "V100"]}, {"device_type": "V100", "peer_device_type": None}]
+    before = [(snapshot.read(**one), snapshot.latest(**one), snapshot.history(**one)) for one in questions]
+    assert [table.num_rows for table, _, _ in before] == [three.read(**one).num_rows for one in questions]
+    three.append([row(9, device_type="V100"), row(10, device_type="T4")])
+    for one, (table, newest, history) in zip(questions, before, strict=True):
+        assert snapshot.read(**one).equals(table) and table.num_rows < three.read(**one).num_rows
+        assert (snapshot.latest(**one), snapshot.history(**one)) == (newest, history)
+    copied = pickle.loads(pickle.dumps(snapshot))
+    assert all(copied.latest(**one) == three.latest(**one) != snapshot.latest(**one) for one in questions)
+    snapshot.latest().clear()  # a caller's own list
+    assert snapshot.latest() == before[0][1] and snapshot.snapshot() is snapshot
 
 
 def test_latest_is_the_newest_of_each_thing(database):

@@ -19,8 +19,9 @@ from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.init import Draw
+from dejavu.planning.candidates import splits_of
 from dejavu.planning.request import PlanRequest
-from dejavu.planning.shardings import FoundSplits, splits_of
+from dejavu.planning.shardings import FoundSplits
 from dejavu.plans import StageConfiguration
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob

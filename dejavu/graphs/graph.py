@@ -109,6 +109,11 @@ class Layer:
         """Return the split that was found for so many devices; None: the layer declares its own, or stays whole."""
         return next((one for one in self.found if one.degree == degree), None)
 
+    @property
+    def keeps_its_split(self) -> bool:
+        """Whether no split is looked for: the layer says which of its weights are split, or it is compiled as it is."""
+        return self.is_compiled or (self.tensor_parallel is not None and self.tensor_parallel.weights is not None)
+
     def compiled(self) -> Layer:
         """Return the same layer to be run compiled: other work, under a signature of its own."""
         return replace(self, signature=content_hash([self.signature, "compiled"]), is_compiled=True)

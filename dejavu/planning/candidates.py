@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dejavu.cost.trainings.steps import NO_FACTOR, Basis, StepFactor, step_factor
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.graph import Graph
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
-from dejavu.planning.shardings import splits_of
-from dejavu.plans import Plan, Price
+from dejavu.plans import LayerSplit, Plan, Price
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.profiles import ProfileDatabase
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
@@ -66,6 +65,24 @@ class Candidate:
         return sum(plan.rank_configuration(rank).num_devices for rank in range(len(plan.ranks)))
 
 
+def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int) -> tuple[LayerSplit, ...]:
+    """Return what was found for a plan's layers, for every degree of its stages, at all their replicas' sizes.
+
+    Args:
+        graph_at: a microbatch size -> the model with its splits.
+    """
+    found = list[LayerSplit]()
+    ways = {(stage.configuration.tensor_parallel, stage.configuration.example_parts) for stage in plan.stages}
+    for degree in sorted({degree for degree, _ in ways if degree > 1}):
+        graphs = [graph_at(microbatch_size // replicas) for one, replicas in sorted(ways) if one == degree]
+        for layers in zip(*(graph.layers for graph in graphs), strict=True):
+            layer, splits = layers[0], [layer.found_split(degree) for layer in layers]
+            if splits[0] is not None and None not in splits:
+                named = tuple((layer.weight_names[k], dim) for k, dim in splits[0].weights)
+                found.append(LayerSplit(layer.name, degree, named))
+    return tuple(found)
+
+
 class Simulator:
     """Turn plans into candidates; each pair of plan and schedule is simulated once.
 
@@ -74,7 +91,7 @@ class Simulator:
     """
 
     def __init__(self, prices: Prices) -> None:
-        self._prices, self._rows = prices, ProfileDatabase(prices.request.database)
+        self._prices, self._rows = prices, prices.rows
         self._known, self._trained = dict[Plan, Candidate](), dict[Plan, float]()
         self.best: Candidate | None = None
 

@@ -21,7 +21,6 @@ from dejavu.planning.request import PlanRequest
 from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.stage_costs import PlanError
-from dejavu.profiles import ProfileDatabase
 from dejavu.simulation.bound import CLOSE, SimulatedBound
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
@@ -200,10 +199,11 @@ class _Planning:
 
     def _consider_remembered(self) -> None:
         """Add plans that were trained before and answer today's request."""
-        rows = ProfileDatabase(self.request.database)
         for count in self.request.counts:
             priced = self.prices.priced(count)
-            for plan in remembered_plans(self.prices.graph_of(count), rows, self.request.workload.accumulate):
+            for plan in remembered_plans(
+                self.prices.graph_of(count), self.prices.rows, self.request.workload.accumulate
+            ):
                 if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
                     continue
                 try:

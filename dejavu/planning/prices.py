@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
@@ -22,10 +24,12 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
-from dejavu.planning.shardings import FoundSplits
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
+
+if TYPE_CHECKING:
+    from dejavu.planning.shardings import FoundSplits
 
 
 class Prices:
@@ -36,6 +40,7 @@ class Prices:
         graph_at: a microbatch size -> the captured model; None: captured here.
 
     Attributes:
+        rows: the measurements, as they were when they were first asked for.
         transfers: (sender's type, receiver's type) -> the cost of a message.
         errors: how far the price of a plan may be off.
     """
@@ -44,18 +49,17 @@ class Prices:
         self, request: PlanRequest, *, remembers: bool = True, graph_at: Callable[[int], Graph] | None = None
     ) -> None:
         self.request, self._remembers = request, remembers
-        self._rows = ProfileDatabase(request.database)
+        self.rows = ProfileDatabase(request.database).snapshot()
         self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
         self._undeclared = dict[int, Graph]()
-        self._splits = FoundSplits(request, self._rows, self._captured)
         self._graph_at = graph_at or self._with_splits
         workload = request.workload
-        self._predicted = Predicted(self._rows, workload.optimizer)
-        collectives = StageCollectives(request.cluster, self._rows, workload.dtype)
+        self._predicted = Predicted(self.rows, workload.optimizer)
+        collectives = StageCollectives(request.cluster, self.rows, workload.dtype)
         self._parallel = ParallelPrices(request.cluster, self._priced, self._predicted, collectives)
         self.errors = PriceErrors(self._parallel, collectives, workload.run_size)
-        self._sources = sources(self._rows, workload.optimizer)
-        self.transfers = transfer_costs(request.cluster, self._rows)
+        self._sources = sources(self.rows, workload.optimizer)
+        self.transfers = transfer_costs(request.cluster, self.rows)
         self.corrections = list[str]()  # of layers, by earlier trainings; sentences
 
     @property
@@ -96,13 +100,20 @@ class Prices:
                 request.split(num_microbatches),
                 self.transfers,
                 request.spread,
-                {name: pass_cost(self._rows, name) for name in types},
-                {name: backward_parts(self._rows, graph, name) for name in types},
+                {name: pass_cost(self.rows, name) for name in types},
+                {name: backward_parts(self.rows, graph, name) for name in types},
             )
         return self._posed[num_microbatches]
 
     def _with_splits(self, microbatch_size: int) -> Graph:
-        return self._splits.added(self._captured(microbatch_size))
+        graph = self._captured(microbatch_size)
+        return graph if all(layer.keeps_its_split for layer in graph.layers) else self._splits.added(graph)
+
+    @cached_property
+    def _splits(self) -> FoundSplits:
+        from dejavu.planning.shardings import FoundSplits  # with torch's own rules: a second to import
+
+        return FoundSplits(self.request, self.rows, self._captured)
 
     def _captured(self, microbatch_size: int) -> Graph:
         if microbatch_size not in self._undeclared:
@@ -125,7 +136,7 @@ class Prices:
             measured = cost_table(self.graph(own), self.request.cluster, self._sources)
             table = scaled(table, graph, measured, self.graph(own), self.request.cluster, self._predicted)
         if self._remembers:
-            table, found = remember_stages(table, graph, self._rows, self.request.workload.optimizer)
+            table, found = remember_stages(table, graph, self.rows, self.request.workload.optimizer)
             self.corrections += [str(one) for one in found if str(one) not in self.corrections]
         return PricedParts(graph, table)
 

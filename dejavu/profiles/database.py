@@ -11,9 +11,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,13 @@ class ProfileDatabase:
         sound = np.ones(table.num_rows, dtype=bool)
         sound[list(wrong)] = False
         return table.filter(pa.array(sound)) if wrong else table
+
+    def snapshot(self) -> ProfileDatabase:
+        """Return a database that answers the same question the same way every time, and reads for it once.
+
+        What is asked together is priced by one state of the measurements, whoever appends meanwhile.
+        """
+        return _Snapshot(**{one.name: getattr(self, one.name) for one in fields(self)})
 
     def latest(self, **filters: Any) -> list[Measurement]:
         """Return the newest row of each thing measured (equal `SAME_MEASUREMENT` columns); of equal times, the fastest.
@@ -348,6 +355,45 @@ class ProfileDatabase:
             for file, reason in damage.items():
                 path = self.path / file.name
                 log.warning("%s: %s; not used (not set aside: %s); %s", path, reason, error, measure_again(file))
+
+
+@dataclass(frozen=True)
+class _Snapshot(ProfileDatabase):
+    """A database as it was at each first question; copies for other processes ask again."""
+
+    _tables: dict[tuple[Any, ...], pa.Table] = field(default_factory=dict, compare=False, repr=False)
+    _newest: dict[tuple[Any, ...], list[Measurement]] = field(default_factory=dict, compare=False, repr=False)
+    _histories: dict[tuple[Any, ...], list[list[Measurement]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": {}, "_newest": {}, "_histories": {}}
+
+    def snapshot(self) -> ProfileDatabase:
+        return self
+
+    def read(self, **filters: Any) -> pa.Table:
+        key = _question(filters)
+        if key not in self._tables:
+            self._tables[key] = super().read(**filters)
+        return self._tables[key]
+
+    def latest(self, **filters: Any) -> list[Measurement]:
+        key = _question(filters)
+        if key not in self._newest:
+            self._newest[key] = super().latest(**filters)
+        return list(self._newest[key])
+
+    def history(self, **filters: Any) -> list[list[Measurement]]:
+        key = _question(filters)
+        if key not in self._histories:
+            self._histories[key] = super().history(**filters)
+        return [list(rows) for rows in self._histories[key]]
+
+
+def _question(filters: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key that is equal for equal filters."""
+    many = (list, tuple, set, frozenset)
+    return tuple((name, tuple(one) if isinstance(one, many) else one) for name, one in sorted(filters.items()))
 
 
 def _check_plausible(table: pa.Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.plans import Answer, Problem
-from dejavu.plans.stage_costs import Floats
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent, Search
-from dejavu.search.shared.rows import Row, cheapest, rows_of_one_type, rows_of_several_types
+from dejavu.search.shared.rows import Row, cheapest, indices, rows_of_one_type, rows_of_several_types
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ Shares = tuple[float, Floats]  # seconds of the whole model under a configuratio
 
 
 def _shares(problem: Problem, c: int) -> Shares:
-    seconds_L = np.array([problem.costs.stage_seconds(k, k + 1, c) for k in range(problem.num_layers)])
+    costs = problem.costs
+    if isinstance(costs, AdditiveCosts):
+        seconds_L = np.where(costs.can_run_CL[c], costs.seconds_CL[c], np.inf)
+    else:
+        seconds_L = np.array([costs.stage_seconds(k, k + 1, c) for k in range(problem.num_layers)])
     total = float(seconds_L.sum())
     even_L = np.full(problem.num_layers, 1.0 / problem.num_layers)
     return total, seconds_L / total if 0.0 < total < np.inf else even_L
@@ -55,16 +60,16 @@ def proportional_cuts(problem: Problem, row: Row, shares: Sequence[Shares] | Non
         shares: of every configuration, where they are known already.
     """
     L, S = problem.num_layers, len(row)
-    index = [problem.index(configuration) for configuration in row]
-    known = {c: shares[c] if shares else _shares(problem, c) for c in set(index)}
+    numbers = Counter(index := indices(problem, row))
+    known = {c: shares[c] if shares else _shares(problem, c) for c in numbers}
     seconds_S = np.array([known[c][0] for c in index])
     if not np.isfinite(seconds_S).all():
         return []
     speed_S = 1.0 / np.maximum(seconds_S, np.finfo(float).tiny)
-    wanted = np.cumsum(speed_S / speed_S.sum())[:-1]
-    done_L = np.cumsum(np.mean([known[c][1] for c in index], axis=0))
+    wanted_S = np.cumsum(speed_S / speed_S.sum())[:-1]
+    done_L = np.cumsum(sum(number / S * known[c][1] for c, number in numbers.items()))
+    nearest_S = np.abs(done_L - wanted_S[:, None]).argmin(axis=1) + 1
     cuts = [0]
-    for s, part in enumerate(wanted):
-        nearest = int(np.abs(done_L - part).argmin()) + 1
+    for s, nearest in enumerate(nearest_S.tolist()):
         cuts.append(min(max(nearest, cuts[-1] + 1), L - (S - 1 - s)))
     return [*cuts, L]

@@ -9,6 +9,7 @@ No communication is assumed to overlap with computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from scipy.optimize import nnls
@@ -28,6 +29,8 @@ PER_STEP = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_ga
 FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
 BACKWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: ("reduce_scatter",), 3: ("all_gather", "reduce_scatter")}
 SUMS = ("all_reduce", "reduce_scatter")  # of gradients; what is gathered are weights
+Groups = tuple[tuple[int, ...], ...]
+
 _FITTED_SIZES = 6  # of messages, from one layer's to the whole model's
 
 
@@ -38,24 +41,21 @@ class StageCollectives:
         self._cluster, self._dtype = cluster, dtype
         self._costs = CollectiveCosts(cluster, database)
         self._links: dict[str, Links] = {}
-        self._known: dict[tuple[str, Collective, str, float], Estimate] = {}
+        self._known: dict[tuple[str, str, Groups, int, int, float], Estimate] = {}
+        self._lines: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def tensor_seconds(
         self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str = "all_reduce"
     ) -> float:
         """Price collectives of these sizes, one after another, in every tensor-parallel group of a node at once."""
-        t, width = configuration.tensor_parallel, configuration.devices_per_node
-        groups = tuple(tuple(range(first, first + t)) for first in range(0, width, t))
+        width = configuration.devices_per_node
+        groups = _groups_of_neighbours(configuration.tensor_parallel, width)
         return sum(self._seconds(configuration.device_type, name, groups, 1, width, size) for size in sizes_bytes)
 
     def sequence_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str) -> float:
         """Price collectives of these sizes, one after another, among replicas that share examples, all at once."""
         t, c = configuration.tensor_parallel, configuration.context_parallel
-        groups = tuple(
-            tuple(first + shard + t * part for part in range(c))
-            for first in range(0, configuration.num_devices, c * t)
-            for shard in range(t)
-        )
+        groups = _strided_groups(t, c * t, configuration.num_devices)
         kind, mesh = configuration.device_type, (configuration.num_nodes, configuration.devices_per_node)
         return sum(self._seconds(kind, name, groups, *mesh, size) for size in sizes_bytes)
 
@@ -68,8 +68,7 @@ class StageCollectives:
             size_bytes: of the weights on one device.
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
         """
-        t = configuration.tensor_parallel
-        groups = tuple(tuple(range(first, configuration.num_devices, t)) for first in range(t))
+        groups = _strided_groups(configuration.tensor_parallel, configuration.num_devices, configuration.num_devices)
         return sum(
             self._seconds(
                 configuration.device_type,
@@ -112,7 +111,21 @@ class StageCollectives:
         positive = [size for size in sizes_bytes if size > 0]
         if not names or not positive:
             return 0.0, 0.0
-        sizes = np.unique(np.geomspace(min(positive), sum(positive), _FITTED_SIZES))
+        mesh = (configuration.num_nodes, configuration.devices_per_node, configuration.tensor_parallel)
+        key = (configuration.device_type, mesh, names, min(positive), sum(positive), gradient_bytes)
+        if key not in self._lines:
+            self._lines[key] = self._line(configuration, names, min(positive), sum(positive), gradient_bytes)
+        return self._lines[key]
+
+    def _line(
+        self,
+        configuration: StageConfiguration,
+        names: Sequence[str],
+        least_bytes: float,
+        most_bytes: float,
+        gradient_bytes: float,
+    ) -> tuple[float, float]:
+        sizes = np.unique(np.geomspace(least_bytes, most_bytes, _FITTED_SIZES))
         seconds = np.array([self.data_seconds(configuration, names, float(size), gradient_bytes) for size in sizes])
         scale = float(sizes[-1])  # so that both unknowns are of one order
         (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))
@@ -122,9 +135,9 @@ class StageCollectives:
         """Return the 90 % interval of such a stage's collectives, all that were priced together, as factors."""
         asked = [
             found
-            for (device_type, collective, _, _), found in self._known.items()
+            for (device_type, _, _, nodes, per_node, _), found in self._known.items()
             if device_type == configuration.device_type
-            and (collective.mesh_nodes, collective.devices_per_node)
+            and (nodes, per_node)
             in ((1, configuration.devices_per_node), (configuration.num_nodes, configuration.devices_per_node))
         ]
         total = sum(one.seconds for one in asked)
@@ -148,15 +161,31 @@ class StageCollectives:
     ) -> float:
         if len(groups[0]) == 1 or size <= 0:
             return 0.0
-        collective = Collective(name=name, replica_groups=groups, mesh_nodes=nodes, devices_per_node=per_node)
-        key = (device_type, collective, name, size)
+        key = (device_type, name, groups, nodes, per_node, size)
         if key not in self._known:
+            collective = Collective(name=name, replica_groups=groups, mesh_nodes=nodes, devices_per_node=per_node)
             if device_type not in self._links:
                 inside, between = inside_link(self._cluster, device_type), between_link(self._cluster, device_type)
                 self._links[device_type] = Links(inside or between, between)
             model = self._costs.model(name, device_type, self._links[device_type])
             self._known[key] = model.estimate(collective, size, self._dtype)
         return self._known[key].seconds
+
+
+@cache
+def _groups_of_neighbours(degree: int, width: int) -> Groups:
+    """Return the runs of so many devices in a node."""
+    return tuple(tuple(range(first, first + degree)) for first in range(0, width, degree))
+
+
+@cache
+def _strided_groups(stride: int, span: int, num_devices: int) -> Groups:
+    """Return groups of every `stride`-th device inside each span of devices."""
+    return tuple(
+        tuple(range(first + shard, first + span, stride))
+        for first in range(0, num_devices, span)
+        for shard in range(stride)
+    )
 
 
 def inside_link(cluster: Cluster, device_type: str) -> Link | None:

@@ -125,16 +125,11 @@ def _stages(
 
     If a stage was ever trained undisturbed, only those times count; times that are impossible at these prices do not.
     """
-    rows = database.history(
-        kind="stage",
-        device_type=device_type,
-        dtype=graph.dtype,
-        microbatch_size=graph.microbatch_size,
-        direction=direction,
-        tensor_parallel=1,
-    )
+    rows = database.history(kind="stage", device_type=device_type, dtype=graph.dtype, tensor_parallel=1)
     stages: list[tuple[StageRecord, list[Measurement]]] = []
     for same in rows:
+        if (same[-1].microbatch_size, same[-1].direction) != (graph.microbatch_size, direction):
+            continue
         record = StageRecord.from_json(same[-1].extra)
         if record is not None and record.signatures.keys() <= prices.keys():
             expected_seconds = sum(count * prices[one].seconds for one, count in record.signatures.items())

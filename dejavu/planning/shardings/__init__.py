@@ -23,7 +23,6 @@ from dejavu.graphs.layer_trace import built
 from dejavu.parallelism import meshes
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.shardings.prices import prices_on
-from dejavu.plans import LayerSplit, Plan
 from dejavu.profiles import ProfileDatabase
 from dejavu.profiles.kernel import Kernel
 from dejavu.sharding.assembly import ShardingPrices
@@ -34,28 +33,6 @@ from dejavu.sharding.propagation import Carried, carried_out
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.ties import ties_of
-
-
-def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int) -> tuple[LayerSplit, ...]:
-    """Return what was found for a plan's layers, for every degree of its stages, at all their replicas' sizes.
-
-    Args:
-        graph_at: a microbatch size -> the model with its splits.
-    """
-    found = list[LayerSplit]()
-    ways = {(stage.configuration.tensor_parallel, stage.configuration.example_parts) for stage in plan.stages}
-    for degree in sorted({degree for degree, _ in ways if degree > 1}):
-        graphs = [graph_at(microbatch_size // replicas) for one, replicas in sorted(ways) if one == degree]
-        for layers in zip(*(graph.layers for graph in graphs), strict=True):
-            layer, splits = layers[0], [layer.found_split(degree) for layer in layers]
-            if splits[0] is not None and None not in splits:
-                named = tuple((layer.weight_names[k], dim) for k, dim in splits[0].weights)
-                found.append(LayerSplit(layer.name, degree, named))
-    return tuple(found)
-
-
-def _is_declared(layer: Layer) -> bool:
-    return layer.tensor_parallel is not None and layer.tensor_parallel.weights is not None
 
 
 class _Kind(NamedTuple):
@@ -103,7 +80,7 @@ class FoundSplits:
         records: dict[_Kind, tuple[FoundSplit, ...]] = {}
         layers = list(graph.layers)
         for position, layer in enumerate(layers):
-            if _is_declared(layer) or layer.is_compiled:
+            if layer.keeps_its_split:
                 continue
             layers[position] = layer = replace(layer, tensor_parallel=None)
             if not layer.parameter_bytes:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import groupby, pairwise, permutations, repeat
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.plans import Answer, DoesNotFitError, Obstacle, Plan, Problem, Stage, StageConfiguration
-from dejavu.plans.stage_costs import AdditiveCosts, PlanError
+from dejavu.plans.stage_costs import AdditiveCosts, Floats, PlanError
 from dejavu.search._base import Incumbent
 
 _MAX_TYPES_IN_EVERY_ORDER = 3  # 3! orders; with more types only the cluster's own order is tried
 
 Row = Sequence[StageConfiguration]
+Ints = NDArray[np.int64]
 
 
 def rows_of_one_type(problem: Problem) -> Iterator[list[StageConfiguration]]:
@@ -43,14 +45,19 @@ def plan_of_row(problem: Problem, row: Row, cuts: Sequence[int]) -> Plan:
     return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
 
 
+def indices(problem: Problem, row: Row) -> list[int]:
+    """The index of each stage's configuration; equal neighbours are looked up once."""
+    return [c for configuration, same in groupby(row) for c in repeat(problem.index(configuration), len(list(same)))]
+
+
 def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: Incumbent, what: str) -> Answer:
     """The cheapest of those that fit; `what` names them where none does. It proves nothing.
 
     Rows are looked at by rising price, so that the first one that fits is the cheapest: few are priced as plans.
     """
-    quick, complaint = _QuickPrice(problem), ""
+    complaint = ""
     found = [(row, cuts) for row, cuts in rows]
-    prices = np.array([quick.step_seconds(row, cuts) for row, cuts in found])
+    prices = _QuickPrice(problem).step_seconds(found)
     for k in np.argsort(prices, kind="stable"):
         try:
             best.offer(plan_of_row(problem, *found[k]))
@@ -64,35 +71,46 @@ def cheapest(problem: Problem, rows: Iterable[tuple[Row, Sequence[int]]], best: 
 
 
 class _QuickPrice:
-    """`plans.price` without its checks, from sums over layers; as near to it as rounding."""
+    """`plans.price` without its checks, from sums over layers; as near to it as rounding.
+
+    Shape suffixes: R = rows of equal length, S = their stages, S1 = S + 1 cuts.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._index = (
-            problem,
-            {configuration: c for c, configuration in enumerate(problem.configurations)},
-        )
-        costs = problem.costs
+        self._problem, costs = problem, problem.costs
         self._sums_CL1 = None
         if isinstance(costs, AdditiveCosts) and np.isfinite(costs.seconds_CL).all():
             tables = (costs.seconds_CL, costs.per_step_seconds_CL)
             self._sums_CL1 = [np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0))) for table in tables]
 
-    def step_seconds(self, row: Row, cuts: Sequence[int]) -> float:
-        """The formula's step; inf or nan where a stage is not possible."""
+    def step_seconds(self, rows: Sequence[tuple[Row, Sequence[int]]]) -> Floats:
+        """The formula's step of each; inf or nan where a stage is not possible."""
+        by_length: dict[int, list[int]] = {}
+        for k, (row, _) in enumerate(rows):
+            by_length.setdefault(len(row), []).append(k)
+        found = np.empty(len(rows))
+        for alike in by_length.values():
+            c_RS = np.array([indices(self._problem, rows[k][0]) for k in alike])
+            found[alike] = self._of_one_length(c_RS, np.array([rows[k][1] for k in alike]))
+        return found
+
+    def _of_one_length(self, c_RS: Ints, cut_RS1: Ints) -> Floats:
         problem, repeats = self._problem, self._problem.num_microbatches - 1
-        c, at = np.array([self._index[configuration] for configuration in row]), np.asarray(cuts)
+        start_RS, stop_RS = cut_RS1[:, :-1], cut_RS1[:, 1:]
         if self._sums_CL1 is not None and isinstance(problem.costs, AdditiveCosts):
-            seconds, once = (sums[c, at[1:]] - sums[c, at[:-1]] for sums in self._sums_CL1)
-            once = once + problem.costs.per_step_latency_seconds_C[c]
+            seconds, once = (sums[c_RS, stop_RS] - sums[c_RS, start_RS] for sums in self._sums_CL1)
+            once = once + problem.costs.per_step_latency_seconds_C[c_RS]
         else:
-            spans = list(zip(at[:-1], at[1:], c, strict=True))
-            seconds = np.array([problem.costs.stage_seconds(*map(int, span)) for span in spans])
-            once = np.array([problem.costs.per_step_seconds(*map(int, span)) for span in spans])
-        links = problem.link_latency_seconds_CC[c[:-1], c[1:]]
-        links = 2.0 * (links + problem.link_seconds_per_byte_CC[c[:-1], c[1:]] * problem.cut_bytes_L1[at[1:-1]])
+            spans = np.stack([start_RS, stop_RS, c_RS], axis=-1).reshape(-1, 3).tolist()
+            seconds = np.array([problem.costs.stage_seconds(*span) for span in spans]).reshape(c_RS.shape)
+            once = np.array([problem.costs.per_step_seconds(*span) for span in spans]).reshape(c_RS.shape)
+        ends = c_RS[:, :-1], c_RS[:, 1:]
+        per_byte = problem.link_seconds_per_byte_CC[ends]
+        links = 2.0 * (problem.link_latency_seconds_CC[ends] + per_byte * problem.cut_bytes_L1[stop_RS[:, :-1]])
         once = once + repeats * seconds if repeats else once  # 0 · inf is no number
-        busiest = max(float(once.max()), repeats * float(links.max(initial=0.0)))
-        return float(seconds.sum() + links.sum()) + busiest
+        busiest = np.maximum(once.max(axis=1), repeats * links.max(axis=1, initial=0.0))
+        step_seconds: Floats = seconds.sum(axis=1) + links.sum(axis=1) + busiest
+        return step_seconds
 
 
 def _orders(present: list[StageConfiguration]) -> Iterator[tuple[StageConfiguration, ...]]:
