@@ -15,7 +15,7 @@ from dejavu.plans import StageConfiguration
 ZERO_LEVELS = (0, 1, 2, 3)
 # Of replicas that share examples: level 0 sends as much as 1 and holds more, and 2 sends gradients in every microbatch,
 # of which single examples need many.
-LEVELS_OF_SHARERS = (1, 3)
+CONTEXT_PARALLEL_ZERO_LEVELS = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Parallelism:
             if not getattr(self, name):
                 raise InputError(f"{name} is (); wanted some of (False, True)")
 
+    @property
+    def context_parallel_zero_levels(self) -> tuple[int, ...]:
+        """The levels of replicas that share examples: those that pay, or all where none of these is considered."""
+        return tuple(sorted(set(self.zero_levels) & set(CONTEXT_PARALLEL_ZERO_LEVELS))) or self.zero_levels
+
     @classmethod
     def one_device(cls) -> Parallelism:
         """A stage is one device that keeps its activations."""
@@ -109,7 +114,7 @@ class Parallelism:
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
-            for plain in self._sharing_examples(own, microbatch_size, sequence_length, context_length)
+            for plain in self._with_context_parallel(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
             for offload in (self.offload if cluster.host_memory_of(name) else (False,))
@@ -122,7 +127,7 @@ class Parallelism:
             choice: dict[str, Any] = {name: chosen}
             yield replace(plain, **choice)
 
-    def _sharing_examples(
+    def _with_context_parallel(
         self, plain: StageConfiguration, microbatch_size: int, sequence_length: int, length: int
     ) -> Iterator[StageConfiguration]:
         """Yield it with the fewest replicas that share examples, at best none; nothing where there is no such way.
@@ -130,7 +135,7 @@ class Parallelism:
         Tensor-parallel devices share a part of a sequence as they share all of it, which layers have to declare.
         """
         can = self.context_parallel and length > 0 and (plain.tensor_parallel == 1 or sequence_length > 0)
-        can = can and (plain.zero_level in LEVELS_OF_SHARERS or not set(LEVELS_OF_SHARERS) & set(self.zero_levels))
+        can = can and plain.zero_level in self.context_parallel_zero_levels
         for degree in _divisors(plain.data_parallel):
             if microbatch_size % (plain.data_parallel // degree) == 0:
                 if degree == 1 or (can and length % degree == 0):

@@ -14,7 +14,7 @@ import torch
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.collectives.inside_stages import StageCollectives
-from dejavu.cost.kernels.sequence import TokensOfSequence, context_length, gathers_output, keys_and_values_bytes
+from dejavu.cost.kernels.sequence import OwnTokens, context_length, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import layer_kernels
 from dejavu.cost.memory import configuration_memory
 from dejavu.foundation.errors import InputError
@@ -136,7 +136,7 @@ def test_devices_do_equal_parts_of_the_work(name: str, direction: str, degree: i
     for layer in layers:
         has_loss = layer is layers[-1] and gathers_output(layer)
         whole = list(layer_kernels(layer, direction))
-        parts = list(layer_kernels(layer, direction, tokens=TokensOfSequence(degree, has_loss)))
+        parts = list(layer_kernels(layer, direction, tokens=OwnTokens(degree, has_loss)))
         for kernel, part in zip(whole, parts, strict=True):
             if has_loss and kernel.family != "matmul":
                 assert part == kernel
@@ -176,8 +176,8 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
             continue
         number += 1
         size = sum(keys_and_values_bytes(blocks[0])) / 2 / one.tensor_parallel / 2  # two examples were captured
-        gathered = 2 * collectives.sequence_seconds(one, [size], "all_gather")
-        returned = 2 * collectives.sequence_seconds(one, [size], "reduce_scatter")
+        gathered = 2 * collectives.context_seconds(one, [size], "all_gather")
+        returned = 2 * collectives.context_seconds(one, [size], "reduce_scatter")
         assert gathered > 0 and returned > 0
         place = [layer.name for layer in graph_of(name).layers].index("block0")
         assert found.forward_seconds_CL[c, place] > gathered

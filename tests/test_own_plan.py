@@ -17,23 +17,8 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.what_if import price_own_plan, read_plan
 from dejavu.workload import Workload
 from flows.__main__ import app
+from tests.test_planning import NODES, WORKLOAD
 
-NODES = """
-nodes:
-  - {name: a, count: 2, devices: {type: V100-SXM2-16GB, count: 2}, link: {bandwidth: 150 GB/s, latency: 5 us}}
-  - {name: b, count: 1, devices: {type: T4, count: 3}, link: {bandwidth: 12 GB/s, latency: 8 us}}
-links: {default: {bandwidth: 25 Gbit/s, latency: 25 us}}
-"""
-WORKLOAD = {
-    "model": "gpt",
-    "model_options": {"num_blocks": 4, "width": 256, "num_heads": 4},
-    "data": "synthetic",
-    "synthetic": {"num_classes": 256},
-    "sequence_length": 64,
-    "batch_size": 16,
-    "num_microbatches": 8,
-    "trials": {"count": 0},
-}
 LAYERS = 6  # an embedding, four blocks, a head
 
 

@@ -21,7 +21,6 @@ from dejavu.sharding.solvers.dqn.environment import SPLIT, UNDECIDED, WHOLE
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.flat import change, descend, flattened, scale_of
 from dejavu.sharding.solvers.groups import CONFLICT, group_of, links_by_price
-from dejavu.sharding.solvers.ilp import IntegerProgram
 from dejavu.sharding.solvers.linkage import Linkage, Presolved
 from tests.test_sharding import captured, choices, least, of_weights, posed, workload_of
 
@@ -57,20 +56,6 @@ def test_no_heuristic_is_below_the_best_or_proves_what_is_not_so(name: str, seed
     assert isfinite(wanted) and found.seconds >= wanted - 1e-9
     assert found.seconds == pytest.approx(problem.price(found.chosen), abs=1e-12)
     assert found.lower_bound_seconds <= wanted + 1e-9
-
-
-@pytest.mark.parametrize("seed", range(100))
-@pytest.mark.parametrize("then", [Elimination(), IntegerProgram()])
-def test_an_exact_solver_is_exact_after_a_presolve(then: Elimination | IntegerProgram, seed: int) -> None:
-    problem = choices(np.random.default_rng(seed))
-    wanted, solver = least(problem), Presolved(Linkage(), then)
-    if not isfinite(wanted):
-        with pytest.raises(ShardingError):
-            solver.run(problem)
-        return
-    found = solver.run(problem)
-    assert problem.price(found.chosen) == found.seconds == pytest.approx(wanted, abs=1e-9)
-    assert wanted - 1e-6 <= found.lower_bound_seconds <= wanted + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -83,7 +83,7 @@ class Shard:
         by_sequence: the devices split the sequence outside the products.
         by_expert: of experts the device has some whole, and as many rows as their router may send there.
         found: how the layer is split, where that was found.
-        sequence_parts: into how many replicas that share examples split the sequence, through all layers.
+        context_parallel: into how many replicas that share examples split the sequence, through all layers.
         gathered_bytes: keys and values of all positions, which such a device keeps in place of its part.
         has_loss: such a device gathers the layer's output, and computes the loss of all.
     """
@@ -92,7 +92,7 @@ class Shard:
     by_sequence: bool = False
     by_expert: bool = False
     found: FoundSplit | None = None
-    sequence_parts: int = 1
+    context_parallel: int = 1
     gathered_bytes: float = 0.0
     has_loss: bool = False
 
@@ -113,16 +113,16 @@ class Shard:
     def output_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
         is_split = self.by_sequence and layer.tensor_parallel is not None and bool(layer.tensor_parallel.forward_sums)
-        part = layer.footprint.output_bytes / (self.degree if is_split else 1) / self.sequence_parts
+        part = layer.footprint.output_bytes / (self.degree if is_split else 1) / self.context_parallel
         return part + layer.footprint.output_bytes if self.has_loss else part
 
     def input_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's input, where it is counted as whole on each shard."""
-        return layer.footprint.input_bytes / self.sequence_parts
+        return layer.footprint.input_bytes / self.context_parallel
 
     def part(self, layer: Layer, own_bytes: float) -> float:
         """Return the device's part of what the layer has allocated of its own; where the loss is, all of it."""
-        return self._of_tokens(layer, own_bytes) / (1 if self.has_loss else self.sequence_parts)
+        return self._of_tokens(layer, own_bytes) / (1 if self.has_loss else self.context_parallel)
 
     def _of_tokens(self, layer: Layer, own_bytes: float) -> float:
         if self.found:

@@ -212,12 +212,12 @@ class ParallelPrices:
         def seconds(layer: Layer) -> float:
             degree = degree_of(layer, configuration.tensor_parallel)
             sizes = [size / degree for size in keys_and_values_bytes(layer)]
-            return self._collectives.sequence_seconds(configuration, sizes, name)
+            return self._collectives.context_seconds(configuration, sizes, name)
 
         found_L: Floats = sums_L + np.array([seconds(layer) for layer in kinds])[kind_L]
         if direction == "forward" and not again and gathers_output(graph.layers[-1]):
             output = [float(graph.layers[-1].output_bytes)]
-            found_L[-1] += self._collectives.sequence_seconds(configuration, output, name)
+            found_L[-1] += self._collectives.context_seconds(configuration, output, name)
         return found_L
 
     def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
-from dejavu.cost.kernels.sequence import TokensOfSequence, gathers_output
+from dejavu.cost.kernels.sequence import OwnTokens, gathers_output
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.graphs.graph import Graph, Layer
@@ -131,7 +131,7 @@ class PartPrices:
 
     def _passes_of(self, layer: Layer, part: LayerPart, *, has_loss: bool) -> tuple[list[Kernel], list[Kernel]]:
         """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
-        own = TokensOfSequence(part.context_parallel, has_loss)
+        own = OwnTokens(part.context_parallel, has_loss)
         t, by_expert = part.tensor_parallel, part.expert_parallel
         key = (part.microbatch_size, t, by_expert, own, work_of(layer))
         if key not in self._passes:

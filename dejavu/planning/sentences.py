@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from dejavu.cost.kernels.experts import fullest_part
+from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.priced_problem import SPLIT_MARGIN
 from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
@@ -113,8 +114,13 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
-    if any(one.context_parallel > 1 for one in choice.priced.problem.configurations):
-        parts.append("where replicas share examples only if they are more than a microbatch's examples")
+    could_share = spread.context_parallel and spread.max_data_parallel != 1 and not choice.request.workload.compile
+    if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
+        levels = " or ".join(map(str, spread.context_parallel_zero_levels))
+        parts.append(
+            "where replicas share examples only if they are more than a microbatch's examples, as few as then must, "
+            f"with ZeRO {levels}"
+        )
     mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(choice.request.workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")

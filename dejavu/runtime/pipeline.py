@@ -18,7 +18,7 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
-from dejavu.runtime.splits.sequence import sequence_part, sequence_parts
+from dejavu.runtime.splits.sequence import context_meshes, sequence_part
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
@@ -41,7 +41,7 @@ class Pipeline:
         plan, self.device = layout.plan, device
         self.configuration = plan.rank_configuration(place.pipeline_rank)
         every, cuts, builders = meshes(layout, device), boundaries(workload), layers_of(workload)
-        mesh, sharing = every[place.pipeline_rank], sequence_parts(layout, device)[place.pipeline_rank]
+        mesh, sharing = every[place.pipeline_rank], context_meshes(layout, device)[place.pipeline_rank]
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None

@@ -52,7 +52,7 @@ class StageCollectives:
         groups = _groups_of_neighbours(configuration.tensor_parallel, width)
         return sum(self._seconds(configuration.device_type, name, groups, 1, width, size) for size in sizes_bytes)
 
-    def sequence_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str) -> float:
+    def context_seconds(self, configuration: StageConfiguration, sizes_bytes: Sequence[float], name: str) -> float:
         """Price collectives of these sizes, one after another, among replicas that share examples, all at once."""
         t, c = configuration.tensor_parallel, configuration.context_parallel
         groups = _strided_groups(t, c * t, configuration.num_devices)

@@ -13,7 +13,7 @@ from dejavu.graphs.kernels import family_of
 from dejavu.profiles.kernel import Kernel
 
 
-class TokensOfSequence(NamedTuple):
+class OwnTokens(NamedTuple):
     """Which tokens a device computes.
 
     Attributes:

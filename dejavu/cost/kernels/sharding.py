@@ -13,12 +13,12 @@ from math import gcd, lcm
 
 from dejavu.cost.kernels.experts import MixtureParts
 from dejavu.cost.kernels.resized import resized
-from dejavu.cost.kernels.sequence import TokensOfSequence
+from dejavu.cost.kernels.sequence import OwnTokens
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
 
-ALL_TOKENS = TokensOfSequence()
+ALL_TOKENS = OwnTokens()
 
 
 def most_tensor_parallel(graph: Graph) -> int:
@@ -53,7 +53,7 @@ def layer_kernels(
     tensor_parallel: int = 1,
     *,
     expert_parallel: bool = False,
-    tokens: TokensOfSequence = ALL_TOKENS,
+    tokens: OwnTokens = ALL_TOKENS,
 ) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest.
 

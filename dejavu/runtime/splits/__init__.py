@@ -1,6 +1,7 @@
 """Layers whose split was found: weights placed as the plan says, and everything else as torch propagates it.
 
-`dejavu.sharding.propagation` has priced just that, by the same functions of torch.
+`dejavu.sharding.propagation` has priced just that, by the same functions of torch. Beside it `sequence`: devices that
+have a part of the sequence each.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
+from dejavu.foundation.errors import InputError
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.training import Loss
 from dejavu.workload.models import LayerBuilder
@@ -111,7 +112,10 @@ class _AttentionToAll(TorchFunctionMode):
         **options: Any,
     ) -> torch.Tensor:
         if attn_mask is not None:
-            raise NotImplementedError("attention with a mask of its own cannot be split along the sequence")
+            raise InputError(
+                f"a layer gives its attention a mask of its own, {tuple(attn_mask.shape)}, and has one of "
+                f"{self._part.count} parts of the sequence; wanted context_parallel 1, or is_causal in place of a mask"
+            )
         keys, values = self._part.keys(key), self._part.keys(value)
         causal: Any = None
         if is_causal:  # of the keys only those until the own last position
@@ -124,7 +128,7 @@ class _AttentionToAll(TorchFunctionMode):
         return attended
 
 
-def sequence_parts(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
+def context_meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
     """Make each pipeline rank's mesh of the devices that share examples with this one; None: there are none.
 
     Every rank of the world calls it.

@@ -146,7 +146,7 @@ class LayerBuilder:
     work: Callable[[], Any] | None = field(default=None, compare=False)
 
 
-def by_context(chain: Sequence[LayerBuilder], *, loss_by_position: bool) -> tuple[LayerBuilder, ...]:
+def with_context_parallel(chain: Sequence[LayerBuilder], *, loss_by_position: bool) -> tuple[LayerBuilder, ...]:
     """Return layers as ones that work on a part of the sequence, too (`TensorParallel.context`)."""
     found = []
     for number, layer in enumerate(chain, 1):

@@ -14,10 +14,10 @@ from dejavu.workload.models._base import (
     LayerBuilder,
     Model,
     TensorParallel,
-    by_context,
     check_divides,
     check_tokens,
     check_whole_numbers,
+    with_context_parallel,
 )
 from dejavu.workload.models.modules.positions import positions
 from dejavu.workload.models.modules.text import text_layers
@@ -119,7 +119,9 @@ class BERT(Model):
         by_position = ("position", "segment")
         ends: dict[str, Any] = {"embedding": Embedding, "head": TokenHead}
         chain = text_layers(shape, self.width, heads, blocks, **ends, by_position=by_position)
-        return by_context(chain, loss_by_position=False)  # it is of some positions, by targets that are beside them
+        return with_context_parallel(
+            chain, loss_by_position=False
+        )  # it is of some positions, by targets that are beside them
 
     def untied_parameters(self, shape: ExampleShape) -> int:
         """Count the head's table, which BERT ties to the embedding."""

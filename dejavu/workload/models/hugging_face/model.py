@@ -19,7 +19,15 @@ from torch import nn
 
 from dejavu.foundation.errors import InputError
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, by_context, check_tokens, renamed
+from dejavu.workload.models._base import (
+    LayerBuilder,
+    Model,
+    Source,
+    TensorParallel,
+    check_tokens,
+    renamed,
+    with_context_parallel,
+)
 from dejavu.workload.models.hugging_face.experts import initialize, use_static_experts
 from dejavu.workload.models.hugging_face.families import FAMILIES, Block, Family
 from dejavu.workload.models.hugging_face.saved import sources
@@ -68,7 +76,7 @@ class HuggingFace(Model):
             *(LayerBuilder(f"block{i}", build, split, work=partial(work_of, build)) for i, build in enumerate(blocks)),
             LayerBuilder("head", partial(self._end, "head"), head, tied=self.tied()),
         )
-        return by_context(chain, loss_by_position=True) if family.has_context else chain
+        return with_context_parallel(chain, loss_by_position=True) if family.has_context else chain
 
     def tied(self) -> tuple[tuple[str, str], ...]:
         """Return the head's weight and the embedding's that it is, by our names; nothing where each has its own."""

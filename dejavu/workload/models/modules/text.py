@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, TensorParallel, by_context
+from dejavu.workload.models._base import LayerBuilder, TensorParallel, with_context_parallel
 from dejavu.workload.models.modules.positions import positions
 
 
@@ -84,4 +84,4 @@ def text_layers(
             tied=(("logits.weight", "embedding.token.weight"),) if tied else (),
         ),
     )
-    return chain if by_position is None else by_context(chain, loss_by_position=True)
+    return chain if by_position is None else with_context_parallel(chain, loss_by_position=True)
