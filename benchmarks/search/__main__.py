@@ -9,6 +9,7 @@ python -m benchmarks.search --quality --json quality.json
 python -m benchmarks.search --feasibility --problems 100 --seed 0 --json feasibility.json
 python -m benchmarks.search --scales --json scales.json
 python -m benchmarks.search --gradient --problems 21 --seed 900 --json gradient.json
+python -m benchmarks.search --growth --json growth.json
 
 Without a table asked for: short runs of --heterogeneous and --anytime.
 CPU seconds are those of all threads of the process. Compiled loops are loaded before anything is timed.
@@ -35,6 +36,7 @@ TABLES = {
     "quality": ("searches", "budget_seconds"),
     "feasibility": ("searches", "num_problems", "seed", "budget_seconds"),
     "gradient": ("num_problems", "seed", "budget_seconds"),
+    "growth": ("searches", "num_problems", "seed", "budget_seconds"),
     "scales": ("searches", "num_problems", "seed", "budget_seconds"),
 }
 
@@ -49,6 +51,7 @@ def main(
     feasibility: Annotated[bool, typer.Option("--feasibility", help="memory about the least that works")] = False,
     scales: Annotated[bool, typer.Option("--scales", help="the same problems in other units of time")] = False,
     gradient: Annotated[bool, typer.Option("--gradient", help="the same search with and without gradient")] = False,
+    growth: Annotated[bool, typer.Option("--growth", help="time by size, an integer program beside `exact`")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="few and small problems")] = False,
     microbatches: Annotated[str | None, typer.Option(help="for --cases; 16,64 if not given")] = None,
     searches: Annotated[str | None, typer.Option(help="names with commas; the table's own if not given")] = None,
@@ -63,7 +66,7 @@ def main(
 ) -> None:
     """Run one of the tables."""
     flags = {"heterogeneous": heterogeneous, "scale": scale, "anytime": anytime, "quality": quality}
-    flags |= {"feasibility": feasibility, "scales": scales, "gradient": gradient}
+    flags |= {"feasibility": feasibility, "scales": scales, "gradient": gradient, "growth": growth}
     asked = [name for name, value in {"cases": cases, "generate": generate, **flags}.items() if value]
     if len(asked) > 1 or (json_path is not None and not asked):
         wanted = ", ".join(f"--{name}" for name in TABLES)

@@ -12,6 +12,7 @@ from dejavu.search.exact import Exact
 from dejavu.search.exhaustive import Exhaustive
 from dejavu.search.feasible import Feasible
 from dejavu.search.hybrid import Hybrid
+from dejavu.search.integer_program import IntegerProgram
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
 from dejavu.search.proportional import Proportional
@@ -28,6 +29,7 @@ __all__ = [
     "Exhaustive",
     "Feasible",
     "Hybrid",
+    "IntegerProgram",
     "PipeDream",
     "Proportional",
     "Search",
@@ -48,6 +50,7 @@ SEARCHES: Family[type[Search]] = Family(
         "proportional": Proportional,
         "uniform": Uniform,
         "feasible": Feasible,
+        "ilp": IntegerProgram,
         "exhaustive": Exhaustive,
     },
 )
