@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick slow chaos lint up down bench docs audit sbom clean
+.PHONY: run test quick slow chaos lint up down bench paper docs audit sbom clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
@@ -61,6 +61,11 @@ bench: $(VENV)/.ready
 	test ! -d $(DATA) || $(BENCH).cost --kernels $(DATA)/neusight/kernels.parquet \
 		--models $(DATA)/neusight/models.parquet --devices $(DATA)/neusight/devices.csv \
 		--train P100,V100,T4,A100-40 --test A100-80,L4 --json $(RESULTS)/cost-kernels.json
+
+# Every table and figure of the papers beside ours: PAPER/index.html, about half an hour.
+PAPER := paper
+paper: $(VENV)/.ready
+	$(BENCH).paper --folder $(PAPER) --json $(PAPER)/paper.json
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -m slow

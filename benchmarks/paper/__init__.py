@@ -1,0 +1,1 @@
+"""What the papers behind this project claim, each claim held against one command of ours."""
