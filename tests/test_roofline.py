@@ -17,7 +17,13 @@ from benchmarks.cost import fp16
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
 from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
-from dejavu.cost.kernels.roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
+from dejavu.cost.kernels.roofline import (
+    MATRIX_UNITS,
+    PRODUCTS,
+    KernelRoofline,
+    has_matrix_units,
+    multiplies_by_warpgroups,
+)
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Operator
@@ -102,6 +108,25 @@ def test_matrix_units_are_known_by_the_peaks() -> None:
     assert {"V100-PCIE-32GB", "T4", "A10G", "A40", "RTX3090", "H200-SXM-141GB", "MI210"} <= having
     assert not {"P100-PCIE-16GB", "P4"} & having
     assert not any(has_matrix_units(device, "float32") for device in GPUS)
+
+
+def test_warpgroups_are_known_by_the_peaks() -> None:
+    by_warpgroups = {name for name, device in catalogue().items() if multiplies_by_warpgroups(device)}
+    assert {"H100-SXM5-80GB", "H100-PCIE-80GB", "GH200-96GB", "H200-SXM-141GB", "B200-SXM-180GB"} == by_warpgroups
+
+
+@pytest.mark.parametrize("name", ["H100-SXM5-80GB", "H200-SXM-141GB"])
+def test_newer_matrix_units_keep_most_of_their_share(name: str) -> None:
+    """Large products reach a share of the peak near A100's: operands that cost as much there would leave 0.61."""
+    large = [product(8192, 8192, 8192, dtype) for dtype in ("float16", "tfloat32")]
+
+    def share(device: DeviceType) -> np.ndarray:
+        peaks = np.array([device.peak_flops_per_second[kernel.dtype] for kernel in large])
+        return np.array([kernel.flops for kernel in large]) / peaks / ROOFLINE.seconds(large, device)
+
+    older, newer = share(A100), share(catalogue()[name])
+    assert (newer < older).all()
+    assert (newer > 0.9 * older).all()
 
 
 def test_a_dtype_without_peak_is_named() -> None:

@@ -18,7 +18,6 @@ from dejavu.cluster import DeviceType
 JOULES_PER_FLOP = {16: 20e-12, 12: 17e-12, 8: 9e-12, 7: 7e-12, 6: 6.5e-12, 5: 4.9e-12, 4: 4.7e-12}
 
 
-
 # Since Volta a scheduler issues one instruction a clock. Where it has 16 float32 lanes (Volta, Turing, A100), one
 # multiplication keeps them busy for two clocks, and loads and addresses are issued in between for nothing. Where it has
 # 32 (GA102, Ada, Hopper, Blackwell: 128 in a multiprocessor), each other instruction takes a multiplication's place.
