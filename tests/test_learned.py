@@ -13,7 +13,12 @@ from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
 from dejavu.cost.kernels.features import KernelWork, bounds
 from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
-from dejavu.cost.kernels.power import ISSUED_SHARE, has_wide_multiprocessors, sustained_fraction
+from dejavu.cost.kernels.power import (
+    ISSUED_SHARE,
+    has_wide_multiprocessors,
+    matrix_units_share,
+    sustained_fraction,
+)
 from dejavu.cost.kernels.trees import Trees
 from dejavu.importers.neusight.kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
 from dejavu.profiles.kernel import Kernel
@@ -190,6 +195,19 @@ def test_only_power_limited_boards_are_slowed() -> None:
         assert sustained_fraction(dataclasses.replace(mine, board_watts=None), "float32") == most
         assert sustained_fraction(dataclasses.replace(mine, process_nanometres=None), "float32") == most
         assert 0 < sustained_fraction(dataclasses.replace(mine, process_nanometres=10), "float32") <= most
+
+
+def test_power_limits_matrix_units_of_few_boards() -> None:
+    devices = catalogue()
+    for name in ("A100-SXM4-80GB", "A40", "V100-SXM2-16GB", "H100-SXM5-80GB", "RTX3090"):
+        assert matrix_units_share(devices[name]) > 0.872, name
+    assert matrix_units_share(devices["T4"]) < 0.5
+    known = devices["H100-SXM5-80GB"]
+    shares = [matrix_units_share(dataclasses.replace(known, board_watts=watts)) for watts in (300.0, 500.0, 700.0, 1e6)]
+    assert shares == sorted(shares)
+    assert shares[1] < 0.8
+    assert shares[-1] == matrix_units_share(dataclasses.replace(known, board_watts=None)) == 1.0
+    assert matrix_units_share(devices["P4"]) == 1.0  # it has none
 
 
 def test_multiprocessors_of_128_lanes_share_their_issue_slots() -> None:

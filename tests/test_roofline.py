@@ -90,6 +90,7 @@ def test_a_faster_device_of_the_same_make_is_no_slower() -> None:
         replace(
             A100,
             num_multiprocessors=108 * 2,
+            board_watts=2 * A100.board_watts,
             peak_flops_per_second={name: 2 * peak for name, peak in A100.peak_flops_per_second.items()},
         ),
     ):
@@ -127,6 +128,14 @@ def test_newer_matrix_units_keep_most_of_their_share(name: str) -> None:
     older, newer = share(A100), share(catalogue()[name])
     assert (newer < older).all()
     assert (newer > 0.9 * older).all()
+
+
+def test_less_power_makes_no_product_faster() -> None:
+    kernels, known = random_kernels("bfloat16", 50, seed=3), catalogue()["H100-SXM5-80GB"]
+    seconds = [ROOFLINE.seconds(kernels, replace(known, board_watts=watts)) for watts in (250.0, 500.0, 700.0)]
+    assert (seconds[0] >= seconds[1]).all()
+    assert (seconds[1] >= seconds[2]).all()
+    assert seconds[0].sum() > 1.2 * seconds[2].sum()
 
 
 def test_a_dtype_without_peak_is_named() -> None:

@@ -18,6 +18,12 @@ from dejavu.cluster import DeviceType
 JOULES_PER_FLOP = {16: 20e-12, 12: 17e-12, 8: 9e-12, 7: 7e-12, 6: 6.5e-12, 5: 4.9e-12, 4: 4.7e-12}
 
 
+# Joules of a 16-bit operation in matrix units, over those of a float32 operation outside them: at most so much, since a
+# V100 (12 nm, 300 W) sustains 114 TFLOP/s in them (largest products of Alpa's profile, OSDI 2022). Scaled by process as
+# above, it limits a T4, H100 PCIe, and boards whose owner lowered the limit; not an A100 SXM4, an A40 or an H100 SXM5.
+MATRIX_ENERGY_SHARE = 300 / 114e12 / JOULES_PER_FLOP[12]
+MATRIX_DTYPES = ("float16", "bfloat16")  # others in proportion to their peak
+
 # Since Volta a scheduler issues one instruction a clock. Where it has 16 float32 lanes (Volta, Turing, A100), one
 # multiplication keeps them busy for two clocks, and loads and addresses are issued in between for nothing. Where it has
 # 32 (GA102, Ada, Hopper, Blackwell: 128 in a multiprocessor), each other instruction takes a multiplication's place.
@@ -52,7 +58,14 @@ def has_wide_multiprocessors(device: DeviceType) -> bool:
     return peak / (2 * count) > MOST_NARROW_LANES_PER_SECOND
 
 
+def matrix_units_share(device: DeviceType) -> float:
+    """Return the share of the peak FLOP/s that the board's power sustains in matrix units, at most 1."""
+    peak = next((device.peak_flops_per_second.get(name) for name in MATRIX_DTYPES), None)
+    return _powered_share(device, MATRIX_ENERGY_SHARE * peak) if peak else 1.0
+
+
 def _powered_share(device: DeviceType, peak_flops_per_second: float) -> float:
+    """Return it for operations that each take as much energy as a float32 one."""
     watts, process = device.board_watts, device.process_nanometres
     if watts is None or process is None:
         return 1.0

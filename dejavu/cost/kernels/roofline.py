@@ -14,13 +14,14 @@ Shape suffixes: K = kernels, T = tiles of the menu, S = splits of the summed dim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostError
+from dejavu.cost.kernels.power import matrix_units_share
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
@@ -69,6 +70,10 @@ class KernelLaw:
     attention_efficiency: float = 1.0
     cache_speedup: float = 1.0
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
+
+    def limited(self, most_share: float) -> KernelLaw:
+        """Return the law where power sustains this share of the peak at most."""
+        return replace(self, compute_efficiency=min(self.compute_efficiency, most_share))
 
     def seconds(self, columns: Columns, family: str, peak_flops_per_second: float, device: DeviceType) -> Floats:
         """Return the seconds of kernels of one family; the peak does not matter outside `PRODUCTS`."""
@@ -229,7 +234,9 @@ class KernelRoofline:
         """Return the law for this dtype on this device."""
         if device.kind == "cpu":
             return self.cpu_core
-        return self.matrix_units if has_matrix_units(device, dtype) else self.scalar_units
+        if not has_matrix_units(device, dtype):
+            return self.scalar_units
+        return self.matrix_units.limited(matrix_units_share(device))
 
 
 def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:
