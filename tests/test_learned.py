@@ -13,7 +13,12 @@ from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
 from dejavu.cost.kernels.features import KernelWork, bounds
 from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
-from dejavu.cost.kernels.power import sustained_fraction
+from dejavu.cost.kernels.power import (
+    ISSUED_SHARE,
+    has_wide_multiprocessors,
+    matrix_units_share,
+    sustained_fraction,
+)
 from dejavu.cost.kernels.trees import Trees
 from dejavu.importers.neusight.kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
 from dejavu.profiles.kernel import Kernel
@@ -184,11 +189,40 @@ def test_only_power_limited_boards_are_slowed() -> None:
     assert sustained_fraction(devices["T4"], "float16") == 1.0
     for known in (devices["T4"], devices["A10"], devices["L40S"]):  # by its numbers, not by its name
         mine = dataclasses.replace(known, name="mine")
-        assert sustained_fraction(mine, "float32") == sustained_fraction(known, "float32") < 1.0
-        assert sustained_fraction(dataclasses.replace(mine, board_watts=1e6), "float32") == 1.0
-        assert sustained_fraction(dataclasses.replace(mine, board_watts=None), "float32") == 1.0
-        assert sustained_fraction(dataclasses.replace(mine, process_nanometres=None), "float32") == 1.0
-        assert 0 < sustained_fraction(dataclasses.replace(mine, process_nanometres=10), "float32") <= 1.0
+        most = ISSUED_SHARE if has_wide_multiprocessors(known) else 1.0
+        assert sustained_fraction(mine, "float32") == sustained_fraction(known, "float32") < most
+        assert sustained_fraction(dataclasses.replace(mine, board_watts=1e6), "float32") == most
+        assert sustained_fraction(dataclasses.replace(mine, board_watts=None), "float32") == most
+        assert sustained_fraction(dataclasses.replace(mine, process_nanometres=None), "float32") == most
+        assert 0 < sustained_fraction(dataclasses.replace(mine, process_nanometres=10), "float32") <= most
+
+
+def test_power_limits_matrix_units_of_few_boards() -> None:
+    devices = catalogue()
+    for name in ("A100-SXM4-80GB", "A40", "V100-SXM2-16GB", "H100-SXM5-80GB", "RTX3090"):
+        assert matrix_units_share(devices[name]) > 0.872, name
+    assert matrix_units_share(devices["T4"]) < 0.5
+    known = devices["H100-SXM5-80GB"]
+    shares = [matrix_units_share(dataclasses.replace(known, board_watts=watts)) for watts in (300.0, 500.0, 700.0, 1e6)]
+    assert shares == sorted(shares)
+    assert shares[1] < 0.8
+    assert shares[-1] == matrix_units_share(dataclasses.replace(known, board_watts=None)) == 1.0
+    assert matrix_units_share(devices["P4"]) == 1.0  # it has none
+
+
+def test_multiprocessors_of_128_lanes_share_their_issue_slots() -> None:
+    wide = {name for name, on in catalogue().items() if has_wide_multiprocessors(on)}
+    assert {"A10", "A40", "L4", "H100-SXM5-80GB", "RTX3090"} <= wide
+    narrow = {"P4", "P100-PCIE-16GB", "V100-SXM2-16GB", "T4", "A30", "A100-SXM4-80GB", "MI210", "MI300X"}
+    assert not wide & narrow
+    large = [linear(8192, 8192, 8192)]
+    for name in wide:  # a wide device's predicted products fall short of its peak, those of other dtypes do not change
+        on = catalogue()[name]
+        assert sustained_fraction(on, "float32") <= ISSUED_SHARE
+        assert sustained_fraction(on, "float16") == 1.0
+        unknown = dataclasses.replace(on, num_multiprocessors=None, name="unknown")
+        assert shipped().predict(large, on).seconds_K[0] >= large[0].flops / on.peak_flops_per_second["float32"]
+        assert sustained_fraction(unknown, "float32") >= sustained_fraction(on, "float32")
 
 
 def test_rows_and_operations_become_kernels() -> None:

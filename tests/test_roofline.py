@@ -17,7 +17,13 @@ from benchmarks.cost import fp16
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost import CostError
 from dejavu.cost.kernels.calibration import Calibration, calibrate, calibration_kernels, elementwise, product, row_wise
-from dejavu.cost.kernels.roofline import MATRIX_UNITS, PRODUCTS, KernelRoofline, has_matrix_units
+from dejavu.cost.kernels.roofline import (
+    MATRIX_UNITS,
+    PRODUCTS,
+    KernelRoofline,
+    has_matrix_units,
+    multiplies_by_warpgroups,
+)
 from dejavu.cost.kernels.roofline_fit import FitError, Sample, fit
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Operator
@@ -84,6 +90,7 @@ def test_a_faster_device_of_the_same_make_is_no_slower() -> None:
         replace(
             A100,
             num_multiprocessors=108 * 2,
+            board_watts=2 * A100.board_watts,
             peak_flops_per_second={name: 2 * peak for name, peak in A100.peak_flops_per_second.items()},
         ),
     ):
@@ -102,6 +109,33 @@ def test_matrix_units_are_known_by_the_peaks() -> None:
     assert {"V100-PCIE-32GB", "T4", "A10G", "A40", "RTX3090", "H200-SXM-141GB", "MI210"} <= having
     assert not {"P100-PCIE-16GB", "P4"} & having
     assert not any(has_matrix_units(device, "float32") for device in GPUS)
+
+
+def test_warpgroups_are_known_by_the_peaks() -> None:
+    by_warpgroups = {name for name, device in catalogue().items() if multiplies_by_warpgroups(device)}
+    assert {"H100-SXM5-80GB", "H100-PCIE-80GB", "GH200-96GB", "H200-SXM-141GB", "B200-SXM-180GB"} == by_warpgroups
+
+
+@pytest.mark.parametrize("name", ["H100-SXM5-80GB", "H200-SXM-141GB"])
+def test_newer_matrix_units_keep_most_of_their_share(name: str) -> None:
+    """Large products reach a share of the peak near A100's: operands that cost as much there would leave 0.61."""
+    large = [product(8192, 8192, 8192, dtype) for dtype in ("float16", "tfloat32")]
+
+    def share(device: DeviceType) -> np.ndarray:
+        peaks = np.array([device.peak_flops_per_second[kernel.dtype] for kernel in large])
+        return np.array([kernel.flops for kernel in large]) / peaks / ROOFLINE.seconds(large, device)
+
+    older, newer = share(A100), share(catalogue()[name])
+    assert (newer < older).all()
+    assert (newer > 0.9 * older).all()
+
+
+def test_less_power_makes_no_product_faster() -> None:
+    kernels, known = random_kernels("bfloat16", 50, seed=3), catalogue()["H100-SXM5-80GB"]
+    seconds = [ROOFLINE.seconds(kernels, replace(known, board_watts=watts)) for watts in (250.0, 500.0, 700.0)]
+    assert (seconds[0] >= seconds[1]).all()
+    assert (seconds[1] >= seconds[2]).all()
+    assert seconds[0].sum() > 1.2 * seconds[2].sum()
 
 
 def test_a_dtype_without_peak_is_named() -> None:

@@ -230,6 +230,8 @@ def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool
 
     errors = [abs(row["ours_percent"]) for row in whole if row["ours_percent"] is not None]
     peers = ("roofline", *PUBLISHED)
+    coverage = float(100 * np.concatenate(inside).mean()) if inside else None
+    inside_models = sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in whole)
     return {
         "models_mape_percent": mean("ours_percent", whole),
         "models_median_percent": float(np.median(errors)) if errors else None,
@@ -238,14 +240,18 @@ def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool
         **{f"models_{peer}": by_mode(f"{peer}_percent") for peer in peers},
         "forward_mape_percent": mean("forward_percent", whole),
         "backward_mape_percent": mean("backward_percent", whole),
-        "models_inside_interval": sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in whole),
+        "models_inside_interval": inside_models,
         "operators": {
             name: {row["what"]: row["ours_mape_percent"] for row in single if row["device"] == name} for name in names
         },
         "operators_median": {
             name: {row["what"]: row["ours_median_percent"] for row in single if row["device"] == name} for name in names
         },
-        "interval_coverage_percent": float(100 * np.concatenate(inside).mean()) if inside else None,
+        "interval_coverage_percent": coverage,
+        "coverage": {
+            "kernels_percent": coverage,
+            "models_percent": 100 * inside_models / len(whole) if whole else None,
+        },
     }
 
 

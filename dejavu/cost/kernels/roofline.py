@@ -14,13 +14,14 @@ Shape suffixes: K = kernels, T = tiles of the menu, S = splits of the summed dim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostError
+from dejavu.cost.kernels.power import matrix_units_share
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
@@ -32,6 +33,11 @@ ACCUMULATOR_BYTES = 4  # partial sums of a split are float32
 # 128 bytes a clock (NVIDIA's tuning guides, Volta to Hopper) at 1.5 GHz, between A100's 1.41 and A40's 1.74 GHz.
 # Fixed from these, not fitted: with it, A100 and A40 alone each give the same compute efficiency, 0.87.
 MULTIPROCESSOR_BYTES_PER_SECOND = 128 * 1.5e9
+# Up to Ampere each warp loads its own operands: eight warps of 64 × 64 read 2,048 bytes of a 128 × 256 tile's step in
+# 16 bits. From Hopper on a warpgroup reads them where they lie, two of 64 × 256 only 1,280 (PTX ISA, `wgmma`), and its
+# clock is 1.22 times as high (H100: 1.83 GHz): the same tile passes 1.95 times as fast. Counted, fitted to nothing.
+WARPGROUP_SPEEDUP = 2048 / 1280 * 1.83 / 1.5
+MOST_WARP_FLOPS_PER_SECOND = 3072 * 1.5e9  # a multiprocessor's in 16 bits: Ampere's do 2,048 a clock, Hopper's 4,096
 MATRIX_UNIT_RATIO = 2.5  # times the float32 peak: a type that is faster has matrix units; without them it has twice
 CACHE_SHARPNESS = 4.0  # exponent of how fast the share that a cache holds falls once the tensors outgrow it
 PRODUCTS = ("matmul", "convolution", "attention")
@@ -65,6 +71,10 @@ class KernelLaw:
     cache_speedup: float = 1.0
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
 
+    def limited(self, most_share: float) -> KernelLaw:
+        """Return the law where power sustains this share of the peak at most."""
+        return replace(self, compute_efficiency=min(self.compute_efficiency, most_share))
+
     def seconds(self, columns: Columns, family: str, peak_flops_per_second: float, device: DeviceType) -> Floats:
         """Return the seconds of kernels of one family; the peak does not matter outside `PRODUCTS`."""
         bandwidth = device.memory_bytes_per_second * self.traffic_efficiency.get(family, self.memory_efficiency)
@@ -95,7 +105,7 @@ class KernelLaw:
         waves = np.ceil(batch * np.ceil(m / rows_T) * np.ceil(n / width_T) * split_S / count)
         # of one step along the summed dimension: multiply, and bring both operands past the shared memory
         multiply = 2 * rows_T * width_T * count / rate
-        bring = (rows_T + width_T) * item_bytes / MULTIPROCESSOR_BYTES_PER_SECOND
+        bring = (rows_T + width_T) * item_bytes / _operand_bytes_per_second(device)
         arithmetic = waves * (self.tile_seconds + np.ceil(k / split_S) * (multiply + bring))
         partial_bytes = np.where(split_S > 1, ACCUMULATOR_BYTES * split_S * batch * m * n, 0.0)
         memory = self._memory_seconds(first, bandwidth, device) + partial_bytes / bandwidth
@@ -224,13 +234,27 @@ class KernelRoofline:
         """Return the law for this dtype on this device."""
         if device.kind == "cpu":
             return self.cpu_core
-        return self.matrix_units if has_matrix_units(device, dtype) else self.scalar_units
+        if not has_matrix_units(device, dtype):
+            return self.scalar_units
+        return self.matrix_units.limited(matrix_units_share(device))
 
 
 def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:
     """Return the peak that kernels of this dtype can reach; tfloat32 is float32 where the device has no such units."""
     peak = device.peak_flops_per_second.get(dtype)
     return device.peak_flops_per_second.get("float32") if peak is None and dtype == "tfloat32" else peak
+
+
+def _operand_bytes_per_second(device: DeviceType) -> float:
+    """Return how fast one multiprocessor's tile gets its operands."""
+    return MULTIPROCESSOR_BYTES_PER_SECOND * (WARPGROUP_SPEEDUP if multiplies_by_warpgroups(device) else 1.0)
+
+
+def multiplies_by_warpgroups(device: DeviceType) -> bool:
+    """Return whether matrix units take operands from shared memory, as since Hopper: known by their 16-bit peak."""
+    peaks, count = device.peak_flops_per_second, device.num_multiprocessors
+    peak = peaks.get("float16") or peaks.get("bfloat16") or 0.0
+    return device.kind == "cuda" and count is not None and peak / count > MOST_WARP_FLOPS_PER_SECOND
 
 
 def has_matrix_units(device: DeviceType, dtype: str) -> bool:

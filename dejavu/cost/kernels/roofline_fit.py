@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from dejavu.cluster import DeviceType
-from dejavu.cost.kernels.roofline import PRODUCTS, Columns, KernelLaw, peak_flops_per_second
+from dejavu.cost.kernels.power import matrix_units_share
+from dejavu.cost.kernels.roofline import PRODUCTS, Columns, KernelLaw, has_matrix_units, peak_flops_per_second
 from dejavu.foundation.errors import DejavuError
 from dejavu.profiles.kernel import Kernel
 
@@ -49,6 +50,7 @@ class Sample:
     peak_flops_per_second: float
     device: DeviceType
     seconds_K: Floats
+    is_on_matrix_units: bool = False
 
     @classmethod
     def of(cls, kernels: Sequence[Kernel], seconds: Sequence[float] | Floats, device: DeviceType) -> Sample:
@@ -66,7 +68,7 @@ class Sample:
             raise FitError(f"no peak FLOP/s of {device.name!r} in {dtype}")
         if not (np.isfinite(seconds_K) & (seconds_K > 0)).all():
             raise FitError(f"a kernel on {device.name!r} took no positive number of seconds")
-        return cls(Columns.of(kernels), family, peak or 1.0, device, seconds_K)
+        return cls(Columns.of(kernels), family, peak or 1.0, device, seconds_K, has_matrix_units(device, dtype))
 
     def some(self, most: int, seed: int) -> Sample:
         """Draw at most this many of them at random."""
@@ -76,7 +78,8 @@ class Sample:
         return replace(self, columns=self.columns.at(chosen), seconds_K=self.seconds_K[chosen])
 
     def predicted_K(self, law: KernelLaw) -> Floats:
-        """Predict the seconds by the law."""
+        """Predict the seconds by the law, on matrix units at the power of this board."""
+        law = law.limited(matrix_units_share(self.device)) if self.is_on_matrix_units else law
         return law.seconds(self.columns, self.family, self.peak_flops_per_second, self.device)
 
     def mape(self, law: KernelLaw) -> float:
