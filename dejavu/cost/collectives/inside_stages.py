@@ -97,7 +97,12 @@ class StageCollectives:
         return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
 
     def per_step_line(
-        self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
+        self,
+        configuration: StageConfiguration,
+        sizes_bytes: Sequence[float],
+        gradient_bytes: float = 1.0,
+        *,
+        gathers: bool = False,
     ) -> tuple[float, float]:
         """Fit seconds and seconds per byte of the replicas' per-step work, as a line over the whole range of sizes.
 
@@ -107,8 +112,22 @@ class StageCollectives:
         Args:
             sizes_bytes: of single layers on one device.
             gradient_bytes: as for `data_seconds`.
+            gathers: the replicas gather all gradients, in place of the sum.
         """
         names = PER_STEP[configuration.zero_level] if configuration.data_parallel > 1 else ()
+        if gathers and names:  # a gather's size is that of what each has in the end
+            in_all = configuration.data_parallel * gradient_bytes
+            latency, per_byte = self._line(configuration, ("all_gather",), [in_all * size for size in sizes_bytes], 1.0)
+            return latency, per_byte * in_all
+        return self._line(configuration, names, sizes_bytes, gradient_bytes)
+
+    def _line(
+        self,
+        configuration: StageConfiguration,
+        names: Sequence[str],
+        sizes_bytes: Sequence[float],
+        gradient_bytes: float,
+    ) -> tuple[float, float]:
         positive = [size for size in sizes_bytes if size > 0]
         if not names or not positive:
             return 0.0, 0.0
