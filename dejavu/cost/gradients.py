@@ -20,7 +20,7 @@ from dejavu.workload import GradientSettings
 _COMMON = 9
 # Sorting: N (N − 1) / 2 pairs of rows, of which the least and the largest are read and written (6). Krum: as float64
 # (two numbers each) N rows are written, and all pairs of them read. Zeno: three products of rows as float64.
-_NUMBERS_MOVED: dict[str, Callable[[int], float]] = {
+NUMBERS_MOVED: dict[str, Callable[[int], float]] = {
     "mean": lambda n: 0.0,
     "suspicion": lambda n: _COMMON * n,
     "median": lambda n: _COMMON * n + 3 * n * (n - 1),
@@ -36,7 +36,7 @@ def combining_seconds(
     settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats, device: DeviceType
 ) -> Floats:
     """Return how long each layer's gathered gradients take to be combined: what is moved, at the memory's bandwidth."""
-    numbers = _NUMBERS_MOVED[settings.rule](configuration.data_parallel)
+    numbers = NUMBERS_MOVED[settings.rule](configuration.data_parallel)
     return numbers * gradient_bytes_L / device.memory_bytes_per_second
 
 
