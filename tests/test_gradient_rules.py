@@ -270,6 +270,18 @@ def test_a_replica_that_is_always_suspected_is_named_and_others_are_not() -> Non
     assert np.median(tally.ratios) == pytest.approx(4 / 1.05, rel=0.1)
 
 
+def test_a_replica_that_is_far_off_now_and_then_is_named() -> None:
+    chance = np.random.default_rng(3)
+    for times, named in ((2, {}), (3, {2: [0]})):
+        watch = Watch(1, 5, 1)
+        for step in range(100):
+            suspicion_SN = torch.tensor(1 + 0.1 * chance.random((1, 5)))
+            if step % 30 == 0 and step < 30 * times:
+                suspicion_SN[0, 2] = 1e20
+            watch.look(step, suspicion_SN)
+        assert watch.named() == named
+
+
 def test_equal_replicas_are_never_named() -> None:
     """Those with equal gradients, and of those that are drawn alike none in many windows."""
     watch = Watch(1, 4, 1)

@@ -5,6 +5,7 @@ Shape suffixes: N = replicas, P = numbers of the gradient.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,6 +72,8 @@ def train(
 ) -> Outcome:
     """Train so many steps, or until a held-out accuracy is enough.
 
+    It ends early where the loss is no number any more.
+
     Replica r of N has rows ⌊r b / N⌋ to ⌊(r + 1) b / N⌋ of each microbatch, as in the runtime.
     """
     workload, count = case.workload, case.num_replicas
@@ -102,6 +105,8 @@ def train(
         _put(module, found.gradient_P)
         optimizer.step()
         outcome.losses.append(loss)
+        if not math.isfinite(loss):
+            break
         if evaluate_every and (step + 1) % evaluate_every == 0:
             outcome.accuracies.append((step + 1, _accuracy(module, workload)))
             if until is not None and until(outcome.accuracies[-1][1]):

@@ -15,9 +15,9 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.workload import GradientSettings
 
 # Numbers that a rule reads and writes for each number of one gradient, of N replicas: as `runtime.gradients.rules`
-# goes over them. All rules divide each gradient by its share (2 N), look whether it is finite (N), compare each with a
-# weighted sum of all (N + 1, and 4 N: both read, their difference written and read) and add them up by weights (N + 1).
-_COMMON = 9
+# goes over them. All rules divide each gradient by its share (2 N), look whether it is finite (N), add them up by trust
+# (N), compare each with the sum (the difference is written and read: 3 N) and add them up by weights (N).
+_COMMON = 8
 # Sorting: N (N − 1) / 2 pairs of rows, of which the least and the largest are read and written (6). Krum: as float64
 # (two numbers each) N rows are written, and all pairs of them read. Zeno: three products of rows as float64.
 NUMBERS_MOVED: dict[str, Callable[[int], float]] = {
@@ -25,8 +25,8 @@ NUMBERS_MOVED: dict[str, Callable[[int], float]] = {
     "suspicion": lambda n: _COMMON * n,
     "median": lambda n: _COMMON * n + 3 * n * (n - 1),
     "trimmed_mean": lambda n: _COMMON * n + 3 * n * (n - 1),
-    "krum": lambda n: (_COMMON - 4) * n + 3 * n + 2 * n * (n - 1),
-    "zeno": lambda n: (_COMMON - 4) * n + 15 * n,
+    "krum": lambda n: (_COMMON - 3) * n + 3 * n + 2 * n * (n - 1),
+    "zeno": lambda n: (_COMMON - 3) * n + 15 * n,
 }
 # Of a gradient's size, besides the N gathered: the own one as a message, the combined one in blocks and as a whole.
 _OWN_COPIES = 3

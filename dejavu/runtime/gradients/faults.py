@@ -21,7 +21,7 @@ from dejavu.foundation.registry import Family
 ENVIRONMENT = "DEJAVU_GRADIENT_FAULTS"
 NOISE = 10.0  # times the gradient's own root mean square
 STALE_STEPS = 10  # how old a stale gradient is
-FLIPPED_SHARE = 1e-3  # of the numbers, each in one bit
+FLIPPED_SHARE = 1e-2  # of the numbers, each in one bit
 
 Spoil = Callable[[torch.Tensor, deque[torch.Tensor], torch.Generator], torch.Tensor]
 
@@ -42,7 +42,7 @@ def _bit_flip(gradient_P: torch.Tensor, earlier: deque[torch.Tensor], chance: to
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[gradient_P.element_size()]
     count = max(1, int(FLIPPED_SHARE * gradient_P.numel()))
     places = torch.randint(gradient_P.numel(), (count,), generator=chance)
-    bits = torch.randint(8 * gradient_P.element_size() - 1, (count,), generator=chance)
+    bits = torch.randint(8 * gradient_P.element_size(), (count,), generator=chance)
     flipped = gradient_P.clone()
     numbers, at = flipped.view(whole), places.to(gradient_P.device)
     numbers[at] = numbers[at] ^ torch.ones((), dtype=whole).bitwise_left_shift(bits.to(whole)).to(numbers.device)

@@ -1,4 +1,4 @@
-"""Which replica of a stage is suspected far more often than chance does it."""
+"""Which replica of a stage is suspected far more often than chance does it, or is far off several times."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import cache
 import torch
 
 WINDOW_STEPS = 50  # the last ones, in which a replica is compared with chance: a device may fail at any time
+FAR = 100.0  # times as far off as the median replica: distances of many numbers hardly scatter, so no honest one is
+FAR_STEPS = 3  # so often, and a replica is named though it is usually like the others: a device that fails now and then
 CHANCE = 1e-9  # of so many suspicions of a replica that is like the others, in a window
 
 
@@ -28,12 +30,14 @@ class Tally:
     Replicas that are alike are suspected equally often: k of N with a probability of k / N in each step.
 
     Attributes:
-        is_named: it was so far more often than that in some window.
+        num_far: in how many steps it was far off, or not finite.
+        is_named: it was suspected far more often than that in some window, or was far off several times.
     """
 
     watched_steps: int = 0
     num_steps: int = 0
     num_not_finite: int = 0
+    num_far: int = 0
     first_step: int = -1
     last_step: int = -1
     is_named: bool = False
@@ -57,7 +61,10 @@ class Tally:
             self.ratios.append(ratio)
         else:
             self.num_not_finite += 1
-        self.is_named |= chance_of(sum(self._window), len(self._window), probability) < CHANCE
+        self.num_far += ratio > FAR
+        self.is_named |= (
+            self.num_far >= FAR_STEPS or chance_of(sum(self._window), len(self._window), probability) < CHANCE
+        )
 
 
 class Watch:

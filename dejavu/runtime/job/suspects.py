@@ -11,7 +11,7 @@ from dejavu.foundation.units import plural
 
 @dataclass(frozen=True)
 class Suspect:
-    """A replica of a stage that was among the most suspected far more often than chance does it.
+    """A replica of a stage that was among the most suspected far more often than chance does it, or was far off.
 
     Attributes:
         stage, replica, rank: of the plan, of the stage, and of the world.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from dejavu.runtime.gradients.rules._base import Judgement, Rule, largest, shares
+from dejavu.runtime.gradients.rules._base import Judgement, Rule, finite_rows, largest, shares
 from dejavu.runtime.gradients.rules.krum import Krum
 from dejavu.runtime.gradients.rules.mean import Mean
 from dejavu.runtime.gradients.rules.median import Median
@@ -88,7 +88,7 @@ def combine(
         add_up: adds up what was measured over the devices that hold other columns of the same replicas.
         held_out_P: the gradient of held-out examples, which `Zeno` compares with; None: the sum by trust.
     """
-    finite_N = gradients_NP.isfinite().all(dim=1)
+    finite_N = finite_rows(gradients_NP)
     usable_NP = gradients_NP if bool(finite_N.all()) else torch.where(finite_N[:, None], gradients_NP, 0.0)
     blocks = [block for part in parts for block in _blocks(part)]
     by_section: list[torch.Tensor | None] = [None] * len(trust_SN)
