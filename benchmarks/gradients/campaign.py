@@ -1,4 +1,4 @@
-"""Every fault × rule × number of faulty replicas, trained in one process; a module, so that other processes import it."""
+"""Every fault × rule × number of faulty replicas, trained in one process; other processes import this module."""
 
 from __future__ import annotations
 
