@@ -50,7 +50,8 @@ class Case:
     faulty: int
     fault: str = NONE
     layer: str = ""
-    unequal: bool = False
+    unequal_share: float = 0.0
+    rate: float = 1.0  # times the usual learning rate
 
     def row(self) -> Row:
         found: Row = {"what": self.what, "rule": self.rule, "replicas": self.replicas, "faulty": self.faulty}
@@ -82,7 +83,7 @@ def settings_of(case: Case) -> GradientSettings:
     return known[case.rule]
 
 
-def workload_of(settings: GradientSettings, replicas: int, seed: int) -> Workload:
+def workload_of(settings: GradientSettings, replicas: int, seed: int, rate: float = 1.0) -> Workload:
     """The perceptron, and a batch of equal parts."""
     return Workload(
         model="mlp",
@@ -96,7 +97,7 @@ def workload_of(settings: GradientSettings, replicas: int, seed: int) -> Workloa
         checkpoint_every=MOST_STEPS,
         seed=seed,
         gradients=settings,
-        optimizer=OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=0.0),
+        optimizer=OptimizerSettings(name="sgd", learning_rate=0.05 * rate, momentum=0.9, weight_decay=0.0),
         trials=TrialSettings(count=0),
     )
 
@@ -118,7 +119,9 @@ def cases() -> Iterator[Case]:
         )
     for fault in ("sign_flip", "noise", "nan"):
         yield from (Case("equal data", name, 8, 2, fault, ONE_LAYER) for name in rules(2))
-    yield from (Case("a class or two each", name, 8, 0, unequal=True) for name in rules(2))
+    for what, share in (("half by class", 0.5), ("all by class", 1.0)):
+        yield from (Case(what, name, 8, 0, unequal_share=share) for name in rules(2))
+    yield from (Case("learning rate × 4", name, 8, 0, rate=4.0) for name in ("suspicion", PRINTED))
     for name in ("suspicion α 0.1", "suspicion α 10", PRINTED):
         yield from (Case("equal data", name, 8, faulty, fault) for faulty, fault in ((0, NONE), (2, "noise")))
 
@@ -130,7 +133,8 @@ def trained(asked: tuple[Case, int]) -> Row:
     settings = settings_of(case)
     rule = AsPrinted(Suspicion(settings.num_suspected, settings.alpha)) if case.rule == PRINTED else None
     faults = tuple(GradientFault(case.fault, n, case.layer, seed=10 * seed + n) for n in range(case.faulty))
-    replicated = Replicated(workload_of(settings, case.replicas, seed), case.replicas, faults, case.unequal, rule)
+    workload = workload_of(settings, case.replicas, seed, case.rate)
+    replicated = Replicated(workload, case.replicas, faults, case.unequal_share, rule)
     found = train(
         replicated,
         draw_of(seed),
@@ -152,13 +156,13 @@ def together(case: Case, runs: list[Row]) -> Row:
     """The median of the seeds; none where most did not reach the target."""
     steps = sorted(run["steps"] if run["steps"] is not None else MOST_STEPS + 1 for run in runs)
     middle = steps[len(steps) // 2]
+    counted = () if case.rule == "mean" else ("named_faulty", "named_honest")  # the mean's replicas are not compared
     return {
         **case.row(),
         "steps_to_target": middle if middle <= MOST_STEPS else None,
         "reached": sum(run["steps"] is not None for run in runs),
         "best_accuracy": median(run["accuracy"] for run in runs),
-        "named_faulty": sum(run["named_faulty"] for run in runs),
-        "named_honest": sum(run["named_honest"] for run in runs),
+        **{name: sum(run[name] for run in runs) for name in counted},
         "seeds": len(runs),
     }
 

@@ -34,14 +34,14 @@ class Replicated:
     Attributes:
         workload: its `gradients` say the rule.
         faults: of replicas, by `rank`.
-        unequal: examples of a batch are given out by class, so that each replica has one or a few.
+        unequal_share: so much of a batch is given out by class, one or two classes to a replica.
         rule: in place of the workload's.
     """
 
     workload: Workload
     num_replicas: int
     faults: tuple[GradientFault, ...] = ()
-    unequal: bool = False
+    unequal_share: float = 0.0
     rule: Rule | None = None
 
 
@@ -89,9 +89,8 @@ def train(
     rule = case.rule or rule_of(workload.gradients)
     for step in range(num_steps):
         inputs, targets = data.batch(step, workload.batch_size, seed=workload.seed)
-        if case.unequal:
-            order = targets.argsort(stable=True)
-            inputs, targets = inputs[order], targets[order]
+        order = _by_class(targets, case.unequal_share, count)
+        inputs, targets = inputs[order], targets[order]
         module.step = step
         gradients_NP, loss = _gradients(module, workload, inputs, targets, count)
         for replica, device in devices:
@@ -113,6 +112,19 @@ def train(
                 break
     outcome.named = tuple(sorted(watch.named()))
     return outcome
+
+
+def _by_class(targets: torch.Tensor, share: float, count: int) -> torch.Tensor:
+    """Return the order in which a share of each replica's rows is sorted by class over all replicas.
+
+    Of a batch of one microbatch, whose rows are the replicas' one after another.
+    """
+    rows_NR = torch.arange(len(targets)).reshape(count, -1) if share else torch.arange(len(targets))[None]
+    own_NR = rows_NR[:, : round(share * rows_NR.shape[1])]
+    chosen = own_NR.flatten()
+    order_NR = rows_NR.clone()
+    order_NR[:, : own_NR.shape[1]] = chosen[targets[chosen].argsort(stable=True)].reshape(own_NR.shape)
+    return order_NR.flatten()
 
 
 def _gradients(

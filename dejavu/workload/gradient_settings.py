@@ -30,7 +30,8 @@ class GradientSettings(BaseModel):
             trimmed at both ends of each coordinate (trimmed_mean), or allowed for (krum).
         alpha: of suspicion: weights are alpha / (alpha + distance), in the unit of the gradient's norm.
         per: replicas are judged by a stage's whole gradient, or by each layer's.
-        rho, epsilon: of zeno: the weight of a gradient's squared length in its score, and the least score, below 0.
+        rho: of zeno: the weight of a gradient's squared length in its score.
+        epsilon: of zeno: by how much the score of a gradient that is used may be below 0.
         held_out_every: of zeno: so many steps use one gradient of held-out examples.
     """
 
