@@ -89,7 +89,7 @@ def train(
     rule = case.rule or rule_of(workload.gradients)
     for step in range(num_steps):
         inputs, targets = data.batch(step, workload.batch_size, seed=workload.seed)
-        order = _by_class(targets, case.unequal_share, count)
+        order = by_class(targets, case.unequal_share, count)
         inputs, targets = inputs[order], targets[order]
         module.step = step
         gradients_NP, loss = _gradients(module, workload, inputs, targets, count)
@@ -114,7 +114,7 @@ def train(
     return outcome
 
 
-def _by_class(targets: torch.Tensor, share: float, count: int) -> torch.Tensor:
+def by_class(targets: torch.Tensor, share: float, count: int) -> torch.Tensor:
     """Return the order in which a share of each replica's rows is sorted by class over all replicas.
 
     Of a batch of one microbatch, whose rows are the replicas' one after another.
