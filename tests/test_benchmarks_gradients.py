@@ -46,7 +46,7 @@ def test_the_median_of_seeds_is_none_where_most_do_not_arrive() -> None:
     assert steps_of(rows, "equal data") == {"median": 40, PRINTED: MOST_STEPS}
 
 
-def test_examplesby_class_are_all_given_out_once() -> None:
+def test_examples_by_class_are_all_given_out_once() -> None:
     targets = torch.randint(10, (48,), generator=torch.Generator().manual_seed(0))
     for share in (0.0, 0.5, 1.0):
         order = by_class(targets, share, 4)

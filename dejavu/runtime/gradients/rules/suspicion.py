@@ -38,4 +38,5 @@ class Suspicion(Rule):
         kept_N = ~replaced_N
         # Σ w_i ĝ_i, where ĝ_i of those replaced is the mean of those kept
         joined_N = (weights_N + (weights_N * replaced_N).sum() / kept_N.sum()) * kept_N
-        return Judgement(joined_N, suspicion_N, weights_N)
+        trust_N = weights_N if bool(weights_N.isfinite().all()) else torch.full_like(trust_N, 1 / len(trust_N))
+        return Judgement(joined_N, suspicion_N, trust_N)
