@@ -61,7 +61,7 @@ def lengths(rows_NP: torch.Tensor) -> torch.Tensor:
 
     They are added up in the rows' own type, several times as fast on CPUs, unless squares leave its range.
     """
-    found_N = torch.linalg.vector_norm(rows_NP, dim=1)
+    found_N: torch.Tensor = torch.linalg.vector_norm(rows_NP, dim=1)
     if not bool(((found_N > 0) & found_N.isfinite()).all()):
         found_N = torch.linalg.vector_norm(rows_NP, dim=1, dtype=torch.float64)
     return found_N.double()
