@@ -58,7 +58,7 @@ RULES: dict[str, Gradients | str] = {
 
 @pytest.mark.integration
 def test_ranks_train_as_one_process_that_applies_the_same_rule() -> None:
-    """Five replicas of the whole model, with unequal shares of a microbatch of 12; of 6, where the schedule runs twice."""
+    """Five replicas of the whole model, with unequal shares of microbatches of 12 (of 6 in two runs)."""
     workloads = [*(with_rule(rule) for rule in RULES.values()), with_rule("suspicion", accumulate=2)]
     trained = train_in_turn([job(workload, one_device(5)) for workload in workloads])
     for workload, found in zip(workloads, trained, strict=True):
