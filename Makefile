@@ -42,6 +42,7 @@ bench: $(VENV)/.ready
 	$(BENCH).search --scales --json $(RESULTS)/search-scales.json
 	$(BENCH).search --gradient --json $(RESULTS)/search-gradient.json
 	$(BENCH).bound --json $(RESULTS)/bound.json
+	$(BENCH).gradients --json $(RESULTS)/gradients.json
 	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
 	$(BENCH).capture --json $(RESULTS)/capture.json
 	$(BENCH).published --json $(RESULTS)/published.json

@@ -74,13 +74,18 @@ class Parallelism:
         return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(False,))
 
     @classmethod
-    def usual(cls, cluster: Cluster) -> Parallelism:
+    def usual(cls, cluster: Cluster, *, replicas: bool = False) -> Parallelism:
         """What is considered where nobody says otherwise: everything, but on CPUs one core for a stage.
 
         Cores share one memory, and torch's tensor parallelism takes longer there to hand out an operator than small
         layers take to compute.
+
+        Args:
+            replicas: the training wants some of each stage, on CPUs too.
         """
-        return cls.one_device() if cluster.kind == "cpu" else cls()
+        if cluster.kind != "cpu":
+            return cls()
+        return replace(cls.one_device(), max_data_parallel=None) if replicas else cls.one_device()
 
     def configurations(
         self,

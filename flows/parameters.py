@@ -25,6 +25,7 @@ from dejavu.workload.data_settings import (
     TokenizerSettings,
     TokensSettings,
 )
+from dejavu.workload.gradient_settings import GradientSettings
 from dejavu.workload.settings import OptimizerSettings, ReplanSettings, TrialSettings, Workload
 from flows.processes import RUN
 
@@ -37,6 +38,7 @@ FAMILIES = {
 }
 RECORDS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
+    "gradients": GradientSettings,
     "synthetic": SyntheticSettings,
     "tokens": TokensSettings,
     "tokenizer": TokenizerSettings,

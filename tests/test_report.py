@@ -41,6 +41,7 @@ from dejavu.report.charts import timeline_chart
 from dejavu.report.page import _figures
 from dejavu.report.timeline import IDLE, Work
 from dejavu.runtime.job import Evaluation, TrainingResult
+from dejavu.runtime.job.suspects import Suspect
 from dejavu.simulation import Simulation
 from dejavu.timing.clock import Span, Timed
 from dejavu.timing.training_times import StageTimes
@@ -573,6 +574,13 @@ def test_what_is_held_out_is_a_line_of_its_own(run: ReportData, tried: bool) -> 
     if tried:
         (axes,) = losses_figure(run.trials, run.winner, run.training).axes
         assert "on what is held out" in axes.get_legend_handles_labels()[1]
+
+
+def test_a_suspected_replica_is_a_line_of_the_summary(run: ReportData) -> None:
+    suspect = Suspect(1, 2, 5, "alpha", 3, 9, 39, 28, 30, 4.04)
+    run = replace(run, training=replace(run.training, suspects=(suspect,)))
+    assert "replica 2 (rank 5 on alpha, device 3)" in printed(run)
+    assert str(suspect) in Page(page(run)).text
 
 
 def test_the_losses_go_on_from_the_winner(run):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
+from dejavu.cost.gradients import gathered_bytes, held_out_share
 from dejavu.cost.kernels.experts import most_rows
 from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
@@ -276,6 +277,11 @@ def configuration_memory(
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
-        step_bytes_L=step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+        # Gathered gradients are gone when the optimizer steps.
+        step_bytes_L=np.maximum(
+            step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+            gathered_bytes(workload.gradients, configuration, each_byte.gradient_bytes * weights_L)
+            + held_out_share(workload.gradients, configuration) * held_L,
+        ),
         offloaded_bytes_L=offloaded_L,
     )

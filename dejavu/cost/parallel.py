@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dejavu.cluster import Cluster, HostMemory
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
+from dejavu.cost.gradients import combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
@@ -168,7 +169,7 @@ class ParallelPrices:
             again = self._inside_layers(configuration, graph, "forward", again=True)
             backward = backward + passes.forward_L + again
         latency, per_byte = self._collectives.per_step_line(
-            configuration, [float(size) for size in weights_L], gradient
+            configuration, [float(size) for size in weights_L], gradient, gathers=workload.gradients.gathers
         )
         if configuration.sequence_parallel:
             # Of the few weights outside the products each device has its positions' gradients, summed once a step.
@@ -179,6 +180,8 @@ class ParallelPrices:
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
+        once_L = once_L + combining_seconds(workload.gradients, configuration, gradient * weights_L, device)
+        once_L = once_L + held_out_share(workload.gradients, configuration) * (passes.forward_L + passes.backward_L)
         return _Column(forward, backward, once_L, latency, memory)
 
     def _communication(

@@ -46,6 +46,7 @@ def price_problem(
 
     Raises:
         CostError: a number is missing; it names layer and device.
+        InputError: no stage can combine its replicas' gradients as the workload wants it.
     """
     graph, runs = prices.at(workload.microbatch_size).graph, workload.accumulate
     configurations = parallelism.configurations(
@@ -56,6 +57,7 @@ def price_problem(
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
         0 if workload.compile else context_length(graph),
     )
+    configurations = _that_can_combine(configurations, workload, parallelism)
     if not parallelism.also_unsplit:
         configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
     found = prices.costs(configurations, workload)
@@ -74,7 +76,7 @@ def price_problem(
             link_seconds_per_byte_CC=links[:, :, 1].copy(),
             schedule=workload.searched_schedule,
             num_microbatches=workload.num_microbatches,
-            max_stages=workload.num_microbatches,
+            max_stages=1 if workload.gradients.rule == "zeno" else workload.num_microbatches,
         ),
         runs * found.forward_seconds_CL,
         runs * found.backward_seconds_CL,
@@ -83,6 +85,24 @@ def price_problem(
         runs,
         found.offloaded,
     )
+
+
+def _that_can_combine(
+    configurations: Sequence[StageConfiguration], workload: Workload, parallelism: Parallelism
+) -> tuple[StageConfiguration, ...]:
+    """Return the configurations whose replicas' gradients the workload's rule can combine.
+
+    Raises:
+        InputError: one of a given plan's cannot, or none can.
+    """
+    misfits = {one: workload.gradients.misfit(one) for one in configurations}
+    kept = tuple(one for one, misfit in misfits.items() if not misfit)
+    if parallelism.only and len(kept) < len(misfits):
+        raise InputError(next(misfit for misfit in misfits.values() if misfit))
+    if configurations and not kept:
+        most = max(configurations, key=lambda one: (one.data_parallel, -one.zero_level, -one.context_parallel))
+        raise InputError(f"no stage that is considered can combine gradients as wanted: {misfits[most]}")
+    return kept
 
 
 def _worth_pricing(

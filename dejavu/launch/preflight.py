@@ -62,6 +62,7 @@ def check_spreading(job: TrainingJob) -> None:
         raise LaunchError(
             f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
         )
+    _check_gradients(job)
     grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):
         configuration = plan.rank_configuration(rank)
@@ -96,6 +97,21 @@ def check_spreading(job: TrainingJob) -> None:
             )
     if any(len(grid) > 1 for grid in grids):
         boundaries(workload)  # rejects layers whose outputs do not begin with the examples
+
+
+def _check_gradients(job: TrainingJob) -> None:
+    """Check that every stage's replicas can combine their gradients by the workload's rule."""
+    plan, settings = job.binding.plan, job.workload.gradients
+    for rank in range(len(plan.ranks)):
+        if misfit := settings.misfit(plan.rank_configuration(rank)):
+            raise LaunchError(f"pipeline rank {rank}: {misfit}")
+    if settings.rule == "zeno" and len(plan.stages) > 1:
+        raise LaunchError(
+            f"the plan has {len(plan.stages)} stages, and gradients: zeno scores a replica's gradient by that of "
+            "held-out examples, which a replica computes by itself only if it has the whole model: through a pipeline "
+            "it would be the work of the very devices that are judged; wanted a plan of one stage, or gradients: "
+            "suspicion"
+        )
 
 
 def check_compiled(job: TrainingJob) -> None:

@@ -60,7 +60,8 @@ class RunningProblem:
             CostError: a price is missing; it names layer and device.
         """
         wanted = {stage.configuration for stage in plan.stages}
-        for spread in (Parallelism.usual(cluster), Parallelism(), Parallelism(also_unsplit=True)):
+        usual = Parallelism.usual(cluster, replicas=workload.gradients.gathers)
+        for spread in (usual, Parallelism(), Parallelism(also_unsplit=True)):
             request = PlanRequest(workload, cluster, database, spread, microbatches=(plan.num_microbatches,))
             found = cls.of(Prices(request), plan.num_microbatches)
             if wanted <= set(found.priced.problem.configurations):

@@ -60,7 +60,7 @@ class PlanRequest:
     @property
     def spread(self) -> Parallelism:
         """How stages may be spread."""
-        return self.parallelism or Parallelism.usual(self.cluster)
+        return self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
 
     @property
     def allowed_schedules(self) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ def summary_rows(run: ReportData) -> Rows:
         rows.append(("loss", f"{run.losses[0]:.4f} at first, {run.losses[-1]:.4f} after {len(run.losses)} steps"))
     if run.training is not None and run.training.waits_for_data:
         rows.append(("data", waited_for_data(*run.training.waits_for_data)))
+    if run.training is not None:
+        rows += [("suspected", str(suspect)) for suspect in run.training.suspects]
     if run.training is not None and run.training.compile_seconds:
         most = format_seconds(max(run.training.compile_seconds))
         rows.append(("compiled", f"layers, in {most}, which no step's time above has in it"))

@@ -13,7 +13,10 @@ from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
 from dejavu.init import Draw
 from dejavu.runtime.batches.held_out import evaluating
+from dejavu.runtime.gradients.held_out import HeldOutGradient
+from dejavu.runtime.gradients.replicas import ReplicaGradients, ReplicaGroups
 from dejavu.runtime.gradients.tied import TiedGradients, without_copies
+from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -45,8 +48,9 @@ class Pipeline:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
-        groups, sequence = StageGroups(alone, replicas, shards), sequence_part(sharing, builders[-1])
+        sequence = sequence_part(sharing, builders[-1])
         self._losses_group = replicas
+        self._replica_gradients: list[ReplicaGradients] = []
         self.modules: dict[int, Layers] = {}
         self.clock, stages = Clock(device), list[ReplicatedStage]()
         for s in plan.ranks[place.pipeline_rank]:
@@ -62,6 +66,7 @@ class Pipeline:
             module.first_example = layout.rows(place)[0]
             module.sequence = sequence
             self.modules[s] = module
+            groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
             stage = ReplicatedStage(
                 module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, groups,
                 shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,
@@ -88,6 +93,23 @@ class Pipeline:
         tied = TiedGradients(self._ties, layers, layout, place)
         self._sum_tied = self.clock.watch_once(tied.sum_gradients) if self._ties else tied.sum_gradients
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
+
+    def _combining(
+        self, stage: int, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup | None
+    ) -> ReplicaGradients | None:
+        if replicas is None or self.configuration.zero_level:  # alone, or torch's FSDP sums gradients
+            return None
+        module, settings = self.modules[stage], self.workload.gradients
+        held_out = HeldOutGradient(self.workload, module, self.device) if settings.rule == "zeno" else None
+        groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards)
+        self._replica_gradients.append(ReplicaGradients(module, settings, groups, held_out))
+        return self._replica_gradients[-1]
+
+    def suspects(self) -> list[Suspect]:
+        """Return the replicas of this rank's stages that are suspected, told by the first replica's first shard."""
+        if self.place.replica or self.place.shard:
+            return []
+        return [suspect for one in self._replica_gradients for suspect in one.suspects()]
 
     @property
     def has_loss(self) -> bool:

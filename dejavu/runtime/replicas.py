@@ -232,7 +232,7 @@ def clip_gradients(
     gradients, in_norm = ([p.grad for p in some if p.grad is not None] for some in (parameters, counted))
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in in_norm:
-        squares += local_of(gradient).double().square().sum().cpu() * (_parts(gradient) / num_devices)
+        squares += local_of(gradient).double().square().sum().cpu() * (parts_of(gradient) / num_devices)
     device = local_of(gradients[0]).device if gradients else torch.device("cpu")
     total = squares.to(device if device.type == "cuda" else "cpu")
     dist.all_reduce(total)
@@ -243,7 +243,7 @@ def clip_gradients(
     return norm
 
 
-def _parts(tensor: torch.Tensor) -> int:
+def parts_of(tensor: torch.Tensor) -> int:
     """Return into how many parts the devices of a pipeline rank have sharded it."""
     if not isinstance(tensor, DTensor):
         return 1

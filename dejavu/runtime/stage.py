@@ -26,6 +26,7 @@ from torch.distributed.pipelining.schedules import (
 from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES, torch_actions
+from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
@@ -38,12 +39,13 @@ class StageGroups(NamedTuple):
 
     Attributes:
         alone: of this rank only; torch asks it for its size, messages use the world's group.
-        replicas: the ranks that hold the same weights; None: there are no others.
+        replicas: makes one gradient of those of the ranks that hold the same weights; None: there are no others, or
+            FSDP does it.
         shards: the ranks that share each layer; None: there are no others.
     """
 
     alone: dist.ProcessGroup
-    replicas: dist.ProcessGroup | None = None
+    replicas: ReplicaGradients | None = None
     shards: dist.ProcessGroup | None = None
 
 
@@ -138,10 +140,18 @@ class ReplicatedStage(PipelineStage):
         return stage_backward(*(bwd_kwargs[name] for name in names)), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Sum the replicas' gradients; torch's schedules call this when all of the stage's gradients exist."""
-        if self._replicas is not None and not isinstance(self.submod, FSDPModule):
-            sum_gradients(self.submod.parameters(), self._replicas)
+        """Make one gradient of the replicas'; torch's schedules call this when all of the stage's gradients exist."""
+        # A rule compares whole gradients; sums over shards and over replicas may come in any order.
+        are_compared = self._replicas is not None and self._replicas.gathers
+        if are_compared:
+            self._sum_over_shards()
+        if self._replicas is not None:
+            self._replicas.combine(self._layers.step)
         super().perform_reduce_grad(grad_scale_factor)
+        if not are_compared:
+            self._sum_over_shards()
+
+    def _sum_over_shards(self) -> None:
         if self._by_sequence and self._shards is not None:
             sum_gradients(self._by_sequence, self._shards)
 

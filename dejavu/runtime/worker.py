@@ -31,6 +31,7 @@ with gc_frozen():
     from dejavu.runtime.batches import HeldOut
     from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
     from dejavu.runtime.job.copies import Copier
+    from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
@@ -112,6 +113,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     )
     watch = StepWatch(is_cpu=is_cpu, is_alone=is_alone_on_core(job.binding))
     held_out = HeldOut(workload, job.last_step, device)
+    named: set[tuple[int, int]] = set()  # stages and replicas that are suspected
     copier = Copier(job, partial(_warn, job)) if workload.checkpoints and rank == 0 else None
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
@@ -122,6 +124,11 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
                 raise _diverged(job, f"the loss of step {step + 1} is {loss}")
         if gradients.garbage:
             raise _diverged(job, gradients.garbage)
+        for suspect in pipeline.suspects():
+            if (suspect.stage, suspect.replica) not in named:
+                named.add((suspect.stage, suspect.replica))
+                print(suspect, file=sys.stderr, flush=True)
+                _warn(job, f"step {step + 1}: {suspect}")
         heartbeat.beat(step)
         found: float | None = None
         if held_out.is_due(step):  # before a checkpoint: a training that goes on from there has it
@@ -181,6 +188,8 @@ def _tell_result(
     dist.all_gather_object(waits, waited)
     compiled: list[float | None] = [None] * dist.get_world_size()
     dist.all_gather_object(compiled, compile_seconds)
+    suspects: list[list[Suspect]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(suspects, pipeline.suspects())
     passes = gather_moments(clock, clock.last_step, job.binding)
     once = gather_moments(clock, clock.last_step_once, job.binding)
     if dist.get_rank() == 0:
@@ -195,6 +204,7 @@ def _tell_result(
             restarts=attempt_number(),
             resumed_from_step=resumed,
             final_checkpoint=str(complete_checkpoints(job.checkpoints)[-1]),
+            suspects=tuple(suspect for rank in suspects for suspect in rank),
             last_step_passes=passes,
             last_step_once=once,
             step_times=chosen.times,

@@ -27,7 +27,7 @@ _CODE = (
 )  # also decides the losses: other code, other results
 # Names, not contents: the contents are in the data's fingerprint.
 _FREE = {"trials", "checkpoint_every", "text", "images", "schedule", "compare", "replan"}
-_FREE |= {"evaluate_every", "evaluation_examples"}
+_FREE |= {"evaluate_every", "evaluation_examples", "gradients"}
 
 
 class TrialError(DejavuError):

@@ -10,6 +10,7 @@ from dejavu.workload.data_settings import (
     TokenizerSettings,
     TokensSettings,
 )
+from dejavu.workload.gradient_settings import GradientSettings
 from dejavu.workload.settings import (
     AUTO,
     COMPARED_PART,
@@ -29,6 +30,7 @@ __all__ = [
     "LEAST_RUNG_STEPS",
     "TRIED_PART",
     "ExamplesSettings",
+    "GradientSettings",
     "ImageFolderSettings",
     "OptimizerSettings",
     "ParquetSettings",

@@ -16,6 +16,7 @@ from dejavu.workload.data_settings import (
     TokenizerSettings,
     TokensSettings,
 )
+from dejavu.workload.gradient_settings import GradientSettings
 
 AUTO = "auto"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
@@ -173,6 +174,8 @@ class Workload(_Record):
         num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
+        gradients: by which rule those of a stage's replicas become one: `mean`, or one that withstands faulty devices,
+            as `suspicion` or `{rule: suspicion, num_suspected: 2, per: layer}`.
         num_steps: length of the whole training, the winning trial's own steps included.
         checkpoint_every: steps between two checkpoints; the last two are kept, and the best of those evaluated.
         compare: measure the plan's gain: some steps of it and of the best baseline in turn. None: where that is
@@ -211,6 +214,7 @@ class Workload(_Record):
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
+    gradients: GradientSettings = GradientSettings()
     num_steps: int = Field(160, ge=1)
     checkpoint_every: int = Field(10, ge=1)
     compare: bool | None = None
@@ -246,6 +250,22 @@ class Workload(_Record):
                 f"{info.data.get('dtype')!r}; wanted dtype: float32, or mixed_precision: bfloat16"
             )
         return found
+
+    @field_validator("gradients")
+    @classmethod
+    def _an_overflow_is_no_fault(cls, gradients: GradientSettings, info: ValidationInfo) -> GradientSettings:
+        if gradients.gathers and info.data.get("mixed_precision") == "float16":
+            raise ValueError(
+                f"gradients {gradients.rule} leaves out replicas whose gradients are not finite, and with "
+                "mixed_precision float16 the scale of the loss is found by gradients that are not; wanted "
+                "mixed_precision: bfloat16, or gradients: mean"
+            )
+        if gradients.rule == "zeno" and not info.data.get("held_out") and info.data.get("data") not in HAVE_A_TEST_PART:
+            raise ValueError(
+                f"gradients zeno scores by held-out examples, but held_out is 0 and data {info.data.get('data')!r} has "
+                "no test part of its own; wanted a share of the examples, as held_out: 0.1"
+            )
+        return gradients
 
     @field_validator(*_OF_DATA)
     @classmethod

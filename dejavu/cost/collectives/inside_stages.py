@@ -96,7 +96,12 @@ class StageCollectives:
         return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
 
     def per_step_line(
-        self, configuration: StageConfiguration, sizes_bytes: Sequence[float], gradient_bytes: float = 1.0
+        self,
+        configuration: StageConfiguration,
+        sizes_bytes: Sequence[float],
+        gradient_bytes: float = 1.0,
+        *,
+        gathers: bool = False,
     ) -> tuple[float, float]:
         """Fit seconds and seconds per byte of the replicas' per-step work, as a line over the whole range of sizes.
 
@@ -106,26 +111,39 @@ class StageCollectives:
         Args:
             sizes_bytes: of single layers on one device.
             gradient_bytes: as for `data_seconds`.
+            gathers: the replicas gather all gradients, in place of the sum.
         """
         names = PER_STEP[configuration.zero_level] if configuration.data_parallel > 1 else ()
+        if gathers and names:  # a gather's size is that of what each has in the end
+            in_all = configuration.data_parallel * gradient_bytes
+            latency, per_byte = self._line(configuration, ("all_gather",), [in_all * size for size in sizes_bytes], 1.0)
+            return latency, per_byte * in_all
+        return self._line(configuration, names, sizes_bytes, gradient_bytes)
+
+    def _line(
+        self,
+        configuration: StageConfiguration,
+        names: Sequence[str],
+        sizes_bytes: Sequence[float],
+        gradient_bytes: float,
+    ) -> tuple[float, float]:
         positive = [size for size in sizes_bytes if size > 0]
         if not names or not positive:
             return 0.0, 0.0
         mesh = (configuration.num_nodes, configuration.devices_per_node, configuration.tensor_parallel)
         key = (configuration.device_type, mesh, names, min(positive), sum(positive), gradient_bytes)
         if key not in self._lines:
-            self._lines[key] = self._line(configuration, names, min(positive), sum(positive), gradient_bytes)
+            self._lines[key] = self._fitted(configuration, names, (min(positive), sum(positive)), gradient_bytes)
         return self._lines[key]
 
-    def _line(
+    def _fitted(
         self,
         configuration: StageConfiguration,
         names: Sequence[str],
-        least_bytes: float,
-        most_bytes: float,
+        range_bytes: tuple[float, float],
         gradient_bytes: float,
     ) -> tuple[float, float]:
-        sizes = np.unique(np.geomspace(least_bytes, most_bytes, _FITTED_SIZES))
+        sizes = np.unique(np.geomspace(*range_bytes, _FITTED_SIZES))
         seconds = np.array([self.data_seconds(configuration, names, float(size), gradient_bytes) for size in sizes])
         scale = float(sizes[-1])  # so that both unknowns are of one order
         (latency, whole), _ = nnls(np.stack([1.0 / seconds, sizes / scale / seconds], axis=1), np.ones(len(sizes)))

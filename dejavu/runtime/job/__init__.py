@@ -14,6 +14,7 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.init import Draw
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.job.migration import Migration
+from dejavu.runtime.job.suspects import Suspect
 from dejavu.timing.clock import Span, Timed
 from dejavu.timing.step_times import StepTimes
 from dejavu.timing.training_times import StageTimes, TrainingTimes
@@ -121,7 +122,7 @@ def earlier_job(folder: Path, workload: Workload) -> TrainingJob:
             f"{path} cannot be read: {why}; wanted the file that a training of this version wrote"
         ) from error
     free = {"num_steps", "checkpoint_every", "accumulate", "num_microbatches", "schedule", "trials", "compare"}
-    free |= {"replan", "evaluate_every", "evaluation_examples", "pretrained", "compile", "checkpoints"}
+    free |= {"replan", "evaluate_every", "evaluation_examples", "pretrained", "compile", "checkpoints", "gradients"}
     old, new = (one.model_dump(mode="json", exclude=free) for one in (before.workload, workload))
     for name, value in new.items():
         if old[name] != value:
@@ -183,6 +184,7 @@ class TrainingResult:
         evaluations: the losses on what is held out, in the order of their steps.
         waited_for_data: how long each rank's steps waited for their examples, in the order of the world's ranks.
         compile_seconds: how long each rank compiled its layers, nearly all in the first step; empty: they are not.
+        suspects: replicas whose gradients were not like the others', in the last attempt; of the mean none is known.
     """
 
     first_step: int
@@ -202,6 +204,7 @@ class TrainingResult:
     evaluations: tuple[Evaluation, ...] = ()
     waited_for_data: tuple[Waited, ...] = ()
     compile_seconds: tuple[float, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
 
     @property
     def times(self) -> TrainingTimes:
@@ -252,6 +255,7 @@ class TrainingResult:
             "migrations": tuple(map(Migration.from_dict, data.get("migrations", ()))),
             "evaluations": tuple(Evaluation(*row) for row in data.get("evaluations", ())),
             "compile_seconds": tuple(data.get("compile_seconds", ())),
+            "suspects": tuple(map(Suspect.from_dict, data.get("suspects", ()))),
             "waited_for_data": tuple(Waited(*row) for row in data.get("waited_for_data", ())),
         }
         return cls(**{**data, **known})

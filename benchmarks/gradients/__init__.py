@@ -1,0 +1,1 @@
+"""Rules of combining replicas' gradients, with faulty replicas and with unequal data."""

@@ -1,0 +1,55 @@
+"""The gradient of held-out examples, on each replica by itself: what Zeno++ scores gradients by."""
+
+from __future__ import annotations
+
+import torch
+
+from dejavu.graphs.graph import DTYPES
+from dejavu.runtime.batches.held_out import held_out_examples
+from dejavu.runtime.training import Layers
+from dejavu.workload import Workload
+from dejavu.workload.models import model_of
+
+
+class HeldOutGradient:
+    """The gradient of the loss of some held-out examples, a microbatch's number, others each time.
+
+    Every replica that has the same weights computes the same. Without dropout, and with a batch norm's kept statistics.
+
+    Args:
+        module: the whole model, whole on this device.
+    """
+
+    def __init__(self, workload: Workload, module: Layers, device: torch.device) -> None:
+        self._workload, self._module, self._device = workload, module, device
+        self._loss, self._every = model_of(workload).loss, workload.gradients.held_out_every
+        self._examples: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._known: tuple[int, torch.Tensor] | None = None
+
+    def __call__(self, step: int) -> torch.Tensor:
+        """Return the gradient of a step, all weights' one after another: (P,)."""
+        turn = step // self._every
+        if self._known is None or self._known[0] != turn:
+            self._known = turn, self._computed(turn)
+        return self._known[1]
+
+    def _computed(self, turn: int) -> torch.Tensor:
+        if self._examples is None:
+            inputs, targets = held_out_examples(self._workload)
+            dtype = DTYPES[self._workload.dtype] if inputs.is_floating_point() else inputs.dtype
+            self._examples = inputs.to(self._device, dtype), targets.to(self._device)
+        inputs, targets = self._examples
+        size = self._workload.microbatch_size
+        rows = (turn * size + torch.arange(size)) % len(inputs)
+        trained = [part for part in self._module.modules() if part.training]
+        weights = [weight for weight in self._module.parameters() if weight.grad is not None]
+        try:
+            for part in trained:
+                part.training = False
+            with torch.enable_grad():
+                loss = self._loss(self._module(inputs[rows]), targets[rows])
+                found = torch.autograd.grad(loss.float(), weights)
+        finally:
+            for part in trained:
+                part.training = True
+        return torch.cat([one.flatten() for one in found]).to(weights[0].grad.dtype)  # type: ignore[union-attr]
