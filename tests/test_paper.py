@@ -20,6 +20,7 @@ from benchmarks.paper.regressions import PREDICTORS, two_stages
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = {
     "knapsack": "knapsack",
+    "gradients": "gradients",
     "profiling": "cost-profiling-time",
     "partitioning": "operators-partitioning",
     "data-parallel": "operators-data-parallel",
