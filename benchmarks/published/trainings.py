@@ -3,7 +3,8 @@
 Sources. Megatron-LM: Narayanan et al., SC 2021 (arXiv:2104.04473), table 1, as recalled and found equal in three
 independent copies of the table (2026-11-23); Korthikanti et al., 2022, as recalled (`benchmarks.cost.iterations`).
 torchtitan: its repository's docs/performance.md (commit 0413364) and benchmarks/llama3_h100_202412_torchtitan.md
-(commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again.
+(commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again; and its
+benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, bfloat16 with plain tensor parallelism, read 2026-11-23.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ LINKS = {_A100.name: (300e9, 25e9), _H100.name: (450e9, 50e9)}
 
 MEGATRON, KORTHIKANTI = "Megatron-LM, SC'21 table 1", "Korthikanti et al., 2022 (recalled)"
 TITAN_A100, TITAN_H100 = "torchtitan docs/performance.md", "torchtitan, 2024-12"
+TITAN_2025 = "torchtitan, 2025-06"
 _VOCABULARY = 51_200
 
 
@@ -155,7 +157,7 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
     """FSDP, which shards weights, gradients and moments; `each`: examples of a replica, all in one microbatch."""
     replicas = num_devices // more.get("tensor_parallel", 1)
     source = TITAN_A100 if device is _A100 else TITAN_H100
-    settings = {"microbatch_size": each, "zero_level": 3, "recompute": "selective", **more}
+    settings = {"source": source, "microbatch_size": each, "zero_level": 3, "recompute": "selective", **more}
     return Training(
         f"Llama 3 {model.removeprefix('llama3-').upper()}",
         PUBLISHED[model],
@@ -163,7 +165,6 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
         num_devices,
         each * replicas,
         tokens,
-        source,
         **settings,
     )
 
@@ -185,4 +186,6 @@ TRAININGS: tuple[Training, ...] = (
     _titan("llama3-8b", _H100, 8, 2, 5762, memory_gib=82.4),
     _titan("llama3-8b", _H100, 128, 2, 5605, memory_gib=67.0),
     _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
+    _titan("llama3-70b", _H100, 256, 16, 597.3, tensor_parallel=8, recompute="full", source=TITAN_2025),
+    replace(_titan("llama3-8b", _H100, 64, 12, 4378, tensor_parallel=8, source=TITAN_2025), name="Llama 3 8B, TP 8"),
 )
