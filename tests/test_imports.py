@@ -23,7 +23,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime", "sharding"),
-    ("launch", "operator_cuts", "planning", "profiling", "testing", "trials", "watching"),
+    ("launch", "operator_cuts", "planning", "profiling", "schedules", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),

@@ -1,0 +1,291 @@
+"""Schedules of the literature: what is simulated is what their papers say, and what a plainer simulation says."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dejavu.foundation.errors import InputError
+from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans.schedule import SCHEDULES, Pass, default_schedules
+from dejavu.schedules import (
+    PIPELINE_SCHEDULES,
+    UPDATE,
+    AMPNet,
+    PipelineSchedule,
+    Synchronous,
+    Task,
+    WeightRule,
+    best_slices,
+    best_uniform_slices,
+    cut_evenly,
+    of_depth,
+    simulate_schedule,
+    synchronous,
+)
+from dejavu.simulation import StageSeconds, simulate
+
+every_schedule = pytest.mark.parametrize("name", PIPELINE_SCHEDULES)
+ASYNCHRONOUS = [name for name, one in PIPELINE_SCHEDULES.items() if not one.is_synchronous]
+SIZES = [(2, 2), (2, 8), (4, 4), (4, 8), (6, 6)]
+
+
+def sizes(schedule: PipelineSchedule) -> Iterator[tuple[int, int]]:
+    for size in SIZES:
+        try:
+            schedule.check(*size)
+        except InputError:
+            continue
+        yield size
+
+
+def alike(schedule: PipelineSchedule, num_ranks: int, backward: float = 1.0) -> list[StageSeconds]:
+    """Stages of which every rank has one second of forward passes and holds one byte a microbatch."""
+    v = schedule.stages_per_rank
+    return [StageSeconds(1 / v, backward / v, 0.0, activation_bytes=1 / v, fixed_bytes=3 / v)] * (v * num_ranks)
+
+
+def unlike(num_stages: int, seed: int, *, transfers: bool) -> list[StageSeconds]:
+    rng = np.random.default_rng(seed)
+    rows = rng.uniform(0.5, 2.0, (num_stages, 4))
+    return [StageSeconds(f, b, u, t if transfers else 0.0, b / 3, 2 * b / 3) for f, b, u, t in rows.tolist()]
+
+
+@every_schedule
+def test_stages_that_are_alike_take_and_hold_what_the_paper_says(name: str) -> None:
+    schedule = PIPELINE_SCHEDULES[name]
+    found = 0
+    for P, B in sizes(schedule):
+        said = schedule.theory(P, B)
+        v = schedule.stages_per_rank
+        simulated = simulate_schedule(schedule, alike(schedule, P), B, weight_bytes=[1 / v] * (v * P))
+        if said.bubble_fraction is not None:
+            assert simulated.bubble_fraction == pytest.approx(said.bubble_fraction, abs=1e-9)
+            found += 1
+        if said.activations_P is not None:
+            assert simulated.activations_P == pytest.approx(said.activations_P)
+        if said.staleness_steps_P is not None and schedule.stages_per_rank == 1:
+            ages = [stage.forward_steps for stage in simulated.staleness_S]
+            assert ages == pytest.approx(said.staleness_steps_P)
+        assert simulated.weight_versions_P == pytest.approx(said.weight_versions_P)
+        held = zip(simulated.activations_P, simulated.weight_versions_P, strict=True)
+        wanted = [a + 3.0 * schedule.num_copies + (versions - schedule.num_copies) for a, versions in held]
+        assert simulated.peak_bytes_P == pytest.approx(wanted)
+    assert found or schedule.theory(4, 8).bubble_fraction is None
+
+
+@pytest.mark.parametrize("P", [2, 4, 6, 8])
+def test_chimera_with_backward_passes_of_twice_the_time(P: int) -> None:
+    """(P − 2) / (3B/2 + P − 2) of the paper's section 3.1, where B = P."""
+    schedule = PIPELINE_SCHEDULES["chimera"]
+    found = simulate_schedule(schedule, alike(schedule, P, 2.0), P)
+    assert found.bubble_fraction == pytest.approx((P - 2) / (1.5 * P + P - 2))
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+@pytest.mark.parametrize("backward", [1.0, 2.0])
+def test_interleaved_stages_of_any_depth(depth: int, backward: float) -> None:
+    for name, formula in (("interleaved_1f1b", synchronous.interleaved), ("looped_bfs", synchronous.breadth_first)):
+        schedule = Synchronous(of_depth(name, depth), formula)
+        found = simulate_schedule(schedule, alike(schedule, 4, backward), 8)
+        assert found.bubble_fraction == pytest.approx(3 / (8 * depth + 3))
+        assert found.activations_P == pytest.approx(schedule.theory(4, 8).activations_P)
+
+
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_waves_hold_no_more_than_as_many_microbatches_as_ranks(waves: int) -> None:
+    schedule = Synchronous(of_depth("hanayo", 2 * waves), synchronous.waves)
+    for P, B in ((2, 6), (4, 4), (4, 12), (3, 5)):
+        found = simulate_schedule(schedule, alike(schedule, P), B)
+        assert max(found.activations_P) <= min(P, B)
+        if B % P == 0:
+            assert found.bubble_fraction == pytest.approx((P - 1) / (2 * waves * B + P - 1))
+
+
+def relaxed(schedule: PipelineSchedule, orders: tuple[tuple[Task, ...], ...], stages: list[StageSeconds]) -> float:
+    """When all is done, by raising every task's end until nothing changes: no events, no queues."""
+    P, S = len(orders), len(stages)
+    rank_of = {(t.copy, t.stage): rank for rank, row in enumerate(orders) for t in row}
+    kinds = {Pass.FORWARD: 0, Pass.BACKWARD: 1, Pass.BACKWARD_INPUT: 2, Pass.BACKWARD_WEIGHT: 3, UPDATE: 4}
+    ends = {task: 0.0 for row in orders for task in row}
+    backs = {(t.copy, t.stage, t.number): t for t in ends if t.kind in (Pass.BACKWARD, Pass.BACKWARD_INPUT)}
+    changed = True
+    while changed:
+        changed = False
+        for row in orders:
+            before = 0.0
+            for task in row:
+                after = [before]
+                if task.kind == Pass.FORWARD and task.stage:
+                    source = task._replace(stage=task.stage - 1)
+                    after.append(ends[source] + delay(stages, rank_of, source, task))
+                if task in backs.values() and task.stage + 1 < S:
+                    source = backs[task.copy, task.stage + 1, task.number]
+                    after.append(ends[source] + delay(stages, rank_of, source, task))
+                if task.kind == UPDATE and schedule.num_copies > 1:
+                    after += [ends[t] for t in backs.values() if t.stage == task.stage]  # of the one step
+                end = max(after) + stages[task.stage].passes_seconds[kinds[task.kind]]  # type: ignore[index]
+                changed |= end != ends[task]
+                before = ends[task] = end
+    assert len(set(rank_of.values())) == P
+    return max(ends.values())
+
+
+def delay(stages: list[StageSeconds], rank_of: dict[tuple[int, int], int], a: Task, b: Task) -> float:
+    apart = rank_of[a.copy, a.stage] != rank_of[b.copy, b.stage]
+    return stages[min(a.stage, b.stage)].transfer_seconds if apart else 0.0
+
+
+@every_schedule
+@pytest.mark.parametrize("seed", range(2))
+def test_uneven_stages_take_what_a_plainer_simulation_says(name: str, seed: int) -> None:
+    schedule = PIPELINE_SCHEDULES[name]
+    for P, B in list(sizes(schedule))[:3]:
+        stages = unlike(P * schedule.stages_per_rank, seed, transfers=True)
+        found = simulate_schedule(schedule, stages, B)
+        orders = found.timeline.orders
+        last = max(stops[-1] for stops in found.timeline.stop_seconds)
+        assert last == pytest.approx(relaxed(schedule, orders, stages))
+        if schedule.is_synchronous:
+            assert found.step_seconds == last
+            busy = sum(b - a for rows in zip(found.timeline.start_seconds, found.timeline.stop_seconds, strict=True)
+                       for a, b in zip(*rows, strict=True))  # fmt: skip
+            assert found.bubble_fraction == pytest.approx(1 - busy / (P * last))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_runs_is_simulated_here_as_the_planner_simulates_it(name: str) -> None:
+    (schedule,) = (one for one in PIPELINE_SCHEDULES.values() if one.runs_as == name)
+    for P, B in sizes(schedule):
+        stages = unlike(P * schedule.stages_per_rank, 0, transfers=False)
+        here = simulate_schedule(schedule, stages, B)
+        spans = tuple(Stage(s, s + 1, StageConfiguration("device")) for s in range(len(stages)))
+        there = simulate(Plan(spans, name, B), stages)
+        assert here.step_seconds == pytest.approx(there.step_seconds)
+        assert here.bubble_fraction == pytest.approx(there.bubble_fraction)
+        assert here.in_flight_S == there.in_flight
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@pytest.mark.parametrize("seed", range(2))
+def test_ages_and_versions_of_weights_are_those_that_are_counted(name: str, seed: int) -> None:
+    """Of each stage, from its rank's order alone; a version is kept from its update until its last use."""
+    schedule = PIPELINE_SCHEDULES[name]
+    for P, B in ((2, 4), (4, 4), (4, 6)):
+        found = simulate_schedule(schedule, unlike(P, seed, transfers=True), B)
+        num_steps = 1 + max(t.number for row in found.timeline.orders for t in row if t.kind != UPDATE) // B
+        for s, row in enumerate(found.timeline.orders):
+            updates = [i for i, task in enumerate(row) if task.kind == UPDATE]
+            place = {(task.kind, task.number): i for i, task in enumerate(row)}
+            newest = {key: sum(u < i for u in updates) for key, i in place.items()}
+            ages, until = [], defaultdict[int, int](int)
+            for m in range(B * num_steps):
+                forward, backward = newest[Pass.FORWARD, m], newest[Pass.BACKWARD, m]
+                if schedule.weights is WeightRule.STASHED:
+                    backward = forward
+                elif schedule.weights is WeightRule.DOUBLE_BUFFERED:
+                    assert max(m // B - 1, 0) <= forward, "the version is not there yet"
+                    forward = backward = max(m // B - 1, 0)
+                until[forward] = max(until[forward], place[Pass.FORWARD, m])
+                until[backward] = max(until[backward], place[Pass.BACKWARD, m])
+                added = [k for k, u in enumerate(updates) if u > place[Pass.BACKWARD, m]]
+                if m >= B * (num_steps // 2) and added:
+                    ages.append(added[0] - forward)
+            assert found.staleness_S[s].forward_steps == pytest.approx(np.mean(ages))
+            assert found.staleness_S[s].most_forward_steps == max(ages)
+            made = [0, *updates]  # when each version came to be
+            alive = (
+                sum(at <= i and (i <= until[v] or v == len(made) - 1 or made[v + 1] > i) for v, at in enumerate(made))
+                for i in range(len(row))
+            )
+            assert found.weight_versions_P[s] == max(alive)
+
+
+def test_gradients_of_ampnet_are_older_the_more_is_under_way() -> None:
+    stages = [StageSeconds(1.0, 2.0, 0.0)] * 4
+    ages = [
+        simulate_schedule(AMPNet(max_active_keys=k, min_update_frequency=1), stages, 8).staleness_steps
+        for k in (1, 2, 4)
+    ]
+    assert ages == [0.0, 1.0, 3.0]
+    assert simulate_schedule(AMPNet(max_active_keys=1), stages, 8).bubble_fraction == pytest.approx(0.75)
+
+
+def test_searches_have_the_synchronous_ones_that_run_and_no_others() -> None:
+    assert {one.runs_as for one in PIPELINE_SCHEDULES.values()} == {*SCHEDULES, None}
+    assert all(one.is_synchronous or one.runs_as is None for one in PIPELINE_SCHEDULES.values())
+    assert ASYNCHRONOUS == ["pipedream", "pipedream_2bw", "pipemare", "ampnet"]
+    assert set(default_schedules()) == set(SCHEDULES) - {"interleaved_1f1b_4", "hanayo", "hanayo_2"}
+
+
+@every_schedule
+def test_of_sizes_without_an_order_it_is_said(name: str) -> None:
+    schedule = PIPELINE_SCHEDULES[name]
+    with pytest.raises(InputError, match="wanted"):
+        simulate_schedule(schedule, [StageSeconds(1.0, 1.0, 0.0)] * schedule.stages_per_rank * 2, 0)
+    with pytest.raises(InputError, match="wanted a multiple of"):
+        simulate_schedule(schedule, [], 4)
+
+
+@pytest.mark.parametrize("what", ["odd", "few", "depth", "keys", "layers"])
+def test_bad_input_is_a_sentence(what: str) -> None:
+    stages = [StageSeconds(1.0, 1.0, 0.0)] * 4
+    with pytest.raises(InputError, match="wanted"):
+        if what == "odd":
+            simulate_schedule(PIPELINE_SCHEDULES["chimera"], stages, 3)
+        elif what == "few":
+            simulate_schedule(PIPELINE_SCHEDULES["pipedream_2bw"], stages, 3)
+        elif what == "depth":
+            of_depth("hanayo", 3)
+        elif what == "keys":
+            AMPNet(max_active_keys=0)
+        else:
+            cut_evenly(stages, 5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_layers_are_cut_so_that_the_slowest_stage_is_fastest(seed: int) -> None:
+    layers = unlike(7, seed, transfers=True)
+    seconds = [layer.forward_seconds + layer.backward_seconds for layer in layers]
+    for S in range(1, 8):
+        found = [stage.forward_seconds + stage.backward_seconds for stage in cut_evenly(layers, S)]
+        ways = ((0, *cuts, 7) for cuts in itertools.combinations(range(1, 7), S - 1))
+        slowest = min(max(sum(seconds[a:b]) for a, b in itertools.pairwise(way)) for way in ways)
+        assert max(found) == pytest.approx(slowest) and sum(found) == pytest.approx(sum(seconds))
+
+
+def compositions(total: int) -> Iterator[tuple[int, ...]]:
+    for cuts in range(total):
+        for at in itertools.combinations(range(1, total), cuts):
+            yield tuple(b - a for a, b in itertools.pairwise((0, *at, total)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slices_are_the_best_of_all(seed: int) -> None:
+    """Any times at all, and such as attention makes: a fixed part, one by tokens, one by tokens and context."""
+    rng, L = np.random.default_rng(seed), 7
+    j, i = np.arange(1, L + 1)[:, None], np.arange(L)[None, :]
+    smooth = rng.uniform(0, 3) + rng.uniform(0, 1) * j + rng.uniform(0, 0.3) * j * (i + j)
+    table = rng.uniform(0, 5, (L, L)) if seed % 2 else smooth
+    for K, sequences in ((1, 1), (2, 1), (4, 1), (4, 3), (12, 1)):
+        least = min(
+            sequences * sum(times) + (K - 1) * max(times)
+            for way in compositions(L)
+            for times in [[table[n - 1, at] for n, at in zip(way, np.cumsum([0, *way[:-1]]), strict=True)]]
+        )
+        found = best_slices(table, K, sequences)
+        assert found.seconds == pytest.approx(least)
+        assert sum(found.lengths) == L
+        assert best_uniform_slices(table, K, sequences).seconds >= found.seconds - 1e-12
+
+
+def test_times_of_slices_that_are_none_are_refused() -> None:
+    for table in (np.zeros((2, 3)), np.full((2, 2), np.nan), -np.ones((2, 2)), np.zeros((0, 0))):
+        with pytest.raises(InputError, match="wanted"):
+            best_slices(table, 2)
+    with pytest.raises(InputError, match="wanted one or more of each"):
+        best_slices(np.ones((2, 2)), 0)
