@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from dejavu.cluster.catalogue import catalogue
+from dejavu.cost.kernels.learned import shipped
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.capture import capture
+from dejavu.graphs.kernels import kernel_of
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, default_schedules
 from dejavu.schedules import (
@@ -27,7 +33,10 @@ from dejavu.schedules import (
     simulate_schedule,
     synchronous,
 )
+from dejavu.schedules.decoder_slices import slice_seconds
+from dejavu.schedules.training import Rates, train_by
 from dejavu.simulation import StageSeconds, simulate
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
 every_schedule = pytest.mark.parametrize("name", PIPELINE_SCHEDULES)
 ASYNCHRONOUS = [name for name, one in PIPELINE_SCHEDULES.items() if not one.is_synchronous]
@@ -110,7 +119,13 @@ def relaxed(schedule: PipelineSchedule, orders: tuple[tuple[Task, ...], ...], st
     """When all is done, by raising every task's end until nothing changes: no events, no queues."""
     P, S = len(orders), len(stages)
     rank_of = {(t.copy, t.stage): rank for rank, row in enumerate(orders) for t in row}
-    kinds = {Pass.FORWARD: 0, Pass.BACKWARD: 1, Pass.BACKWARD_INPUT: 2, Pass.BACKWARD_WEIGHT: 3, UPDATE: 4}
+    kinds: dict[str, int] = {
+        Pass.FORWARD: 0,
+        Pass.BACKWARD: 1,
+        Pass.BACKWARD_INPUT: 2,
+        Pass.BACKWARD_WEIGHT: 3,
+        UPDATE: 4,
+    }
     ends = {task: 0.0 for row in orders for task in row}
     backs = {(t.copy, t.stage, t.number): t for t in ends if t.kind in (Pass.BACKWARD, Pass.BACKWARD_INPUT)}
     changed = True
@@ -128,7 +143,7 @@ def relaxed(schedule: PipelineSchedule, orders: tuple[tuple[Task, ...], ...], st
                     after.append(ends[source] + delay(stages, rank_of, source, task))
                 if task.kind == UPDATE and schedule.num_copies > 1:
                     after += [ends[t] for t in backs.values() if t.stage == task.stage]  # of the one step
-                end = max(after) + stages[task.stage].passes_seconds[kinds[task.kind]]  # type: ignore[index]
+                end = max(after) + stages[task.stage].passes_seconds[kinds[task.kind]]
                 changed |= end != ends[task]
                 before = ends[task] = end
     assert len(set(rank_of.values())) == P
@@ -270,7 +285,7 @@ def test_slices_are_the_best_of_all(seed: int) -> None:
     rng, L = np.random.default_rng(seed), 7
     j, i = np.arange(1, L + 1)[:, None], np.arange(L)[None, :]
     smooth = rng.uniform(0, 3) + rng.uniform(0, 1) * j + rng.uniform(0, 0.3) * j * (i + j)
-    table = rng.uniform(0, 5, (L, L)) if seed % 2 else smooth
+    table = np.asarray(rng.uniform(0, 5, (L, L)) if seed % 2 else smooth, dtype=np.float64)
     for K, sequences in ((1, 1), (2, 1), (4, 1), (4, 3), (12, 1)):
         least = min(
             sequences * sum(times) + (K - 1) * max(times)
@@ -289,3 +304,134 @@ def test_times_of_slices_that_are_none_are_refused() -> None:
             best_slices(table, 2)
     with pytest.raises(InputError, match="wanted one or more of each"):
         best_slices(np.ones((2, 2)), 0)
+
+
+DECODER = Workload(
+    model="gpt",
+    model_options={"num_blocks": 1, "width": 64, "num_heads": 4},
+    data="synthetic",
+    synthetic=SyntheticSettings(num_classes=64),
+    sequence_length=64,
+    batch_size=2,
+    num_microbatches=1,
+    trials=TrialSettings(count=0),
+)
+
+
+def test_slices_of_a_decoder_are_priced_as_its_kernels_are() -> None:
+    """The whole sequence as the layer; a slice the more, the more comes before it."""
+    device = catalogue()["A100-PCIE-80GB"]
+    layer = capture(DECODER, "gpu").layers[1]
+    found = slice_seconds([layer], device, 64, 8)
+    kernels = [kernel for operator in layer.operators if (kernel := kernel_of(operator)) is not None]
+    whole = shipped().predict(kernels, device).seconds_K.sum()
+    assert found[7, 0] == pytest.approx(whole)
+    assert (np.diff(found[0]) > 0).all() and (found[np.add.outer(range(1, 9), range(8)) > 8] == 0).all()
+    with pytest.raises(InputError, match="64 tokens in 7 units; wanted equal units"):
+        slice_seconds([layer], device, 64, 7)
+    with pytest.raises(InputError, match="wanted attention as one kernel of 32 positions"):
+        slice_seconds([layer], device, 32, 8)
+    half = capture(DECODER.model_copy(update={"dtype": "bfloat16"}), "gpu").layers[1]
+    with pytest.raises(InputError, match="has no time on V100"):
+        slice_seconds([half], catalogue()["V100-SXM2-16GB"], 64, 8)
+
+
+RANKS, STEPS, RATE = 4, 5, 0.2
+
+
+def model(num_stages: int) -> list[nn.Sequential]:
+    torch.manual_seed(0)
+    widths = [6] * num_stages + [3]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    return [nn.Sequential(layer, nn.Tanh()) for layer in layers[:-1]] + [nn.Sequential(layers[-1])]
+
+
+def batches(count: int, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 6, generator=drawn), torch.randint(0, 3, (size,), generator=drawn)) for _ in range(count)
+    ]
+
+
+def late(
+    num_stages: int, delays: list[int], rows: list[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[list[float], list[torch.Tensor]]:
+    """w(t + 1) = w(t) − ν ∇f(w(t − delay)), each stage by its own delay, in so many words."""
+    stages = model(num_stages)
+    history = [[{n: w.detach().clone() for n, w in stage.named_parameters()} for stage in stages]]
+    losses = []
+    for t, (inputs, targets) in enumerate(rows):
+        met = [
+            {n: w.clone().requires_grad_() for n, w in history[max(0, t - delay)][s].items()}
+            for s, delay in enumerate(delays)
+        ]
+        x = inputs
+        for stage, weights in zip(stages, met, strict=True):
+            x = torch.func.functional_call(stage, weights, (x,))
+        loss = nn.functional.cross_entropy(x, targets)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        history.append([
+            {n: w - RATE * one[n].grad for n, w in newest.items()}  # type: ignore[operator]
+            for newest, one in zip(history[-1], met, strict=True)
+        ])  # fmt: skip
+    return losses, [w for weights in history[-1] for w in weights.values()]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs_4", "hanayo_2", "chimera"])
+def test_synchronous_orders_train_as_one_process_does(name: str) -> None:
+    schedule = PIPELINE_SCHEDULES[name]
+    stages = model(RANKS * schedule.stages_per_rank)
+    found = train_by(schedule, stages, batches(STEPS), nn.functional.cross_entropy, Rates(RATE), 4)
+    losses, weights = late(len(stages), [0] * len(stages), batches(STEPS))
+    assert found == pytest.approx(losses, abs=1e-6)
+    for one, other in zip((w for stage in stages for w in stage.parameters()), weights, strict=True):
+        torch.testing.assert_close(one.detach(), other, atol=1e-6, rtol=1e-5)
+
+
+def test_late_gradients_are_those_of_the_papers_equations() -> None:
+    """PipeDream: stage s of P by P − 1 − s microbatches (section 3.3); 2BW: all by one step (section 3.1)."""
+    for name, delays, num_microbatches in (("pipedream", [3, 2, 1, 0], 4), ("pipedream_2bw", [1] * 4, 4)):
+        stages, rows = model(RANKS), batches(STEPS)
+        found = train_by(
+            PIPELINE_SCHEDULES[name], stages, rows, nn.functional.cross_entropy, Rates(RATE), num_microbatches
+        )
+        each = rows if name == "pipedream_2bw" else [
+            pair for x, y in rows for pair in zip(x.chunk(4), y.chunk(4), strict=True)
+        ]  # fmt: skip
+        losses, weights = late(RANKS, delays, each)
+        by_step = np.reshape(losses, (STEPS, -1)).mean(axis=1)
+        assert found == pytest.approx(by_step.tolist(), abs=1e-6)
+        for one, other in zip((w for stage in stages for w in stage.parameters()), weights, strict=True):
+            torch.testing.assert_close(one.detach(), other, atol=1e-6, rtol=1e-5)
+
+
+def test_of_a_single_layer_pipemare_is_late_by_one_step() -> None:
+    """No gradient goes through its weights, so it does not matter which ones the backward pass meets."""
+    for rates in (Rates(RATE), Rates(RATE, corrects_weights=True, taus=(1.0,))):
+        found = train_by(
+            PIPELINE_SCHEDULES["pipemare"], model(1), batches(STEPS), nn.functional.cross_entropy, rates, 1
+        )
+        assert found == pytest.approx(late(1, [1], batches(STEPS))[0], abs=1e-6)
+
+
+def test_pipemares_corrections() -> None:
+    """T1: the rate over τ at first, itself in the end; T2 changes what deeper stages meet, and loses none of it."""
+    rates = Rates(0.5, rescheduled_steps=10, taus=(4.0, 0.5))
+    assert [rates.rate(0, k) for k in (0, 5, 10, 20)] == [0.125, 0.25, 0.5, 0.5]
+    assert rates.rate(1, 0) == 0.5
+    schedule = PIPELINE_SCHEDULES["pipemare"]
+    taus = schedule.theory(RANKS, 2).staleness_steps_P
+    assert taus is not None
+    plain, corrected = (
+        train_by(schedule, model(RANKS), batches(12), nn.functional.cross_entropy, one, 2)
+        for one in (Rates(RATE), Rates(RATE, corrects_weights=True, taus=taus))
+    )
+    assert plain != corrected
+    assert plain == pytest.approx(corrected, abs=0.1)
+
+
+def test_a_split_backward_pass_is_not_trained_here() -> None:
+    schedule = PIPELINE_SCHEDULES["zbv"]
+    with pytest.raises(InputError, match="wanted a schedule that does not split it"):
+        train_by(schedule, model(4), batches(1), nn.functional.cross_entropy, Rates(RATE), 4)

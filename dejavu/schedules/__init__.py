@@ -11,6 +11,8 @@ pipedream.py, pipemare.py, ampnet.py   those that do not flush
 timeline.py      the simulation, over several steps where there is no flush
 cutting.py       the same layers for every schedule
 token_slices.py  TeraPipe: a sequence in slices, and the best ones
+decoder_slices.py   what slices take on a causal decoder, by the predictor of kernels
+training.py      a small training in one process with each schedule's versions of the weights
 """
 
 from __future__ import annotations

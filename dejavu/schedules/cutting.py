@@ -25,7 +25,7 @@ def cut_evenly(layers: Sequence[StageSeconds], num_stages: int) -> tuple[StageSe
     sums = [0.0]
     for layer in layers:
         sums.append(sums[-1] + layer.forward_seconds + layer.backward_seconds)
-    best, starts = [0.0] + [float("inf")] * L, []
+    best, starts = [0.0] + [float("inf")] * L, list[list[int]]()
     for _ in range(num_stages):
         after, start = [float("inf")] * (L + 1), [0] * (L + 1)
         for stop in range(1, L + 1):
