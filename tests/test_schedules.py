@@ -321,7 +321,7 @@ DECODER = Workload(
 def test_slices_of_a_decoder_are_priced_as_its_kernels_are() -> None:
     """The whole sequence as the layer; a slice the more, the more comes before it."""
     device = catalogue()["A100-PCIE-80GB"]
-    layer = capture(DECODER, "gpu").layers[1]
+    layer = capture(DECODER, "cuda").layers[1]
     found = slice_seconds([layer], device, 64, 8)
     kernels = [kernel for operator in layer.operators if (kernel := kernel_of(operator)) is not None]
     whole = shipped().predict(kernels, device).seconds_K.sum()
@@ -331,7 +331,7 @@ def test_slices_of_a_decoder_are_priced_as_its_kernels_are() -> None:
         slice_seconds([layer], device, 64, 7)
     with pytest.raises(InputError, match="wanted attention as one kernel of 32 positions"):
         slice_seconds([layer], device, 32, 8)
-    half = capture(DECODER.model_copy(update={"dtype": "bfloat16"}), "gpu").layers[1]
+    half = capture(DECODER.model_copy(update={"dtype": "bfloat16"}), "cuda").layers[1]
     with pytest.raises(InputError, match="has no time on V100"):
         slice_seconds([half], catalogue()["V100-SXM2-16GB"], 64, 8)
 
