@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dejavu.cluster.catalogue import catalogue
@@ -34,6 +37,7 @@ from dejavu.schedules import (
     synchronous,
 )
 from dejavu.schedules.decoder_slices import slice_seconds
+from dejavu.schedules.ranks import train_rank
 from dejavu.schedules.training import Rates, train_by
 from dejavu.simulation import StageSeconds, simulate
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload
@@ -435,3 +439,36 @@ def test_a_split_backward_pass_is_not_trained_here() -> None:
     schedule = PIPELINE_SCHEDULES["zbv"]
     with pytest.raises(InputError, match="wanted a schedule that does not split it"):
         train_by(schedule, model(4), batches(1), nn.functional.cross_entropy, Rates(RATE), 4)
+
+
+BY_RANKS = ("chimera", "hanayo", "interleaved_1f1b", "pipedream", "pipedream_2bw", "pipemare")
+
+
+def a_rank(rank: int, folder: str) -> None:
+    """One of the ranks: every schedule in turn, on its own threads' share of a core."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    for name in BY_RANKS:
+        schedule = PIPELINE_SCHEDULES[name]
+        stages = model(RANKS * schedule.stages_per_rank)
+        losses = train_rank(schedule, stages, batches(STEPS), nn.functional.cross_entropy, Rates(RATE), 4)
+        Path(folder, f"{name}-{rank}.json").write_text(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+@pytest.mark.integration
+def test_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
+    """Over gloo, each rank its own order; Chimera's two copies add their gradients up, late ones are as late."""
+    torch.multiprocessing.spawn(a_rank, (str(tmp_path),), nprocs=RANKS)
+    for name in BY_RANKS:
+        schedule = PIPELINE_SCHEDULES[name]
+        own = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)]
+        losses = {int(number): loss for one in own for number, loss in one.items()}
+        by_step = np.reshape([losses[m] for m in range(4 * STEPS)], (STEPS, 4)).mean(axis=1)
+        stages = model(RANKS * schedule.stages_per_rank)
+        single = train_by(schedule, stages, batches(STEPS), nn.functional.cross_entropy, Rates(RATE), 4)
+        assert by_step == pytest.approx(single, abs=1e-6)
+        if schedule.is_synchronous:
+            assert by_step == pytest.approx(late(len(stages), [0] * len(stages), batches(STEPS))[0], abs=1e-6)
+            assert sum(map(bool, own)) == schedule.num_copies, "both directions end somewhere"

@@ -13,6 +13,7 @@ cutting.py       the same layers for every schedule
 token_slices.py  TeraPipe: a sequence in slices, and the best ones
 decoder_slices.py   what slices take on a causal decoder, by the predictor of kernels
 training.py      a small training in one process with each schedule's versions of the weights
+ranks.py         the same by ranks, with messages
 """
 
 from __future__ import annotations

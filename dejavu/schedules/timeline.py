@@ -122,7 +122,7 @@ def simulate_schedule(
     return SimulatedSchedule(
         timeline=found,
         step_seconds=step_seconds,
-        bubble_fraction=1.0 - work / (num_ranks * step_seconds) if step_seconds > 0 else 0.0,
+        bubble_fraction=max(0.0, 1.0 - work / (num_ranks * step_seconds)) if step_seconds > 0 else 0.0,
         in_flight_S=_in_flight(orders, S),
         activations_P=tuple(one[0] for one in held),
         weight_versions_P=tuple(one[1] for one in held),

@@ -1,7 +1,8 @@
-"""A training in one process by a schedule's own orders, each pass on the version of the weights that its rule says.
+"""A training by a schedule's own orders, each pass on the version of the weights that its rule says.
 
 For what staleness does to a loss, and to show that synchronous orders change nothing: copies of the model, stashed
-versions and late gradients are exact; nothing runs in parallel.
+versions and late gradients are exact. Here in one process, where nothing runs in parallel; `ranks.py` has each rank's
+part of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -50,8 +52,34 @@ class Rates:
         return self.learning_rate / float(max(self.taus[stage], 1.0) ** power)
 
 
+class Mail(Protocol):
+    """What stages give each other: an activation to the next one, a gradient to the one before."""
+
+    def give(self, to: tuple[int, int, int], tensor: torch.Tensor, *, is_gradient: bool) -> None:
+        """Give it to a copy's stage, for a microbatch: (copy, stage, number)."""
+
+    def take(self, to: tuple[int, int, int], *, is_gradient: bool) -> torch.Tensor:
+        """Return what was given to it, or wait until it is there."""
+
+    def add_copies(self, stage: int, gradients: Weights) -> None:
+        """Add to a stage's gradients those of its other copies, of whom each has a part of the microbatches."""
+
+
+class OwnMail(dict[tuple[int, int, int], torch.Tensor]):
+    """Of stages in one process, whose copies share their weights and gradients."""
+
+    def give(self, to: tuple[int, int, int], tensor: torch.Tensor, *, is_gradient: bool) -> None:
+        self[to] = tensor
+
+    def take(self, to: tuple[int, int, int], *, is_gradient: bool) -> torch.Tensor:
+        return self.pop(to)
+
+    def add_copies(self, stage: int, gradients: Weights) -> None:
+        pass
+
+
 @dataclass
-class _Stage:
+class TrainedStage:
     """One stage's weights: the newest in the module, older versions as long as somebody wants them."""
 
     module: nn.Module
@@ -84,26 +112,19 @@ def train_by(
     seconds = [StageSeconds(1.0, 2.0, 0.0)] * S
     orders = schedule.orders(P, num_microbatches, len(batches), seconds)
     tasks = _in_time(schedule, orders, seconds, num_microbatches)
-    last_use = {(t.stage, version): i for i, (t, version) in enumerate(tasks)}
-    examples = [
-        pair
-        for inputs, targets in batches
-        for pair in zip(inputs.chunk(num_microbatches), targets.chunk(num_microbatches), strict=True)
-    ]
-    carried = _Carried(schedule, [_Stage(module) for module in modules], examples, loss, rates, num_microbatches)
-    for i, (task, version) in enumerate(tasks):
-        if task.kind == Pass.FORWARD:
-            carried.forward(task, version)
-        elif task.kind == Pass.BACKWARD:
-            carried.backward(task)
-        elif task.kind == UPDATE:
-            carried.update(task)
-        else:
-            raise InputError(f"{task.kind} is part of a backward pass; wanted a schedule that does not split it")
-        for known in [v for v in carried.stages[task.stage].versions if last_use.get((task.stage, v), -1) <= i]:
-            del carried.stages[task.stage].versions[known]
-    starts = range(0, len(examples), num_microbatches)
-    return [sum(carried.losses[first + m] for m in range(num_microbatches)) / num_microbatches for first in starts]
+    stages = [TrainedStage(module) for module in modules]
+    own = {(copy, s): stage for copy in range(schedule.num_copies) for s, stage in enumerate(stages)}
+    carried = Carried(schedule, own, parts(batches, num_microbatches), loss, rates, num_microbatches, OwnMail(), S)
+    carried.run(tasks)
+    return carried.mean_losses()
+
+
+def parts(
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]], num_microbatches: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the microbatches of all steps, in order."""
+    chunks = ((inputs.chunk(num_microbatches), targets.chunk(num_microbatches)) for inputs, targets in batches)
+    return [pair for inputs, targets in chunks for pair in zip(inputs, targets, strict=True)]
 
 
 def _in_time(
@@ -120,28 +141,67 @@ def _in_time(
     return [(task, version) for _, _, task, version in timed]
 
 
-class _Carried:
-    """The training under way: what is between the stages, and their weights."""
+class Carried:
+    """The training of some stages under way: all of them, or those of one rank.
+
+    Args:
+        stages: by copy and stage; in one process copies are one and the same.
+        examples: all microbatches, for the first stage's inputs and the last one's targets.
+    """
 
     def __init__(
         self,
         schedule: PipelineSchedule,
-        stages: list[_Stage],
+        stages: dict[tuple[int, int], TrainedStage],
         examples: Sequence[tuple[torch.Tensor, torch.Tensor]],
         loss: Loss,
         rates: Rates,
         num_microbatches: int,
+        mail: Mail,
+        num_stages: int,
     ) -> None:
-        self.stages, self.losses = stages, dict[int, float]()
-        self._schedule, self._examples, self._loss, self._rates = schedule, examples, loss, rates
+        self.losses, self._num_stages = dict[int, float](), num_stages
+        self._schedule, self._stages, self._examples, self._loss = schedule, stages, examples, loss
+        self._rates, self._mail, self._num_microbatches = rates, mail, num_microbatches
         self._per_update = schedule.microbatches_per_update(num_microbatches)
-        self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, Weights]] = {}
-        self._arrived: dict[tuple[int, int], torch.Tensor] = {}  # activations of a stage's microbatch, then gradients
-        self._updates = defaultdict[tuple[int, int], int](int)
+        self._kept: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor, Weights]] = {}
 
-    def forward(self, task: Task, version: int) -> None:
-        stage, key = self.stages[task.stage], (task.stage, task.number)
-        inputs = self._arrived.pop(key) if task.stage else self._examples[task.number][0]
+    def run(self, tasks: Sequence[tuple[Task, int]]) -> None:
+        """Carry out tasks on these versions of the weights, one after the other.
+
+        Raises:
+            InputError: a backward pass is split.
+        """
+        last_use = {(task.copy, task.stage, version): i for i, (task, version) in enumerate(tasks)}
+        for i, (task, version) in enumerate(tasks):
+            if task.kind == Pass.FORWARD:
+                self._forward(task, version)
+            elif task.kind == Pass.BACKWARD:
+                self._backward(task)
+            elif task.kind == UPDATE:
+                self._update(task)
+            else:
+                raise InputError(f"{task.kind} is part of a backward pass; wanted a schedule that does not split it")
+            versions = self._stages[task.copy, task.stage].versions
+            copies = range(self._schedule.num_copies)
+            for known in list(versions):
+                if max(last_use.get((copy, task.stage, known), -1) for copy in copies) <= i:
+                    del versions[known]
+
+    def mean_losses(self) -> list[float]:
+        """Return each step's loss, the mean over its microbatches; of those whose last stage is here."""
+        B = self._num_microbatches
+        found: dict[int, list[float]] = defaultdict(list)
+        for number, loss in sorted(self.losses.items()):
+            found[number // B].append(loss)
+        return [sum(losses) / len(losses) for _, losses in sorted(found.items())]
+
+    def _ends(self, task: Task) -> bool:
+        return task.stage + 1 == self._num_stages
+
+    def _forward(self, task: Task, version: int) -> None:
+        key, stage = (task.copy, task.stage, task.number), self._stages[task.copy, task.stage]
+        inputs = self._mail.take(key, is_gradient=False) if task.stage else self._examples[task.number][0]
         inputs = inputs.detach().requires_grad_(task.stage > 0)
         weights: Weights = dict(stage.module.named_parameters())
         if self._schedule.weights is not WeightRule.NEWEST:
@@ -149,17 +209,17 @@ class _Carried:
                 stage.versions[version] = _copied(stage.module)
             weights = stage.versions[version]
         output = functional_call(stage.module, weights, (inputs,))
-        if task.stage + 1 == len(self.stages):
+        if self._ends(task):
             output = self._loss(output, self._examples[task.number][1])
             self.losses[task.number] = float(output.detach())
         else:
-            self._arrived[task.stage + 1, task.number] = output
+            self._mail.give((task.copy, task.stage + 1, task.number), output.detach(), is_gradient=False)
         self._kept[key] = inputs, output, weights
 
-    def backward(self, task: Task) -> None:
-        stage = self.stages[task.stage]
-        inputs, output, weights = self._kept.pop((task.stage, task.number))
-        arriving = None if task.stage + 1 == len(self.stages) else self._arrived.pop((task.stage, task.number))
+    def _backward(self, task: Task) -> None:
+        key, stage = (task.copy, task.stage, task.number), self._stages[task.copy, task.stage]
+        inputs, output, weights = self._kept.pop(key)
+        arriving = None if self._ends(task) else self._mail.take(key, is_gradient=True)
         names, wanted = list(weights), [*weights.values(), *([inputs] if task.stage else [])]
         moved = self._rates.corrects_weights and bool(stage.changes)
         if moved:  # autograd keeps the weights themselves, so it takes what is in them now
@@ -174,13 +234,13 @@ class _Carried:
         for name, gradient in zip(names, found, strict=False):
             stage.gradients[name] = stage.gradients[name] + gradient if name in stage.gradients else gradient
         if task.stage:
-            self._arrived[task.stage - 1, task.number] = found[-1]
+            self._mail.give((task.copy, task.stage - 1, task.number), found[-1], is_gradient=True)
 
-    def update(self, task: Task) -> None:
-        self._updates[task.stage, task.number] += 1
-        if self._updates[task.stage, task.number] > 1:
-            return  # the first copy's update waited for all copies' gradients, and they have one module here
-        stage, rates = self.stages[task.stage], self._rates
+    def _update(self, task: Task) -> None:
+        stage, rates = self._stages[task.copy, task.stage], self._rates
+        if stage.count > task.number:
+            return  # one copy's update waited for all copies' gradients, and they have one module here
+        self._mail.add_copies(task.stage, stage.gradients)
         if self._schedule.weights is not WeightRule.NEWEST and stage.count not in stage.versions:
             stage.versions[stage.count] = _copied(stage.module)
         for name, weight in stage.module.named_parameters():
