@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from dejavu.cluster.catalogue import catalogue
 from dejavu.cost.kernels.learned import shipped
@@ -447,7 +448,7 @@ BY_RANKS = ("chimera", "hanayo", "interleaved_1f1b", "pipedream", "pipedream_2bw
 def a_rank(rank: int, folder: str) -> None:
     """One of the ranks: every schedule in turn, on its own threads' share of a core."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
+    store = dist.FileStore(f"{folder}/store", RANKS)  # type: ignore[attr-defined]  # public, though not in its __all__
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for name in BY_RANKS:
         schedule = PIPELINE_SCHEDULES[name]
@@ -460,7 +461,7 @@ def a_rank(rank: int, folder: str) -> None:
 @pytest.mark.integration
 def test_ranks_have_the_losses_of_one_process(tmp_path: Path) -> None:
     """Over gloo, each rank its own order; Chimera's two copies add their gradients up, late ones are as late."""
-    torch.multiprocessing.spawn(a_rank, (str(tmp_path),), nprocs=RANKS)
+    spawn(a_rank, (str(tmp_path),), nprocs=RANKS)  # type: ignore[no-untyped-call]
     for name in BY_RANKS:
         schedule = PIPELINE_SCHEDULES[name]
         own = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)]

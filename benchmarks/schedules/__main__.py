@@ -61,6 +61,7 @@ def _summary(simulated: list[dict[str, Any]], trained: list[dict[str, Any]]) -> 
         ),
         "fastest_synchronous": {name: fastest.count(name) for name in sorted(set(fastest))},
         "loss_by_learning_rate": {way: {str(rate): losses[way, rate] for rate in LEARNING_RATES} for way in WAYS},
+        "staleness_steps": {row["way"]: row["staleness_steps"] for row in trained},
         "most_loss_apart_of_synchronous": max(
             abs(losses["chimera", rate] - losses[ONE_STEP, rate])
             for rate in LEARNING_RATES
