@@ -37,8 +37,8 @@ from dejavu.schedules import (
     simulate_schedule,
     synchronous,
 )
-from dejavu.schedules.decoder_slices import slice_seconds
 from dejavu.schedules.ranks import train_rank
+from dejavu.schedules.slices.decoder import slice_seconds
 from dejavu.schedules.training import Rates, train_by
 from dejavu.simulation import StageSeconds, simulate
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload

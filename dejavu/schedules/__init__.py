@@ -10,8 +10,7 @@ chimera.py       two pipelines in opposite directions
 pipedream.py, pipemare.py, ampnet.py   those that do not flush
 timeline.py      the simulation, over several steps where there is no flush
 cutting.py       the same layers for every schedule
-token_slices.py  TeraPipe: a sequence in slices, and the best ones
-decoder_slices.py   what slices take on a causal decoder, by the predictor of kernels
+slices/          TeraPipe: a sequence in slices, the best ones, and what they take on a causal decoder
 training.py      a small training in one process with each schedule's versions of the weights
 ranks.py         the same by ranks, with messages
 """
@@ -27,9 +26,9 @@ from dejavu.schedules.chimera import Chimera
 from dejavu.schedules.cutting import cut_evenly
 from dejavu.schedules.pipedream import PipeDream, PipeDream2BW
 from dejavu.schedules.pipemare import PipeMare
+from dejavu.schedules.slices.program import Slicing, best_slices, best_uniform_slices
 from dejavu.schedules.synchronous import Synchronous, of_depth
 from dejavu.schedules.timeline import SimulatedSchedule, Staleness, Timeline, simulate_schedule, timeline
-from dejavu.schedules.token_slices import Slicing, best_slices, best_uniform_slices
 
 PIPELINE_SCHEDULES: Family[PipelineSchedule] = Family(
     "pipeline schedule",

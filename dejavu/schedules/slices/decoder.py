@@ -14,7 +14,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Layer
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles.kernel import Kernel
-from dejavu.schedules.token_slices import Floats
+from dejavu.schedules.slices.program import Floats
 
 
 def slice_seconds(
