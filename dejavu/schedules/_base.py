@@ -131,11 +131,11 @@ def flushed(rows: Sequence[Sequence[Task]], num_microbatches: int, num_steps: in
     """Return each rank's tasks of several steps from those of one, every stage updated at the end of each."""
     found = []
     for row in rows:
-        held = sorted({(task.copy, task.stage) for task in row})
+        held = sorted({(task.stage, task.copy) for task in row})  # by stage on all ranks: copies wait for each other
         tasks: list[Task] = []
         for step in range(num_steps):
             tasks += [task._replace(number=task.number + step * num_microbatches) for task in row]
-            tasks += [Task(stage, UPDATE, step, copy) for copy, stage in held]
+            tasks += [Task(stage, UPDATE, step, copy) for stage, copy in held]
         found.append(tuple(tasks))
     return tuple(found)
 
