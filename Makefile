@@ -44,6 +44,7 @@ bench: $(VENV)/.ready
 	$(BENCH).bound --json $(RESULTS)/bound.json
 	$(BENCH).gradients --json $(RESULTS)/gradients.json
 	$(BENCH).knapsack --json $(RESULTS)/knapsack.json
+	$(BENCH).schedules --json $(RESULTS)/schedules.json
 	$(BENCH).capture --json $(RESULTS)/capture.json
 	$(BENCH).published --json $(RESULTS)/published.json
 	test ! -d $(DATA)/sailor || $(BENCH).plans $(DATA)/sailor --json $(RESULTS)/plans.json

@@ -61,7 +61,7 @@ WorkloadOption = Annotated[
 
 SearchOption = Annotated[str, typer.Option(help="searches to run, comma-separated; default: all that help")]
 ScheduleOption = Annotated[
-    str, typer.Option(help="schedules the plan may use, comma-separated; default: the workload's (auto: all)")
+    str, typer.Option(help="schedules the plan may use, comma-separated; default: the workload's (auto: seven of them)")
 ]
 MicrobatchesOption = Annotated[
     str,

@@ -23,7 +23,7 @@ FLOORS = (
     ("binding", "parallelism", "profiles", "search", "simulation", "workload"),
     ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime", "sharding"),
-    ("launch", "operator_cuts", "planning", "profiling", "testing", "trials", "watching"),
+    ("launch", "operator_cuts", "planning", "profiling", "schedules", "testing", "trials", "watching"),
     ("migration", "report", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),
@@ -37,11 +37,12 @@ HOMES = {
     "distributed": ("dejavu.trials",),
     "dask": ("dejavu.trials",),
     "dask_jobqueue": ("dejavu.trials",),
-    # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group
+    # timing: ranks that are timed together; plans.schedule: action lists only, sharding: rules only, no process group;
+    # schedules.ranks: small trainings under schedules that the runtime does not run
     "torch.distributed": (
         *("dejavu.runtime", "dejavu.launch", "dejavu.profiling"),
         *("dejavu.timing", "dejavu.plans.schedule", "dejavu.graphs.dtensor"),
-        *("dejavu.sharding.strategies", "dejavu.sharding.propagation"),
+        *("dejavu.sharding.strategies", "dejavu.sharding.propagation", "dejavu.schedules.ranks"),
     ),
 }
 # What stays larger than the limits, and why.

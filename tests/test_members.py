@@ -149,7 +149,7 @@ def test_a_schedule(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--workload", "tiny.yaml", "--microbatches", "2", "--search", "uniform", "--schedule")
     found, known = plan(*words, "dummy"), plan(*words, "gpipe")
     assert found["schedule"] == "dummy" and found["simulated_step_seconds"] == known["simulated_step_seconds"]
-    assert "dualpipe_v, dummy" in " ".join(run("plan", "--help").split())
+    assert "hanayo_2, dummy" in " ".join(run("plan", "--help").split())
     assert Workload(schedule="dummy").searched_schedule == "dummy"  # of a file, too
     check_schedule("dummy")
 

@@ -96,13 +96,16 @@ CASES: dict[str, Case] = {}
 for name, schedule in SCHEDULES.items():
     deep = schedule.stages_per_rank > 1
     even, uneven = ((0, 2, 4, 6, 8), (0, 1, 3, 6, 8)) if deep else ((0, 4, 8), (0, 3, 8))
+    if schedule.stages_per_rank == 4:  # as many stages as the model has layers
+        even = uneven = tuple(range(9))
     CASES |= {
         f"{name}, uneven cuts": (GPT, name, uneven, TWO),
         f"{name}, recompute": (GPT, name, even, [one_device(recompute=True)] * 2),
         f"{name}, 2 replicas": (GPT, name, even, [one_device(2)] * 2),
         f"{name}, 3 replicas and 1": (GPT, name, even, [one_device(3), one]),
     }
-    CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
+    if schedule.stages_per_rank <= 2:
+        CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
 for name in ("zbv", "dualpipe_v"):
     bounds = (0, 1, 2, 3, 4)
     CASES |= {
@@ -279,7 +282,8 @@ CASES |= {
 
 # What others combine as well: outside `make test`, in `make slow`.
 COMBINED = {f"{name}, {how}" for name in SCHEDULES for how in ("recompute", "2 replicas")}
-COMBINED |= {f"{name}, shared weight" for name in SCHEDULES if name not in ("1f1b", "zbv", "dualpipe_v")}
+COMBINED |= {f"{name}, shared weight" for name in SCHEDULES if name not in ("1f1b", "zbv", "dualpipe_v")} & CASES.keys()
+COMBINED |= {f"{name}, 3 replicas and 1" for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 4}
 COMBINED |= {f"{name}, shared weight recomputed" for name in ("zbv", "dualpipe_v")}
 COMBINED |= {"zbv, shared weight, ZeRO 1", "dualpipe_v, shared weight, 2 replicas", "experts in 2 shards, recomputed"}
 COMBINED |= {"3 runs of zbv, ZeRO 1", "3 runs of gpipe, ZeRO 2", "3 runs of 1f1b, 2 shards"}

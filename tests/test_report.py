@@ -29,6 +29,7 @@ from dejavu.plans import Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.schedule import SCHEDULES, Pass
 from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.profiles import ProfileDatabase
 from dejavu.report import (
     ReportData,
     losses_figure,
@@ -142,6 +143,7 @@ class Given(Prices):
 
     def __init__(self, request: PlanRequest, table: CostTable, priced: PricedProblem) -> None:
         self.request, self.corrections = request, []
+        self.rows = ProfileDatabase(request.database).snapshot()
         self._table, self._given = table, priced
         self.errors = GivenErrors()
 
@@ -152,7 +154,7 @@ class Given(Prices):
         return self._table
 
     def graph_of(self, num_microbatches: int) -> Any:
-        return SimpleNamespace(microbatch_size=1, dtype="float32", fingerprint="by hand")
+        return SimpleNamespace(microbatch_size=1, dtype="float32", fingerprint="by hand", layers=())
 
 
 @cache

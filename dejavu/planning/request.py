@@ -11,7 +11,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import SCHEDULES, default_schedules
 from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
 from dejavu.workload.settings import whole_backward_schedules
@@ -25,7 +25,7 @@ class PlanRequest:
         database: folder of measured costs.
         parallelism: how stages may be spread; None: `Parallelism.usual` of the cluster.
         searches: which to run; empty: those that prove or are quick, and further ones where they leave a gap.
-        schedules: which the plan may use; empty: the workload's own, which may be `auto`, all of them.
+        schedules: which the plan may use; empty: the workload's own, which may be `auto`, all `default_schedules`.
         microbatches: numbers of microbatches (gradient accumulation steps) to try; empty: `microbatch_choices` of the
             workload.
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
@@ -69,7 +69,9 @@ class PlanRequest:
             return tuple(dict.fromkeys(self.schedules))
         if self.workload.schedule != AUTO:
             return (self.workload.schedule,)
-        return whole_backward_schedules() if self.workload.compile else tuple(SCHEDULES)
+        asked = default_schedules()
+        whole = whole_backward_schedules()
+        return tuple(name for name in asked if name in whole) if self.workload.compile else asked
 
     @property
     def searched_schedule(self) -> str:

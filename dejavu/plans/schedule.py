@@ -6,7 +6,7 @@ runs one stage; under the others several, which split the model finer and shorte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
+from dejavu.plans.orders import FORWARD, ListedPass, wave_orders
 
 
 class Pass(StrEnum):
@@ -42,22 +43,28 @@ class Schedule:
 
     Attributes:
         name: as written in a workload and in a plan.
-        torch_name: its name for `torch.distributed.pipelining.schedules.get_schedule_class`.
+        torch_name: its name for `torch.distributed.pipelining.schedules.get_schedule_class`; empty: torch has no class
+            for it, and `orders` lists its passes.
         in_flight: (stage, num_stages, num_microbatches) -> microbatches whose activations the stage holds at once;
             for schedules of several stages a rank, at most so many.
         stages_per_rank: how many stages a pipeline rank runs.
-        placement: `loop`: rank r of w runs stages r, r + w, …; `v`: stages r and 2w − 1 − r.
+        placement: `loop`: rank r of w runs stages r, r + w, …; `v`: stages r and 2w − 1 − r; `wave`: there and back
+            again over the ranks, as often as there are pairs of stages on a rank.
         searched_as: the schedule with one stage per rank whose price and memory rule the searches use instead.
         splits_backward: the backward pass runs in two parts (input and weight gradients).
+        orders: (rank of each stage, num_microbatches) -> each rank's passes; None: torch lists them.
+        by_default: a planner that may use every schedule (`auto`) considers it; the others are chosen by their names.
     """
 
     name: str
     torch_name: str
     in_flight: Callable[[int, int, int], int]
     stages_per_rank: int = 1
-    placement: Literal["loop", "v"] = "loop"
+    placement: Literal["loop", "v", "wave"] = "loop"
     searched_as: str = "1f1b"
     splits_backward: bool = False
+    orders: Callable[[Sequence[int], int], Sequence[Sequence[ListedPass]]] | None = None
+    by_default: bool = True
 
     def num_ranks(self, num_stages: int) -> int:
         """Return the number of pipeline ranks for so many stages.
@@ -75,7 +82,8 @@ class Schedule:
     def rank_of(self, stage: int, num_stages: int) -> int:
         """Return the pipeline rank that runs the stage."""
         ranks = self.num_ranks(num_stages)
-        return num_stages - 1 - stage if self.placement == "v" and stage >= ranks else stage % ranks
+        turns_back = self.placement != "loop" and stage // ranks % 2 == 1
+        return ranks - 1 - stage % ranks if turns_back else stage % ranks
 
     def stages_of(self, rank: int, num_stages: int) -> tuple[int, ...]:
         """Return the stages of a pipeline rank, in the model's order."""
@@ -94,6 +102,14 @@ def _both_ways(stage: int, num_stages: int, num_microbatches: int) -> int:
     return min(num_microbatches, num_stages)
 
 
+def _ranks_of_2(stage: int, num_stages: int, num_microbatches: int) -> int:
+    return min(num_microbatches, num_stages // 2)
+
+
+def _ranks_of_4(stage: int, num_stages: int, num_microbatches: int) -> int:
+    return min(num_microbatches, num_stages // 4)
+
+
 SCHEDULES: Family[Schedule] = Family(
     "schedule",
     {
@@ -106,13 +122,27 @@ SCHEDULES: Family[Schedule] = Family(
             Schedule("interleaved_zero_bubble", "InterleavedZeroBubble", _all, stages_per_rank=2, splits_backward=True),
             Schedule("zbv", "ZBVZeroBubble", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
             Schedule("dualpipe_v", "DualPipeV", _both_ways, stages_per_rank=2, placement="v", splits_backward=True),
+            Schedule("interleaved_1f1b_4", "Interleaved1F1B", _all, stages_per_rank=4, by_default=False),
+            Schedule(
+                "hanayo", "", _ranks_of_2, stages_per_rank=2, placement="wave", orders=wave_orders, by_default=False
+            ),
+            Schedule(
+                "hanayo_2", "", _ranks_of_4, stages_per_rank=4, placement="wave", orders=wave_orders, by_default=False
+            ),
         )
     },
 )
 
 
+def default_schedules() -> tuple[str, ...]:
+    """Return the schedules that a planner considers where it may use every one."""
+    return tuple(name for name, schedule in SCHEDULES.items() if schedule.by_default)
+
+
 def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
     """Torch's own compute actions by pipeline rank, without its bubbles; no process group is needed.
+
+    Where torch has no class for the schedule, its own `orders` as torch's actions, for torch's runtime.
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
     microbatch, backward of another) is listed as its two parts, which torch's runtime runs one after the other.
@@ -124,19 +154,29 @@ def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) ->
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
     ranks, name = schedule.num_ranks(num_stages), schedule.name
-    kind: Any = get_schedule_class(schedule.torch_name)
-    if issubclass(kind, PipelineScheduleMulti):  # torch takes minutes to add many messages
-        kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
     if num_microbatches < ranks:
         raise InputError(
             f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {ranks} or more"
         )
+    if schedule.orders is not None:
+        rank_S = [schedule.rank_of(stage, num_stages) for stage in range(num_stages)]
+        return {rank: _as_torch(order) for rank, order in enumerate(schedule.orders(rank_S, num_microbatches))}
+    kind: Any = get_schedule_class(schedule.torch_name)
+    if issubclass(kind, PipelineScheduleMulti):  # torch takes minutes to add many messages
+        kind = type(kind.__name__, (kind,), {"_prepare_schedule_with_comms": lambda self, actions: None})
     try:
         orders = get_schedule_ops(kind, ranks, num_microbatches, num_stages_per_rank=schedule.stages_per_rank)
     except ValueError as error:
         raise InputError(f"{num_microbatches} microbatches for {num_stages} stages under {name}: {error}") from None
     found = {rank: _parts(order) for rank, order in enumerate(orders)}
     return found if schedule.stages_per_rank > 1 else {rank: _numbered(order) for rank, order in found.items()}
+
+
+def _as_torch(order: Sequence[ListedPass]) -> list[Any]:
+    from torch.distributed.pipelining.schedules import _Action, _ComputationType
+
+    kinds = [_ComputationType.FORWARD if p.direction == FORWARD else _ComputationType.FULL_BACKWARD for p in order]
+    return [_Action(p.stage, kind, p.microbatch) for p, kind in zip(order, kinds, strict=True)]
 
 
 def _parts(order: list[Any]) -> list[Any]:

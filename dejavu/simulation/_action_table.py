@@ -78,7 +78,7 @@ def action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> 
     Raises:
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
-    facts = [schedule.torch_name, schedule.stages_per_rank, schedule.placement]  # all that a list depends on
+    facts = [schedule.torch_name or schedule.name, schedule.stages_per_rank, schedule.placement]  # a list depends on
     key = [code_of_lists(), *facts, num_stages, num_microbatches]
     kept = user_cache.load(_FOLDER, key)
     if kept is not None:

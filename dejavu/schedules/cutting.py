@@ -1,0 +1,43 @@
+"""The same layers for every schedule: as many stages as it wants, the slowest as fast as can be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from dejavu.foundation.errors import InputError
+from dejavu.simulation import StageSeconds
+
+_ADDED = ("forward_seconds", "backward_seconds", "per_step_seconds", "activation_bytes", "fixed_bytes")
+
+
+def cut_evenly(layers: Sequence[StageSeconds], num_stages: int) -> tuple[StageSeconds, ...]:
+    """Return the layers as so many stages: a contiguous cut whose slowest stage is fastest, by dynamic programming.
+
+    Layers' `transfer_seconds` are what crosses the cut after them; the parts of their backward pass are halves.
+
+    Raises:
+        InputError: there are fewer layers than stages.
+    """
+    L = len(layers)
+    if not 1 <= num_stages <= L:
+        raise InputError(f"{L} layers in {num_stages} stages; wanted at least one stage, and a layer for each")
+    sums = [0.0]
+    for layer in layers:
+        sums.append(sums[-1] + layer.forward_seconds + layer.backward_seconds)
+    best, starts = [0.0] + [float("inf")] * L, list[list[int]]()
+    for _ in range(num_stages):
+        after, start = [float("inf")] * (L + 1), [0] * (L + 1)
+        for stop in range(1, L + 1):
+            after[stop], start[stop] = min((max(best[a], sums[stop] - sums[a]), a) for a in range(stop))
+        best, starts = after, [*starts, start]
+    bounds = [L]
+    for start in reversed(starts):
+        bounds.append(start[bounds[-1]])
+    bounds.reverse()
+    return tuple(_together(layers[a:b]) for a, b in itertools.pairwise(bounds))
+
+
+def _together(layers: Sequence[StageSeconds]) -> StageSeconds:
+    added = {name: sum(getattr(layer, name) for layer in layers) for name in _ADDED}
+    return StageSeconds(**added, transfer_seconds=layers[-1].transfer_seconds)
