@@ -97,7 +97,7 @@ class ReplicaGradients:
     def _by_rule(self, step: int, own_P: torch.Tensor, parts: list[Part]) -> torch.Tensor:
         count = len(self._order)
         gathered_NP = own_P.new_empty(count, own_P.numel())
-        dist.all_gather_into_tensor(gathered_NP.view(-1), own_P, group=self._groups.replicas)
+        dist.all_gather_single(gathered_NP.view(-1), own_P, group=self._groups.replicas)
         # All ranks compute with the rows in the order of the group: the same numbers in the same order.
         gathered_NP /= self._share_N[self._order].to(gathered_NP)[:, None]
         if self._watch is None:
