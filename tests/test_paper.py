@@ -33,6 +33,11 @@ def claim_of(name: str) -> Claim:
     return next(claim for claim in CLAIMS if claim.name == name)
 
 
+def measured(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return found["summary"], found["rows"]
+
+
 def asked(command: Any, *words: str) -> str:
     app = typer.Typer()
     app.command()(command)
@@ -53,24 +58,42 @@ def test_its_command_is_one_that_there_is(claim: Claim) -> None:
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_what_was_measured_is_judged(name: str) -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / f"{RESULTS[name]}.json").read_text())["summary"]
-    judged = claim_of(name).judge(found)
+    judged = claim_of(name).judge(*measured(RESULTS[name]))
     assert judged.verdict in Verdict and any(letter.isdigit() for letter in judged.ours)
 
 
 def test_a_claim_is_judged_by_its_figures_and_not_by_its_name() -> None:
     """The knapsack's relaxation would hold if what it keeps fitted, sooner than the program."""
-    measured = json.loads((ROOT / "benchmarks" / "results" / "knapsack.json").read_text())["summary"]
-    assert claim_of("knapsack").judge(measured).verdict is Verdict.DOES_NOT
-    ways = measured["ways"]
+    found, rows = measured("knapsack")
+    assert claim_of("knapsack").judge(found, rows).verdict is Verdict.DOES_NOT
+    ways = found["ways"]
     ways["the paper's listing"] |= {"fits": True, "cpu_seconds": 0.5 * ways["numpy program"]["cpu_seconds"]}
-    assert claim_of("knapsack").judge(measured).verdict is Verdict.HOLDS
+    assert claim_of("knapsack").judge(found, rows).verdict is Verdict.HOLDS
+
+
+def test_cuts_hold_by_how_many_are_theirs_and_draws_by_their_interval() -> None:
+    found, rows = measured("operators-pipeline")
+    judge = claim_of("pipeline").judge
+    theirs = [{**row, "device_cuts": row.get("their_device_cuts")} for row in rows]
+    others = [{**row, "device_cuts": "(1,)"} for row in rows]
+    assert (judge(found, theirs).verdict, judge(found, others).verdict) == (Verdict.HOLDS, Verdict.DOES_NOT)
+    judge = claim_of("initialization").judge
+    for interval, verdict in (
+        ([5.0, 1.0, 9.0], Verdict.HOLDS),
+        ([5.0, -1.0, 9.0], Verdict.IN_PART),
+        ([-5.0, -9.0, -1.0], Verdict.DOES_NOT),
+    ):
+        gains = {"tasks": {"cnn": {"by_count_percent": {"4": [90.0, 80.0, 99.0], "40": interval}, "repeats": 3}}}
+        assert judge(gains, []).verdict is verdict
+        assert f"40 workers {interval[0]:.0f} % ({interval[1]:.0f} to {interval[2]:.0f})" in judge(gains, []).ours
 
 
 def test_data_that_are_not_there_leave_a_claim_out_and_a_command_that_fails_is_said(tmp_path: Path) -> None:
     missing = row_of(claim_of("program"), tmp_path / "nowhere", tmp_path)
     assert missing["verdict"] == LEFT_OUT and "nowhere" in missing["ours"]
-    broken = Claim("x", "w", "s", "benchmarks.knapsack", ("--items", "none"), lambda _: Finding("", Verdict.HOLDS))
+    broken = Claim(
+        "x", "w", "s", "benchmarks.knapsack", ("--items", "none"), lambda found, rows: Finding("", Verdict.HOLDS)
+    )
     row = row_of(broken, tmp_path, tmp_path)
     assert row["verdict"] == FAILED and "--items" in (tmp_path / "x.txt").read_text()
     assert "unknown claim 'knapsak'" in asked(main, "--only", "knapsak")

@@ -84,7 +84,8 @@ def row_of(claim: Claim, data: Path, folder: Path, known_as: str = "") -> dict[s
     if not result.exists():
         said = f"the command failed; what it said is in {folder / f'{known_as or claim.name}.txt'}"
         return {**row, "ours": said, "verdict": FAILED, **taken}
-    found = claim.judge(json.loads(result.read_text(encoding="utf-8"))["summary"])
+    measured = json.loads(result.read_text(encoding="utf-8"))
+    found = claim.judge(measured["summary"], measured["rows"])
     return {**row, "ours": found.ours, "verdict": str(found.verdict), **taken}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 Summary = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
 DATA = "{data}"  # in a command: the folder of measurements that others made
 FIGURES = "{figures}"  # in a command: where its drawings go
 
@@ -37,7 +38,7 @@ class Claim:
         where: in which document.
         states: what it states, in figures.
         module, arguments: the command; `{data}` and `{figures}` are folders.
-        judge: of the command's summary.
+        judge: what the command found, by its summary and its rows.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Claim:
     states: str
     module: str
     arguments: tuple[str, ...]
-    judge: Callable[[Summary], Finding]
+    judge: Callable[[Summary, Rows], Finding]
 
     @property
     def needs_data(self) -> bool:
@@ -57,7 +58,7 @@ class Claim:
         return ["python", "-m", self.module, *(argument.format(**places) for argument in self.arguments)]
 
 
-def _regressions(found: Summary) -> Finding:
+def _regressions(found: Summary, rows: Rows) -> Finding:
     r_squared = min(one["median_r_squared"] for one in found.values())
     line = [one["size_left_out"]["linear regression (paper)"] for one in found.values()]
     ours = [one["size_left_out"]["ours"] for one in found.values()]
@@ -72,7 +73,7 @@ def _regressions(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if exact and accurate else Verdict.IN_PART if exact else Verdict.DOES_NOT)
 
 
-def _predictors(found: Summary) -> Finding:
+def _predictors(found: Summary, rows: Rows) -> Finding:
     methods = ("linear regression (paper)", "support vectors", "random forest", "two stages", "ours")
     worst = {name: max(one["size_left_out"][name]["p90_percent"] for one in found.values()) for name in methods}
     said = "worst collective's 90 % quantile: " + ", ".join(f"{name} {value:.0f} %" for name, value in worst.items())
@@ -80,7 +81,7 @@ def _predictors(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if others < worst[methods[0]] else Verdict.DOES_NOT)
 
 
-def _profiling(found: Summary) -> Finding:
+def _profiling(found: Summary, rows: Rows) -> Finding:
     predicted, profiled = found["predicted_in_cpu_seconds"], found["profiled_in_seconds_estimate"]
     layers = found["layers_profiled_in_seconds_estimate"]
     said = (
@@ -91,7 +92,7 @@ def _profiling(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if profiled > 10 * predicted and layers > predicted else Verdict.IN_PART)
 
 
-def _knapsack(found: Summary) -> Finding:
+def _knapsack(found: Summary, rows: Rows) -> Finding:
     ways = found["ways"]
     listing, program, greedy = ways["the paper's listing"], ways["numpy program"], ways["greedy"]
     said = (
@@ -104,7 +105,7 @@ def _knapsack(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if wins else Verdict.DOES_NOT)
 
 
-def _search(found: Summary) -> Finding:
+def _search(found: Summary, rows: Rows) -> Finding:
     gradient, exact = (
         (found[f"{name}_median_over_optimum"], found[f"{name}_median_cpu_seconds"])
         for name in ("differentiable", "exact")
@@ -116,7 +117,7 @@ def _search(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if gradient[1] < exact[1] and gradient[0] <= 0.01 else Verdict.DOES_NOT)
 
 
-def _program(found: Summary) -> Finding:
+def _program(found: Summary, rows: Rows) -> Finding:
     ratio = found["exact_median_alpa_loop_cpu_ratio"]
     same = f"{found['exact_at_alpa_loop_price']} of {found['exact_beside_alpa_loop']}"
     said = (
@@ -126,18 +127,25 @@ def _program(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if ratio > 1 else Verdict.DOES_NOT)
 
 
-def _initialization(found: Summary) -> Finding:
-    said, gains = list[str](), list[float]()
+def _initialization(found: Summary, rows: Rows) -> Finding:
+    """With the most workers: it holds if every task's interval is above 0, and does not if one is below."""
+    said, most = list[str](), list[tuple[float, float]]()
     for task, one in found["tasks"].items():
-        by_count = {count: gain[1] for count, gain in one["by_count_percent"].items()}
-        gains.append(one["by_count_percent"][max(by_count, key=int)][0])
-        shown = ", ".join(f"{gain:.1f} % with {count}" for count, gain in by_count.items())
-        said.append(f"{task}: fewer steps to the default's loss {shown} workers")
+        by_count: Mapping[str, Sequence[float]] = one["by_count_percent"]
+        most.append((by_count[max(by_count, key=int)][1], by_count[max(by_count, key=int)][2]))
+        shown = ", ".join(
+            f"{n} workers {of:.0f} % ({low:.0f} to {high:.0f})" for n, (of, low, high) in by_count.items()
+        )
+        said.append(
+            f"{task}: fewer steps to the default's loss, mean of {one['repeats']} and its 95 % interval: {shown}"
+        )
     sentence = "; ".join(said) + "; each worker has a draw of its own (the paper's shared one)"
-    return Finding(sentence, Verdict.HOLDS if min(gains) > 0 else Verdict.IN_PART)
+    if all(low > 0 for low, _ in most):
+        return Finding(sentence, Verdict.HOLDS)
+    return Finding(sentence, Verdict.DOES_NOT if any(high < 0 for _, high in most) else Verdict.IN_PART)
 
 
-def _gradients(found: Summary) -> Finding:
+def _gradients(found: Summary, rows: Rows) -> Finding:
     """It holds if faults that keep the mean from its target do so for none of its, and it costs nothing without one."""
     steps = found["steps_to_target"]
     never = sorted(fault for fault, rules in steps.items() if rules["mean"] is None)
@@ -150,7 +158,7 @@ def _gradients(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if kept == never and free else Verdict.IN_PART if kept else Verdict.DOES_NOT)
 
 
-def _partitioning(found: Summary) -> Finding:
+def _partitioning(found: Summary, rows: Rows) -> Finding:
     """It would hold if their reward gave as many as they count; times are theirs on another machine."""
     models = found["partitioning"]
     said = "; ".join(
@@ -167,7 +175,7 @@ def _partitioning(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if all(ours == theirs for ours, theirs in counted) else Verdict.IN_PART)
 
 
-def _data_parallel(found: Summary) -> Finding:
+def _data_parallel(found: Summary, rows: Rows) -> Finding:
     models = found["data_parallel"]
     by_batch = all(one["input_dimension"] == 0 for one in models.values())
     slowest = max(one["cpu_seconds_after_capture"] for one in models.values())
@@ -175,14 +183,18 @@ def _data_parallel(found: Summary) -> Finding:
     return Finding(said, Verdict.HOLDS if by_batch else Verdict.DOES_NOT)
 
 
-def _pipeline(found: Summary) -> Finding:
+def _pipeline(found: Summary, rows: Rows) -> Finding:
+    """It holds if the proved best cuts the devices where theirs did, in all of their configurations that we have."""
     exact = found["pipeline"]["exact"]
+    compared = [(row["device_cuts"], row["their_device_cuts"]) for row in rows if row.get("their_device_cuts")]
+    same = sum(ours == theirs for ours, theirs in compared)
     said = (
         f"the best cuts, proved, in {exact['most_boundaries_cpu_ms']:.0f} ms on servers' boundaries and "
-        f"{exact['most_all_cpu_ms'] / 1e3:.1f} s over all cuts of devices at most (theirs: minutes); median gain over "
-        f"cuts between layers {exact['median_gain_over_layers_percent']:.2f} %"
+        f"{exact['most_all_cpu_ms'] / 1e3:.1f} s over all cuts of devices at most (theirs: minutes); devices are cut "
+        f"where theirs are in {same} of {len(compared)} configurations"
     )
-    return Finding(said, Verdict.IN_PART)
+    verdict = Verdict.HOLDS if compared and same == len(compared) else Verdict.IN_PART if same else Verdict.DOES_NOT
+    return Finding(said, verdict)
 
 
 PAPER, AUTO_MAP = "Pipe-Déjàvu", "Auto-MAP"

@@ -11,11 +11,11 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,7 @@ from dejavu.profiles.plausible import implausible_rows, impossible_rows
 from dejavu.profiles.query import could_equal, distinct, expression_of, numbered, without_known
 
 log = logging.getLogger("dejavu.profiles")
+T = TypeVar("T")
 
 SHIPPED = "shipped"
 _TOLD: set[tuple[Path, str]] = set()  # warnings this process has given; rows are read many times in a run
@@ -361,33 +362,29 @@ class ProfileDatabase:
 class _Snapshot(ProfileDatabase):
     """A database as it was at each first question; copies for other processes ask again."""
 
-    _tables: dict[tuple[Any, ...], pa.Table] = field(default_factory=dict, compare=False, repr=False)
-    _newest: dict[tuple[Any, ...], list[Measurement]] = field(default_factory=dict, compare=False, repr=False)
-    _histories: dict[tuple[Any, ...], list[list[Measurement]]] = field(default_factory=dict, compare=False, repr=False)
+    _answers: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": {}, "_newest": {}, "_histories": {}}
+        return {**self.__dict__, "_answers": {}}
+
+    def _once(self, ask: Callable[..., T], filters: Mapping[str, Any]) -> T:
+        key = (ask.__name__, *_question(filters))
+        if key not in self._answers:
+            self._answers[key] = ask(**filters)
+        answer: T = self._answers[key]
+        return answer
 
     def snapshot(self) -> ProfileDatabase:
         return self
 
     def read(self, **filters: Any) -> pa.Table:
-        key = _question(filters)
-        if key not in self._tables:
-            self._tables[key] = super().read(**filters)
-        return self._tables[key]
+        return self._once(super().read, filters)
 
     def latest(self, **filters: Any) -> list[Measurement]:
-        key = _question(filters)
-        if key not in self._newest:
-            self._newest[key] = super().latest(**filters)
-        return list(self._newest[key])
+        return list(self._once(super().latest, filters))
 
     def history(self, **filters: Any) -> list[list[Measurement]]:
-        key = _question(filters)
-        if key not in self._histories:
-            self._histories[key] = super().history(**filters)
-        return [list(rows) for rows in self._histories[key]]
+        return [list(rows) for rows in self._once(super().history, filters)]
 
 
 def _question(filters: Mapping[str, Any]) -> tuple[Any, ...]:

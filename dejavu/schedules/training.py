@@ -24,9 +24,7 @@ from dejavu.simulation import StageSeconds
 
 Weights = dict[str, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-DECAY_AT_DELAY = (
-    0.135  # PipeMare's D (section 3.2): of the average of weights' changes, after as many steps as the delay
-)
+DECAY_AT_DELAY = 0.135  # PipeMare's D (section 3.2): the average of changes decays to it within a delay
 
 
 @dataclass(frozen=True)
