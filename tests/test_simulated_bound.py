@@ -18,7 +18,7 @@ from dejavu.simulation._action_table import action_table
 from dejavu.simulation.bound import Proof, SimulatedBound, bounding, simulated_lower_bound
 from dejavu.simulation.bound._chain import Spans, drop, spans_of, table, weights
 from dejavu.simulation.bound._dual import times_of
-from dejavu.simulation.bound._paths import longest_path, max_in_flight, rank_lines
+from dejavu.simulation.bound._paths import busy_lines, drained_lines, longest_path, max_in_flight
 from dejavu.simulation.bound._prefix_sums import bound_problem
 
 EVERY = tuple(SCHEDULES)
@@ -131,7 +131,7 @@ def test_lines_are_below_every_simulated_step(seed: int) -> None:
         paths.append(seconds / simulated.step_seconds)
         if not priced.pass_costs:  # nothing shares a device
             assert seconds == pytest.approx(simulated.step_seconds)
-        for other in rank_lines(order):
+        for other in (*busy_lines(order), *drained_lines(order)):
             assert other.seconds(times) <= simulated.step_seconds * (1 + 1e-12)
     assert not paths or np.median(paths) > 0.7
 
@@ -203,7 +203,7 @@ def test_stages_outside_of_their_span_are_none_that_are_considered(seed: int) ->
     narrow_SCLL1 = rng.random((2, C, L, L + 1)) < 0.8
     wide_SCLL1 = narrow_SCLL1.copy()
     spans = spans_of(narrow_SCLL1)
-    for line in rank_lines(order):
+    for line in (*busy_lines(order), *drained_lines(order)):
         weigh = weights(line.stage_S5, line.cut_S3, np.zeros(C))
         widest = Spans(np.ones((2, C), np.bool_), np.tile(np.array([0, L + 1], np.int16), (2, C, L, 1)))
         found, wanted = table(prices, weigh, narrow_SCLL1, spans), table(prices, weigh, wide_SCLL1, widest)

@@ -14,6 +14,8 @@ from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
 
 BOUND_SHARE = 0.5  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn
+LEAST_RISE = 0.01  # of the gap; a turn that closes less of it is idle
+MOST_IDLE = 2  # turns in succession, each as long as all before it
 
 Tell = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
@@ -45,7 +47,8 @@ class RequestBounds:
         """Return lower bounds by number of microbatches, as close to the best step as the budget allows.
 
         The bound over all numbers is the least of them. So each gets a little of the budget first; then, in parallel,
-        the least ones get as much again as they had, until all are close, the least cannot rise or the budget ends.
+        the least ones get as much again as they had, until all are close, the least cannot rise, the budget ends, or
+        turns do no more than find that there is nothing to be found.
 
         Args:
             best_seconds: step of the best plan known.
@@ -54,15 +57,20 @@ class RequestBounds:
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
         on_their_way, found = self._on_their_way(best_seconds), dict[int, SimulatedBound]()
         more = dict.fromkeys(counts, seconds / (4 * len(counts)))
+        gap, idle = inf, 0
         with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
             while True:
                 self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
                 found |= _side_by_side(pool, on_their_way, more)
-                self.hear(min(best_seconds, *(bound.seconds for bound in found.values())))
-                left = seconds - sum(bound.spent_seconds for bound in found.values())
+                met = min(one.plan_seconds for one in found.values())
+                bound = min(best_seconds, *(one.seconds for one in found.values()))
+                self.hear(bound)
+                before, gap = gap, met - bound
+                idle = 0 if gap < (1 - LEAST_RISE) * before else idle + 1
+                left = seconds - sum(one.spent_seconds for one in found.values())
                 open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
                 least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                if not least or not found[least[0]].can_rise or left <= LEAST_SHARE * seconds:
+                if not least or not found[least[0]].can_rise or left <= LEAST_SHARE * seconds or idle >= MOST_IDLE:
                     return found
                 more = {count: min(found[count].spent_seconds, left / workers) for count in least}
 

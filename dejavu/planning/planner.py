@@ -29,7 +29,7 @@ PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
 REMEMBERED = "remembered"
 MET = "bound"  # found while bounding the simulated step
-QUICK_SHARE = 0.15  # of the budget, at most
+QUICK_SHARE = 0.5  # of the budget, at most; they end by themselves long before
 EXPLAIN_SECONDS = 10.0  # to find the least memory that suffices where nothing fits
 
 

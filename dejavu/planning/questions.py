@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
@@ -39,9 +39,7 @@ class Question:
     @property
     def asked(self) -> Search:
         """The search with its incumbent."""
-        search = named(SEARCHES, self.search)()
-        takes = any(setting.name == "incumbent" for setting in fields(search))
-        return replace(search, incumbent=self.start) if takes and self.start is not None else search  # type: ignore[call-arg]
+        return named(SEARCHES, self.search)().started_from(self.start)
 
     @property
     def is_quick(self) -> bool:

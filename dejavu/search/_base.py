@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Self
 
 from dejavu.plans import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult, step_seconds
 from dejavu.search.shared.clock import SearchClock
@@ -57,6 +57,11 @@ class Search(ABC):
         except TooLargeError as refusal:
             answer = best.not_found(Obstacle.TOO_LARGE, str(refusal))
         return answer if unit == 1.0 else _in_seconds(answer, unit)
+
+    def started_from(self, plan: Plan | None) -> Self:
+        """The same search with an incumbent, if it takes one and there is one."""
+        takes = any(setting.name == "incumbent" for setting in fields(self))
+        return replace(self, incumbent=plan) if takes and plan is not None else self  # type: ignore[call-arg]
 
     @abstractmethod
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:

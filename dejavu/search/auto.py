@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dejavu.plans import Answer, Problem
+from dejavu.plans import Answer, Plan, Problem
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search
 from dejavu.search.coarse import Coarse
@@ -27,6 +27,7 @@ class Auto(Search):
         steps_per_second: of the dynamic program, by which `small` must be able to end in half of the budget.
         most_small_steps: more than this is not small, whatever the budget.
         long_layers: from so many layers on a problem is long.
+        incumbent: a plan for the one picked to start from.
     """
 
     name: ClassVar[str] = "auto"
@@ -36,9 +37,10 @@ class Auto(Search):
     steps_per_second: float = 2e8
     most_small_steps: float = 1e8
     long_layers: int = 257
+    incumbent: Plan | None = None
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
-        picked = self.pick(problem, best.budget_seconds)
+        picked = self.pick(problem, best.budget_seconds).started_from(self.incumbent)
         answer = picked.run(problem, budget_seconds=best.budget_seconds, seed=seed)
         return replace(answer, search=f"{self.name}: {answer.search}")
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dejavu.plans import Answer, Infeasible, NotFound, Obstacle, Plan, Problem, SearchResult
@@ -16,26 +16,28 @@ from dejavu.search.exact import Exact
 from dejavu.search.feasible import Feasible
 from dejavu.search.mcmc import MCMC
 from dejavu.search.pipedream import PipeDream
+from dejavu.search.shared.clock import ThreadClock
 
 History = tuple[tuple[float, float], ...]
 
 _MOST_ALONE = 0.25  # of the budget
+_LOOK_SECONDS = 0.02  # of real time: how often a thread that waits looks at the other's clock
 
 
 @dataclass(frozen=True)
 class Hybrid(Search):
     """A plan in milliseconds is the incumbent of searches that then run side by side, one of which proves.
 
-    `quick` gives the first plan; where it has none, `fitting` gives one or proves that there is none. `proving` goes
-    on alone for a moment, which is enough for many problems. Then two threads: in one the members of `searching` one
-    after the other, each from the best plan so far, in the other `proving`. What a member of `searching` ends with is
-    handed to `proving`, which goes on from it: a gradient finds plans near the best where the exact search's bounds
-    are still wide, and such a plan is what lets bounds drop the rest.
+    `quick` gives the first plan, where none was given; where it has none, `fitting` gives one or proves that there is
+    none. `proving` goes on alone for a moment, which is enough for many problems. Then a second thread runs the members
+    of `searching` beside it, one after the other, each from the best plan so far. What a member ends with is handed to
+    `proving`, which goes on from it: a gradient finds plans near the best where the exact search's bounds are still
+    wide, and such a plan is what lets bounds drop the rest.
 
     Each thread has the whole budget of processor time (`Clock`), so with two idle cores the plan at any time is the
-    better of the parents' at that time, later by what the first plan took. When `proving` ends with an answer the
-    others are stopped. The bound is the highest that anyone proved, and that there is no plan is proved where one of
-    them did.
+    better of the parents' at that time, later by what the first plan and the moment took. When `proving` ends with an
+    answer the others are stopped. The bound is the highest that anyone proved, and that there is no plan is proved
+    where one of them did.
 
     Choose it where it is not known beforehand whether the exact search ends in time, and always when cores are idle.
 
@@ -44,7 +46,8 @@ class Hybrid(Search):
         fitting: for problems whose memory is tight.
         searching: the parents that look for plans, in order.
         proving: the parent that proves.
-        alone_seconds: `proving`'s moment, and no more than a quarter of the budget.
+        alone_seconds: `proving`'s moment of processor time, and no more than a quarter of the budget.
+        incumbent: a plan to start from, of another search, in place of `quick`'s.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -53,22 +56,13 @@ class Hybrid(Search):
     searching: tuple[Search, ...] = field(default_factory=lambda: (MCMC(), Differentiable()))
     proving: Search = field(default_factory=Exact)
     alone_seconds: float = 1.0
+    incumbent: Plan | None = None
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         first = self._first(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        answers: tuple[Answer, ...] = (first,)
-        last: Answer = first
-        is_settled = False
-        moment = min(self.alone_seconds, _MOST_ALONE * best.budget_seconds)
-        if moment > 0:
-            alone = _started_from(self.proving, _plan_of(first)).run(problem, budget_seconds=moment, seed=seed)
-            is_settled = not isinstance(alone, NotFound) and (alone.seconds < moment or _is_settled(alone))
-            last = _later(alone, first.seconds)  # what compiling took, once in a process, is nobody's budget
-            answers = (last, first)
-        if not is_settled:
-            answers = (*self._side_by_side(problem, last, best.budget_seconds, seed), *answers)
+        answers = (*self._side_by_side(problem, first, best.budget_seconds, seed), first)
         found = [answer for answer in answers if isinstance(answer, SearchResult)]
         if not found:
             return self._without_a_plan(best, answers)
@@ -78,6 +72,9 @@ class Hybrid(Search):
 
     def _first(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         """The first plan, or why there is none."""
+        if self.incumbent is not None:
+            best.offer(self.incumbent)
+            return best.result(0.0)
         quick = self.quick.run(problem, budget_seconds=best.budget_seconds, seed=seed)
         if not isinstance(quick, NotFound):
             return quick
@@ -86,25 +83,31 @@ class Hybrid(Search):
 
     def _side_by_side(self, problem: Problem, first: Answer, budget_seconds: float, seed: int) -> list[Answer]:
         """The answers of `proving` and of the members of `searching`, with times since the hybrid began."""
-        start, budget_seconds = _plan_of(first), max(budget_seconds - first.seconds, 0.0)
-        stopped, handed = threading.Event(), HandOver(problem)
+        start, left_seconds = _plan_of(first), max(budget_seconds - first.seconds, 0.0)
+        moment = min(self.alone_seconds, _MOST_ALONE * budget_seconds)
+        ended, handed = threading.Event(), HandOver(problem)
         aside, here = copy_context(), copy_context()
-        aside.run(STOPPED.set, stopped)
+        aside.run(STOPPED.set, ended)
         here.run(HANDED.set, handed)
-        proving = _started_from(self.proving, start)
+        proving, its_clock = self.proving.started_from(start), ThreadClock()
         with ThreadPoolExecutor(1, thread_name_prefix=self.name) as beside:
 
             def search() -> list[Answer]:
-                return self._one_after_the_other(problem, start, budget_seconds, seed, stopped, handed)
+                while its_clock.elapsed_seconds < moment:
+                    if ended.wait(_LOOK_SECONDS):
+                        return []
+                found = self._one_after_the_other(problem, start, max(left_seconds - moment, 0.0), seed, ended, handed)
+                return [_later(answer, moment) for answer in found]
 
             future = beside.submit(aside.run, search)
             try:
-                proved = here.run(proving.run, problem, budget_seconds=budget_seconds, seed=seed)
+                proved = here.run(proving.run, problem, budget_seconds=left_seconds, seed=seed)
             except BaseException:
-                stopped.set()
+                ended.set()
                 raise
             if not isinstance(proved, NotFound):
-                stopped.set()
+                ended.set()
+            its_clock.stop()
             return [_later(answer, first.seconds) for answer in (proved, *future.result())]
 
     def _one_after_the_other(
@@ -122,7 +125,7 @@ class Hybrid(Search):
         for member in self.searching:
             if stopped.is_set() or (answers and spent >= budget_seconds):
                 break
-            search = _started_from(member, start)
+            search = member.started_from(start)
             answer = _later(search.run(problem, budget_seconds=budget_seconds - spent, seed=seed), spent)
             answers.append(answer)
             spent = answer.seconds
@@ -151,13 +154,6 @@ def _plan_of(answer: Answer) -> Plan | None:
     return answer.plan if isinstance(answer, SearchResult) else None
 
 
-def _is_settled(answer: Answer) -> bool:
-    """Whether nothing is left to find or to prove."""
-    if isinstance(answer, SearchResult):
-        return answer.lower_bound_seconds >= answer.step_seconds
-    return isinstance(answer, Infeasible)
-
-
 def merged(histories: Sequence[History]) -> History:
     """One history of several with one beginning: each improvement on all of them."""
     kept: list[tuple[float, float]] = []
@@ -173,9 +169,3 @@ def _later(answer: Answer, seconds: float) -> Answer:
         history = tuple((at + seconds, price) for at, price in answer.history)
         return replace(answer, seconds=answer.seconds + seconds, history=history)
     return replace(answer, seconds=answer.seconds + seconds)
-
-
-def _started_from(search: Search, plan: Plan | None) -> Search:
-    """The same search with an incumbent, if it takes one and has none."""
-    takes = any(setting.name == "incumbent" for setting in fields(search))
-    return replace(search, incumbent=plan) if takes and plan is not None else search  # type: ignore[call-arg]

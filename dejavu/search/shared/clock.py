@@ -46,3 +46,23 @@ class SearchClock:
             thread = threading.get_ident()
             if thread in self._began_of:
                 self._began_of[thread] += time.thread_time() - processor
+
+
+class ThreadClock:
+    """Seconds of processor time of the thread that made it since then, for another thread to read.
+
+    Of real time where the system does not tell it of another thread (macOS). After `stop` it is infinite.
+    """
+
+    def __init__(self) -> None:
+        told = hasattr(time, "pthread_getcpuclockid")
+        self._clock = time.pthread_getcpuclockid(threading.get_ident()) if told else time.CLOCK_MONOTONIC
+        self._began = time.clock_gettime(self._clock)
+        self._is_stopped = False
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return float("inf") if self._is_stopped else time.clock_gettime(self._clock) - self._began
+
+    def stop(self) -> None:
+        self._is_stopped = True

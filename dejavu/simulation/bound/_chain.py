@@ -93,12 +93,27 @@ class Spans(NamedTuple):
 
 def spans_of(alive_SCLL1: Mask) -> Spans:
     """What `drop` keeps up to date afterwards; wider spans than need be change no result."""
-    L1 = alive_SCLL1.shape[3]
-    any_SCL = np.asarray(alive_SCLL1.any(axis=3))
-    first_SCL = alive_SCLL1.argmax(axis=3)
-    stop_SCL = L1 - alive_SCLL1[..., ::-1].argmax(axis=3)
-    span_SCL2 = np.stack([first_SCL, stop_SCL * any_SCL], axis=3).astype(np.int16)
-    return Spans(np.asarray(any_SCL.any(axis=2)), np.ascontiguousarray(span_SCL2))
+    return Spans(*_spans_of(alive_SCLL1))
+
+
+@njit(cache=True, nogil=True)
+def _spans_of(alive_SCLL1: Mask) -> tuple[Mask, NDArray[np.int16]]:
+    S, C, L, L1 = alive_SCLL1.shape
+    any_SC = np.zeros((S, C), np.bool_)
+    span_SCL2 = np.zeros((S, C, L, 2), np.int16)
+    for s in range(S):
+        for c in range(C):
+            for start in range(L):
+                first, last = start + 1, L1 - 1
+                while first < L1 and not alive_SCLL1[s, c, start, first]:
+                    first += 1
+                if first == L1:
+                    continue
+                while not alive_SCLL1[s, c, start, last]:
+                    last -= 1
+                any_SC[s, c] = True
+                span_SCL2[s, c, start, 0], span_SCL2[s, c, start, 1] = first, last + 1
+    return any_SC, span_SCL2
 
 
 def table(prices: BoundPrices, weigh: Weights, alive_SCLL1: Mask, spans: Spans | None = None) -> Table:

@@ -125,27 +125,24 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
             return seconds
 
 
-def rank_lines(order: ActionTable) -> list[Line]:
+def busy_lines(order: ActionTable) -> list[Line]:
     """For each rank: what must be done before its device has any work, and all of that device's work.
 
     The first forward of rank r waits for that of every stage before; then its device does each of its actions and its
     part of each of its messages, at most one second's work a second however they share it; all of it before the step
-    ends. A second line for each rank ends with its first stage's last gradient, which then has to go through every
-    stage before: until it is sent, the device has done all that is listed before it, received all inputs of that, and
-    sent what this stage sent on.
+    ends.
     """
-    lines = []
-    for rank in range(len(order.first_P1) - 1):
-        lines.append(_busy(order, rank))
-        drained = _drained(order, rank)
-        if drained is not None:
-            lines.append(drained)
-    return lines
-
-
-def busy_lines(order: ActionTable) -> list[Line]:
-    """The first of each rank's two lines."""
     return [_busy(order, rank) for rank in range(len(order.first_P1) - 1)]
+
+
+def drained_lines(order: ActionTable) -> list[Line]:
+    """For each rank that sends gradients: what must be done until its first stage's last one is at the first stage.
+
+    The gradient has to go through every stage before: until it is sent, the device has done all that is listed before
+    it, received all inputs of that, and sent what this stage sent on.
+    """
+    lines = [_drained(order, rank) for rank in range(len(order.first_P1) - 1)]
+    return [line for line in lines if line is not None]
 
 
 def _busy(order: ActionTable, rank: int) -> Line:
@@ -211,4 +208,4 @@ def max_in_flight(order: ActionTable) -> Integers:
     return np.array(most)
 
 
-__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "longest", "longest_path", "max_in_flight", "rank_lines"]
+__all__ = ["PER_STEP", "Line", "Times", "busy_lines", "drained_lines", "longest", "longest_path", "max_in_flight"]

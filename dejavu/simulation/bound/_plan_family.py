@@ -18,7 +18,7 @@ from dejavu.simulation._action_table import ActionTable, Integers, action_table
 from dejavu.simulation.bound._chain import Mask, Spans, Table, Weights, drop, spans_of, table, weights
 from dejavu.simulation.bound._chain_walk import Walked, WalkLimits, lines_of, walk
 from dejavu.simulation.bound._dual import Dual
-from dejavu.simulation.bound._paths import Line, busy_lines, max_in_flight, rank_lines
+from dejavu.simulation.bound._paths import Line, busy_lines, drained_lines, max_in_flight
 from dejavu.simulation.bound._prefix_sums import BoundProblem, memory_shares
 from dejavu.simulation.bound._vee import VeeTable, pairs, vee_table
 from dejavu.simulation.bound._vee_walk import vee_walk
@@ -27,6 +27,7 @@ from dejavu.simulation.bound.proof import Proof
 _MOST_ENTRIES = 60_000_000  # stages × configurations × layers²: larger tables are not made
 _MOST_PAIRS = 5e8  # pairs of stages that a table for a V looks at, about
 _ROUNDS = 25  # of weights
+_HARDLY = 0.98  # left of the stages: it was not worth a look
 _SWEEPS = 3  # of dropping stages and weighing again
 _MOST_LINE_ENTRIES = 10_000_000  # of all lines that a walk takes
 _MOST_MET = 3  # of the plans that weights led to are simulated
@@ -82,17 +83,17 @@ class Place:
             self._nothing()
             return None
         self._best = best_seconds
-        self._rank_lines = rank_lines(order)
         self._alive_SCLL1 = self._fitting(order)
         self._share_SCLL1 = np.empty((0, 0, 0, 0), np.float32)
         if named(SCHEDULES, self.schedule).stages_per_rank > 1 and self._entries <= _MOST_ENTRIES:
             self._share_SCLL1 = memory_shares(self.problem.priced, max_in_flight(order))
-        self._busy = [self._weights(line) for line in busy_lines(order)]
+        busy, drained = busy_lines(order), drained_lines(order)
+        self._busy, self._drained = list(map(self._weights, busy)), list(map(self._weights, drained))
         self._limit = best_seconds
         share = 1.0 / named(SCHEDULES, self.schedule).stages_per_rank
         scale = best_seconds if np.isfinite(best_seconds) else self.bound_seconds
-        self._dual = Dual(self.problem.prices, order, self._cheapest, share, scale or 1.0, list(self._rank_lines))
-        least = self._cheapest(self._weights(self._rank_lines[0]), self._alive_SCLL1)
+        self._dual = Dual(self.problem.prices, order, self._cheapest, share, scale or 1.0, [*busy, *drained])
+        least = self._cheapest(self._busy[0], self._alive_SCLL1)
         if least.least == np.inf:
             if np.isinf(best_seconds):
                 self._nothing()
@@ -153,16 +154,26 @@ class Place:
             before, left = left, self._drop(alive_SCLL1, limit, is_late)
             if left == 0:
                 return limit
-            if left > 0.98 * before:
+            if left > _HARDLY * before:
                 break
         return min(value, limit)
 
     def _drop(self, alive_SCLL1: Mask, limit: float, is_late: Callable[[], bool]) -> int:
-        """How many stages are left without those that no plan below the limit has, by one line after the other."""
+        """How many stages are left without those that no plan below the limit has, by one line after the other.
+
+        A rank's first line drops most that its second one would; where one of these drops hardly any, so would the
+        others.
+        """
         left = 1
-        for line in self._rank_lines:
+        for line in self._busy:
             if left and not is_late():
-                left = self._drop_by(self._weights(line), alive_SCLL1, limit)
+                left = self._drop_by(line, alive_SCLL1, limit)
+        for line in self._drained:
+            before = left
+            if left and not is_late():
+                left = self._drop_by(line, alive_SCLL1, limit)
+            if left > _HARDLY * before:
+                break
         if left and self._dual.best_weights is not None:
             left = self._drop_by(self._dual.best_weights, alive_SCLL1, limit - self._dual.best_constant)
         return left
@@ -214,20 +225,21 @@ class Place:
         prices, order = self.problem.prices, self._order
         assert order is not None and self._dual.best_weights is not None
         weighs = [(self._dual.best_weights, self._dual.best_constant)]
-        weighs += [(self._weights(line), 0.0) for line in self._rank_lines[:: self._every_line()]]
+        every = [*self._busy, *self._drained]
+        weighs += [(line, 0.0) for line in every[:: self._stride_of(len(every))]]
         if not self._is_vee:
             lines = lines_of(prices, weighs, alive_SCLL1)
             return walk(prices, order, lines, alive_SCLL1, self._share_SCLL1, limits)
         allowed = pairs(prices, self._busy, alive_SCLL1, limits.seconds, self._share_SCLL1)
         return vee_walk(prices, order, weighs, alive_SCLL1, allowed, limits)
 
-    def _every_line(self) -> int:
+    def _stride_of(self, num_lines: int) -> int:
         """Of the ranks' lines, a walk takes one in so many: their tables are large where there are many layers."""
         S, C, L, _ = self._alive_SCLL1.shape
         entries: int = S * C * (L + 1)
         if self._is_vee:
             entries += S // 2 * (L + 1) ** 2 * self.problem.prices.message_L1GG3.shape[1]
-        return max(1, -(-len(self._rank_lines) * entries // _MOST_LINE_ENTRIES))
+        return max(1, -(-num_lines * entries // _MOST_LINE_ENTRIES))
 
     def _simulated(self, stop_S: Integers, how_S: Integers) -> Faster | None:
         """None where the plan's ranks do not fit their memory, or devices are idle that must not be."""
@@ -250,10 +262,12 @@ class Place:
     def _fitting(self, order: ActionTable) -> Mask:
         """Stages that alone fit with what they hold in flight."""
         C, L = len(self.problem.prices.class_C), self.problem.priced.problem.num_layers
-        alive_SCLL1 = np.ones((self.num_stages, C, L, L + 1), np.bool_)
-        if self.problem.max_in_flight_CLL1 is not None:
-            for s, in_flight in enumerate(max_in_flight(order)):
-                alive_SCLL1[s] = self.problem.max_in_flight_CLL1 >= in_flight
+        most_CLL1 = self.problem.max_in_flight_CLL1
+        if most_CLL1 is None:
+            return np.ones((self.num_stages, C, L, L + 1), np.bool_)
+        alive_SCLL1 = np.empty((self.num_stages, C, L, L + 1), np.bool_)
+        for s, in_flight in enumerate(max_in_flight(order)):
+            np.greater_equal(most_CLL1, in_flight, out=alive_SCLL1[s])
         return alive_SCLL1
 
     def _weights(self, line: Line) -> Weights:

@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
     """Which two stages a rank may have.
 
     Attributes:
-        sum_SCL1, fixed_SC: what the rank's own line counts for each of its stages; see `_paths.rank_lines`.
+        sum_SCL1, fixed_SC: what the rank's own line counts for each of its stages; see `_paths.busy_lines`.
         enter_PL1G: the least of that line before the rank's first stage, whose class is g.
         limit: a pair whose line comes to this is out: no plan with it takes less.
         share_SCLL1: the part of the memory that a stage takes of a rank's devices; together at most 1. Or empty.
