@@ -229,12 +229,14 @@ def check_cluster(cluster: Cluster) -> None:
     """Check that all devices of the cluster are on this machine.
 
     Raises:
-        InputError: a host is not this machine, or has other devices or more of them.
+        InputError: a host is not this machine, or has other devices or more of them (fewer may be shared, where
+            `SHARE_GPUS` is set).
     """
     check_hosts(device.host for device in cluster.devices())
     here = this_machine().device_counts
     for name, count in cluster.device_counts.items():
-        if count > here.get(name, 0):
+        has_some = here.get(name, 0) > 0
+        if count > here.get(name, 0) and not (has_some and shares_gpus()):
             has = ", ".join(f"{number} × {kind}" for kind, number in here.items())
             raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
 
