@@ -179,11 +179,16 @@ class Campaign:
         measured = self._prices(question)
         table, graph = measured.table_of(count), measured.graph_of(count)
         place = {layer.signature: k for k, layer in enumerate(graph.layers)}
+        without: list[str] = []
         for row in foretold.rows:
             price = table.grids[row["direction"]].at(place[row["signature"]], 0)
+            shown = {name: value for name, value in row.items() if name not in ("signature", "direction")}
             if price.source == MEASURED:
-                shown = {name: value for name, value in row.items() if name not in ("signature", "direction")}
                 self.results.rows.append(compared(shown, price.seconds))
+            else:
+                without.append(str(row["what"]))
+        if without:
+            raise LookupError(f"measured, but found implausible and not used (the log says why): {'; '.join(without)}")
 
     def _measure_messages(self) -> None:
         self._keep(measure_link(self.site.device.name))
