@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Every process of a training, a server or a test compiles torch anew (8 s) where containers set this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick slow chaos lint up down bench paper docs audit sbom clean
+.PHONY: run test quick slow chaos gpu gpu-rehearsal lint up down bench paper docs audit sbom clean
 
 run: $(VENV)/.ready
 	$(BIN)/dejavu run
@@ -75,6 +75,16 @@ slow: $(VENV)/.ready
 # Half an hour of whole runs with random faults in them; what is left or lost after one is told, and is exit 1.
 chaos: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BENCH).chaos --seed 0 --minutes 30 --json $(RESULTS)/chaos.json
+
+# On a machine with a GPU, in at most 9 minutes: predict, then measure and train (docs/gpu.md). GPU_PYTHON is the Python
+# whose torch has CUDA, where it is not the environment's own.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.ready)
+	$(GPU_PYTHON) -m benchmarks.gpu --json $(RESULTS)/gpu.json
+
+# The same code on CPU cores, with tiny models.
+gpu-rehearsal: $(VENV)/.ready
+	$(BENCH).gpu --rehearse --json $(RESULTS)/gpu-rehearsal.json
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

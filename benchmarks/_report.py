@@ -100,17 +100,21 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, 
 
 
 def write(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], json_path: Path) -> None:
-    """Write `{"command", "date_utc", "machine", "rows", "summary"}` as a file."""
+    """Write a `result_of` as a file."""
     json_path.parent.mkdir(parents=True, exist_ok=True)
-    result = {
+    json_path.write_text(json.dumps(result_of(rows, summary), indent=1, allow_nan=False) + "\n")
+    typer.echo(f"written to {json_path}")
+
+
+def result_of(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"command", "date_utc", "machine", "rows", "summary"}`."""
+    return {
         "command": command(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "rows": list(rows),
         "summary": dict(summary),
     }
-    json_path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    typer.echo(f"written to {json_path}")
 
 
 def _shown(value: Any) -> str:

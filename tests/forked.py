@@ -9,7 +9,14 @@ import sys
 
 
 def prepare(argument: str) -> None:
-    """As a zygote is asked to; kept where every fork finds it, which runs this module anew."""
+    """As a zygote is asked to; kept where every fork finds it, which runs this module anew.
+
+    `cuda`: as if an import had asked CUDA, which forks then cannot use.
+    """
+    if argument == "cuda":
+        import torch
+
+        torch.cuda._is_in_bad_fork = lambda: True
     sys.prepared = argument  # type: ignore[attr-defined]
 
 

@@ -11,7 +11,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
-from dejavu.cost.kernels.features import KernelWork, bounds
+from dejavu.cost.kernels import learned as learning
+from dejavu.cost.kernels.features import FEATURES, KernelWork, bounds
 from dejavu.cost.kernels.learned import SHIPPED, Learned, shipped
 from dejavu.cost.kernels.power import (
     ISSUED_SHARE,
@@ -94,6 +95,39 @@ def test_intervals_cover_what_they_say(learned: Learned) -> None:
     assert 0.85 <= inside.mean() <= 1.0
 
 
+class Nothing:
+    """A function that has learned nothing: what is measured is its error."""
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        return np.zeros(len(features))
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_limits_hold_for_the_next_device_of_the_same_kind(
+    monkeypatch: pytest.MonkeyPatch, shared: float, count: int
+) -> None:
+    """Devices whose kernels share an error: nine in ten of the next one's lie inside, over many such devices."""
+    monkeypatch.setattr(learning, "_function", lambda name, tables, seed: Nothing())
+    random, covered = np.random.default_rng(0), []
+    for _ in range(60):
+        means = shared * random.normal(size=count + 1)
+        errors = [mean + 0.2 * random.normal(size=200) for mean in means]
+        features = np.zeros((200, len(FEATURES["matmul"])))
+        tables = [learning._Table("matmul", str(k), features, errors[k], features, errors[k]) for k in range(count)]
+        model = learning._fitted("matmul", tables, 0, True)
+        bin_0 = np.digitize(0.0, learning.SIZE_BIN_EDGES)
+        covered.append(np.mean((model.low_B[bin_0] <= errors[-1]) & (errors[-1] <= model.high_B[bin_0])))
+        assert 0 <= model.shared_log <= -model.low_B[bin_0]
+    assert 0.85 <= np.mean(covered) <= 0.99
+
+
+def test_of_two_devices_all_of_the_interval_is_shared() -> None:
+    drawn = sample(200, 0)
+    few = Learned.fit(drawn, [SEEN[0]] * len(drawn), law(drawn, SEEN[0], 0))
+    assert np.all(np.isinf(few.predict(drawn, UNSEEN).shared_log_K))
+
+
 @pytest.mark.parametrize("on", [UNSEEN, *SEEN], ids=lambda on: on.name)
 def test_is_never_faster_than_the_peaks(learned: Learned, on: DeviceType) -> None:
     kernels = [*sample(300, 5), linear(1, 1, 1), linear(65536, 65536, 65536), row_wise("relu", 2**20, 2**14)]
@@ -133,6 +167,7 @@ def test_what_is_saved_predicts_the_same(learned: Learned, tmp_path: Path) -> No
     first, second = learned.predict(kernels, UNSEEN), again.predict(kernels, UNSEEN)
     assert np.array_equal(first.seconds_K, second.seconds_K)
     assert np.array_equal(first.low_seconds_K, second.low_seconds_K)
+    assert np.array_equal(first.shared_log_K, second.shared_log_K)
     assert (again.source, again.notes) == (learned.source, learned.notes)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dejavu.cluster import DeviceType, catalogue, this_machine
 from dejavu.cost.kernels.calibration import calibration_kernels
-from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
+from dejavu.cost.sources.predicted import KernelPrices, Predicted, optimizer_kernels, summed
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
@@ -122,3 +122,34 @@ def test_an_optimizer_passes_over_all_weights(name: str, dtype: str, item_bytes:
     assert passes and all(kernel.m == 1000 and kernel.written_bytes == 1000 * item_bytes for kernel in passes)
     assert optimizer_kernels(0, ADAM, dtype) == []
     assert np.sum([kernel.read_bytes for kernel in passes]) >= 2000 * item_bytes
+
+
+def prices(shared_log: float, count: int = 2) -> KernelPrices:
+    """Kernels of 1 s, between half and twice that."""
+    one = np.ones(count)
+    return KernelPrices(one, one / 2, one * 2, np.full(count, "learned", object), np.full(count, shared_log))
+
+
+@pytest.mark.parametrize("shared_log", [0.0, 0.1, 0.5, np.inf])
+def test_an_interval_is_its_two_parts(shared_log: float) -> None:
+    (price, _) = prices(shared_log).prices()
+    for below, above in ((price.below_shared, price.above_shared), (price.below_own, price.above_own)):
+        assert np.log1p(above) == pytest.approx(-np.log1p(-below))
+    assert np.hypot(np.log1p(price.above_shared), np.log1p(price.above_own)) == pytest.approx(np.log(2))
+    assert np.log1p(price.above_shared) == pytest.approx(min(shared_log, np.log(2)))
+
+
+@pytest.mark.parametrize("shared_log", [0.0, 0.3, np.inf])
+def test_what_kernels_share_adds_up_and_what_is_their_own_evens_out(shared_log: float) -> None:
+    one, other = (Kernel(family="softmax", name=str(k), dtype="float32", m=8, n=8) for k in range(2))
+    elsewhere = Kernel(family="matmul", name="mm", dtype="float32", m=8, n=8, k=8)
+    price, _ = prices(shared_log).prices()
+    same = summed([(one, 1.0, price), (one, 1.0, price)])
+    assert same == summed([(one, 2.0, price)])
+    different = summed([(one, 1.0, price), (other, 1.0, price)])
+    apart = summed([(one, 1.0, price), (elsewhere, 1.0, price)])
+    assert apart.high_seconds <= different.high_seconds + 1e-12 <= same.high_seconds + 2e-12
+    shared, own = price.above_shared, price.above_own
+    assert different.high_seconds == pytest.approx(2 + np.hypot(2 * shared, np.sqrt(2) * own))
+    assert apart.high_seconds == pytest.approx(2 + np.sqrt(2) * np.hypot(shared, own))
+    assert 0 <= same.low_seconds <= different.low_seconds <= apart.low_seconds + 1e-12

@@ -106,6 +106,23 @@ zygote.prepare("tests.forked", "after its end")
     assert "No module named 'tests.absent'" in errors
 
 
+@pytest.mark.integration
+def test_a_fork_that_cannot_use_cuda_becomes_the_command() -> None:
+    """Nothing of the zygote's is left in it; its parent, session and exit code are those of a fork."""
+    ranks, found, _ = agent(
+        """
+zygote = Zygote("tests.forked")
+zygote.prepare("tests.forked", "cuda")
+found["codes"] = [start(zygote, number, how).wait(60) for number, how in enumerate(("0", "3"))]
+zygote.end()
+"""
+    )
+    assert found["codes"] == [0, 3]
+    for number, rank in enumerate(ranks):
+        assert (rank["prepared"], rank["inherited"], rank["number"]) == (None, None, str(number))
+        assert rank["parent"] == found["pid"] and rank["leads"]
+
+
 @pytest.mark.parametrize(
     ("words", "module"),
     [

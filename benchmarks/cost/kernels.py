@@ -6,8 +6,6 @@ queued kernels, without the optimizer and without host stalls. NeuSight's own fi
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from benchmarks.cost.device_table import chosen, device_of, device_types, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction
+from dejavu.cost.sources.predicted import LEARNED, KernelPrices, summed
 from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight.kernels import SIZE_COLUMNS, kernels_of
 
@@ -200,14 +199,17 @@ def _passes(seconds_K: Floats, program: Program) -> tuple[float, float]:
 
 
 def _interval(prediction: Prediction, program: Program) -> dict[str, float]:
-    """The 90 % interval of a whole model, as `cost.sources.predicted` sums kernels: families err independently."""
-    spent_K = prediction.queued_seconds_K * program.count_K
-    below, above = defaultdict[str, float](float), defaultdict[str, float](float)
-    for k, kernel in enumerate(program.kernels):
-        below[kernel.family] += spent_K[k] * (1 - prediction.low_seconds_K[k] / prediction.seconds_K[k])
-        above[kernel.family] += spent_K[k] * (prediction.high_seconds_K[k] / prediction.seconds_K[k] - 1)
-    total = float(spent_K.sum())
-    return {"low_ms": (total - math.hypot(*below.values())) / MS, "high_ms": (total + math.hypot(*above.values())) / MS}
+    """The 90 % interval of a whole model, as `cost.sources.predicted` sums kernels."""
+    queued_K = prediction.queued_seconds_K
+    prices = KernelPrices(
+        queued_K,
+        queued_K * prediction.low_seconds_K / prediction.seconds_K,
+        queued_K * prediction.high_seconds_K / prediction.seconds_K,
+        np.full(len(queued_K), LEARNED, object),
+        prediction.shared_log_K,
+    ).prices()
+    found = summed(zip(program.kernels, program.count_K.tolist(), prices, strict=True))
+    return {"low_ms": found.low_seconds / MS, "high_ms": found.high_seconds / MS}
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], inside: Sequence[NDArray[np.bool_]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
+from dejavu.runtime.process.group import join_group
 from dejavu.runtime.process.own_rank import HOST, ranks_on
 from dejavu.runtime.state import start_from_pretrained
 from dejavu.runtime.training import train
@@ -202,8 +203,7 @@ def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     """Join the others under this name: a store keeps what an earlier group of the same name left there."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(name, TCPStore(address, port, is_master=False, timeout=TIMEOUT))
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+    join_group(device, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
 
 
 class _Enough(Exception):

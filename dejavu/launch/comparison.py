@@ -166,7 +166,7 @@ def _rank(path: Path) -> None:
     for turn in range(ROUNDS):
         for number, job in enumerate(jobs):
             size = len(job.binding.placements)
-            _join(local, size, f"turn{turn}-{number}", device.type)
+            _join(local, size, f"turn{turn}-{number}", device)
             if local < size:
                 found[number] += _turn(job, local, device)
                 dist.barrier()
@@ -209,15 +209,13 @@ def _store(name: str) -> Any:
     return PrefixStore(name, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
 
 
-def _join(rank: int, size: int, name: str, kind: str) -> None:
+def _join(rank: int, size: int, name: str, device: Any) -> None:
     """Join the process group of this turn; ranks beyond the plan's join none."""
-    import torch.distributed as dist
-
+    from dejavu.runtime.process.group import join_group
     from dejavu.runtime.worker import TIMEOUT
 
     if rank < size:
-        backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=_store(name), rank=rank, world_size=size, timeout=TIMEOUT)
+        join_group(device, store=_store(name), rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def _meet(name: str) -> None:

@@ -18,6 +18,7 @@ from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.process.failures import LaunchError
+from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
@@ -228,12 +229,14 @@ def check_cluster(cluster: Cluster) -> None:
     """Check that all devices of the cluster are on this machine.
 
     Raises:
-        InputError: a host is not this machine, or has other devices or more of them.
+        InputError: a host is not this machine, or has other devices or more of them (fewer may be shared, where
+            `SHARE_GPUS` is set).
     """
     check_hosts(device.host for device in cluster.devices())
     here = this_machine().device_counts
     for name, count in cluster.device_counts.items():
-        if count > here.get(name, 0):
+        has_some = here.get(name, 0) > 0
+        if count > here.get(name, 0) and not (has_some and shares_gpus()):
             has = ", ".join(f"{number} × {kind}" for kind, number in here.items())
             raise InputError(f"the cluster says that this machine has {count} × {name}; it has {has}; see --no-train")
 
@@ -241,7 +244,7 @@ def check_cluster(cluster: Cluster) -> None:
 def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequence[float] | None) -> None:
     """Check that the hosts see the job's folder, and have the plan's devices and their memory now.
 
-    Cores are shared where there are fewer than ranks; GPUs are not.
+    Cores are shared where there are fewer than ranks; GPUs are not, unless `SHARE_GPUS` is set.
 
     Args:
         needed_bytes: predicted for each rank; None: unknown.
@@ -259,16 +262,19 @@ def check_devices(job: TrainingJob, hosts: Sequence[Host], needed_bytes: Sequenc
     for rank, placement in enumerate(job.binding.placements):
         device, host = placement.device, by_name[placement.device.host]
         on_gpu = host.num_gpus > 0 or _is_gpu(device.type_name)
-        if on_gpu and device.index >= host.num_gpus:
+        index = device.index
+        if on_gpu and host.num_gpus and shares_gpus():
+            index %= host.num_gpus
+        if on_gpu and index >= host.num_gpus:
             raise LaunchError(
                 f"rank {rank} is to run on device {device.index} ({device.type_name}) of {host.name}, which is gone: "
                 f"torch sees {host.num_gpus} GPUs there; plan again for what is left"
             )
-        needed[host.name, device.index if on_gpu else None] += needed_bytes[rank] if needed_bytes else 0.0
-    for (name, index), wanted in needed.items():
-        free = by_name[name].free_bytes if index is None else by_name[name].free_gpu_bytes[index]
+        needed[host.name, index if on_gpu else None] += needed_bytes[rank] if needed_bytes else 0.0
+    for (name, gpu), wanted in needed.items():
+        free = by_name[name].free_bytes if gpu is None else by_name[name].free_gpu_bytes[gpu]
         if needed_bytes and wanted > free:
-            where = f"{name}" if index is None else f"device {index} of {name}"
+            where = f"{name}" if gpu is None else f"device {gpu} of {name}"
             raise LaunchError(
                 f"the ranks on {where} need {units.format_bytes(wanted)} by the prediction; "
                 f"{units.format_bytes(free)} are free now: stop what else runs there, or plan again with more stages, "

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from dejavu.runtime.process import die_with_parent
@@ -179,6 +180,8 @@ class _Nest:
         self.channel.sendall(b"%d\n" % os.getpid())
         self.requests.close()
         self.channel.close()
+        if torch.cuda._is_in_bad_fork():  # an import asked CUDA in the zygote: forks cannot use it any more
+            os.execve(sys.executable, [sys.executable, "-u", "-m", self.module, *arguments], environment)
         sys.argv = ["", *arguments]
         runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
+import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from dejavu.foundation.hashing import stable_hash
+
+DRIVER_SECONDS = 20.0  # it may have to wake the cards
 
 
 def host_fingerprint() -> str:
@@ -33,12 +37,31 @@ def cpu_name() -> str:
 
 def gpu_names() -> list[str]:
     """List the NVIDIA GPUs of this machine, without importing torch or starting CUDA."""
-    # The driver's own files first: they need no torch, so every process gets the same answer. Asking torch creates a
-    # CUDA context of hundreds of MiB, so it is asked only where there is one already.
+    # The driver's own files first; containers may lack them. Neither way depends on what this process has done, so
+    # every process gets the same answer: torch would have to create a CUDA context of hundreds of MiB.
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     if cards:
         return [line.split(":", 1)[1].strip() for card in cards for line in card.read_text().splitlines()[:1]]
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return list(_named_by_the_driver())
+
+
+@cache
+def _named_by_the_driver() -> tuple[str, ...]:
+    asked = asked_driver("name")
+    return tuple(asked.splitlines()) if asked else ()
+
+
+def asked_driver(what: str) -> str | None:
+    """Return what `nvidia-smi` says of each GPU, a line each, as `name` or `driver_version`; None: it is not here."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -26,6 +26,7 @@ from dejavu.profiles.collective import COLLECTIVES, Collective
 from dejavu.profiling.measuring import measured_here
 from dejavu.runtime.process import PARENT, claim_device, die_with_parent, go_first, named_parent, rank_environment
 from dejavu.runtime.process.failures import LaunchError, what_failed
+from dejavu.runtime.process.group import join_group
 from dejavu.timing.repeats import repeat_together
 from dejavu.timing.spread import spread
 
@@ -111,7 +112,7 @@ def _main(settings: argparse.Namespace) -> None:
     device = claim_device(int(os.environ["LOCAL_RANK"]))
     if device.type == "cpu":
         go_first()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    join_group(device)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     rows = []
     for name in settings.names.split(","):

@@ -220,8 +220,9 @@ def _normalization(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work 
     if kernel.name in ("native_layer_norm", "layer_norm"):
         return lambda: aten.native_layer_norm(x, [kernel.n], weight, bias, 1e-5)
     if kernel.name == "native_layer_norm_backward":
-        gradient, mean, scale = tensor(kernel.m, kernel.n), tensor(kernel.m, 1), tensor(kernel.m, 1)
-        every = [True, True, True]
+        # On GPUs means and scales of 16-bit rows are float32: as the forward pass gives them.
+        _, mean, scale = aten.native_layer_norm(x, [kernel.n], weight, bias, 1e-5)
+        gradient, every = tensor(kernel.m, kernel.n), [True, True, True]
         return lambda: aten.native_layer_norm_backward(gradient, x, [kernel.n], mean, scale, weight, bias, every)
     return None
 

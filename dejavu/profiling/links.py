@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dejavu.profiling.measuring import figures_of_ranks, measured_here
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
+from dejavu.runtime.process.group import join_group, to_receive, to_send
 from dejavu.timing.repeats import repeat_together
 from dejavu.timing.spread import spread
 
@@ -55,7 +56,7 @@ def _main() -> None:
     device = claim_device(rank)
     if device.type == "cpu":
         go_first()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    join_group(device)
     for size in SIZES_BYTES:
         exchange = _exchange(size, rank, device)
         for _ in range(WARMUP_REPEATS):
@@ -70,9 +71,12 @@ def _exchange(size_bytes: int, rank: int, device: torch.device) -> Callable[[], 
     sent, received = (torch.zeros(size_bytes // 4, device=device) for _ in range(2))
 
     def exchange() -> None:
-        both = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+        arriving = to_receive(received)
+        both = [dist.P2POp(dist.isend, to_send(sent), 1 - rank), dist.P2POp(dist.irecv, arriving, 1 - rank)]
         for work in dist.batch_isend_irecv(both):
             work.wait()
+        if arriving is not received:
+            received.copy_(arriving)
 
     return exchange
 

@@ -26,6 +26,7 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of
 from dejavu.profiles import Measurement, ProfileDatabase, host_fingerprint
 from dejavu.profiles.collective import COLLECTIVES
+from dejavu.profiles.kernel import Kernel
 from dejavu.profiling.collectives import SIZES_BYTES, collective_of, measure_collectives
 from dejavu.profiling.kernels import can_measure, measure_kernels
 from dejavu.profiling.layer_passes import DIRECTIONS
@@ -221,13 +222,8 @@ class Profiler:
         return self._all_or_nothing("pass", "", device_type, measure)
 
     def _operators(self, device_type: str, num_devices: int) -> ProfilingTask:
-        kernels = {kernel.subject: kernel for kernel in calibration_kernels(self.cluster.device_types[device_type])}
-        for layer in self.graph.layers:
-            for operator in layer.operators:
-                kernel = kernel_of(operator)
-                if kernel is not None:
-                    kernels.setdefault(kernel.subject, kernel)
-        kernels = {subject: kernel for subject, kernel in kernels.items() if can_measure(kernel)}
+        found = [*calibration_kernels(self.cluster.device_types[device_type]), *kernels_of(self.graph)]
+        kernels = {kernel.subject: kernel for kernel in found if can_measure(kernel)}
         known = set() if self.again else self._own_subjects("operator", device_type) & kernels.keys()
         missing = [kernel for subject, kernel in kernels.items() if subject not in known]
         return ProfilingTask(
@@ -292,6 +288,15 @@ KINDS: Family[Callable[[Profiler, str, int], ProfilingTask]] = Family(
         "collectives": Profiler._collectives,
     },
 )
+
+
+def kernels_of(graph: Graph) -> Iterator[Kernel]:
+    """Yield the kernels of a graph's operators, also those that cannot be measured alone."""
+    for layer in graph.layers:
+        for operator in layer.operators:
+            kernel = kernel_of(operator)
+            if kernel is not None:
+                yield kernel
 
 
 def _group_sizes(num_devices: int) -> list[int]:

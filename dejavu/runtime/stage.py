@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward
-from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import (
     FORWARD,
     REDUCE_GRAD,
@@ -28,6 +27,7 @@ from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.layout import Exchange, Layout
+from dejavu.runtime.process.group import to_receive, to_send
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import backward_input
@@ -77,6 +77,7 @@ class ReplicatedStage(PipelineStage):
             part_of(one, stop - start, parts if is_inner else 1) for one, is_inner in zip(ends, inner, strict=True)
         )
         super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
+        self._arriving, self._leaving = arriving, leaving
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
         self._layers, self.first_microbatch = module, 0
@@ -108,7 +109,9 @@ class ReplicatedStage(PipelineStage):
         return _sends(output, self._to_after)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return [] if self.is_last else self._receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
+        if self.is_last or not self._leaving.requires_grad:
+            return []
+        return self._receives(self.grad_recv_info[bwd_chunk_id], self._from_after)
 
     def received_gradients(self) -> list[torch.Tensor]:
         """Return what the downstream stage has sent in the last step; a buffer for each microbatch stays."""
@@ -119,11 +122,11 @@ class ReplicatedStage(PipelineStage):
         if self.is_first:
             return []
         (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
-        assert self._stage_meta.inputs is not None
-        (meta,) = self._stage_meta.inputs
-        if not meta.requires_grad:  # nobody waits for it: the upstream layers have no weights
+        if not self._arriving.requires_grad:  # nobody waits for it: the upstream layers have no weights
             return []
-        return _sends(torch.zeros(meta.shape, dtype=meta.dtype) if gradient is None else gradient, self._to_before)
+        if gradient is None:
+            gradient = torch.zeros(self._arriving.shape, dtype=self._arriving.dtype, device=self.device)
+        return _sends(gradient, self._to_before)
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         if backward_type == "input":
@@ -157,11 +160,12 @@ class ReplicatedStage(PipelineStage):
 
     def _receives(self, infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
         (info,) = infos
-        if info.buffer is None:
+        if getattr(info, "buffer", None) is None:  # the model's own input
             return []
         parts = [_part(info.buffer.detach(), part) for part in exchanges]
-        # What is no run of memory (positions of several examples) arrives beside, and is copied when it is used.
-        arrivals = [part if part.is_contiguous() else torch.empty_like(part) for part in parts]
+        # What is no run of memory (positions of several examples) arrives beside, and is copied when it is used; so
+        # does what passes through the host's memory.
+        arrivals = [to_receive(part) for part in parts]
         pairs = [(part, arrived) for part, arrived in zip(parts, arrivals, strict=True) if arrived is not part]
         if pairs:
             self._waiting[id(info)] = pairs
@@ -183,7 +187,7 @@ class ReplicatedStage(PipelineStage):
 
 def _sends(tensor: torch.Tensor, exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
     whole = tensor.detach()
-    return [dist.P2POp(dist.isend, _part(whole, part).contiguous(), part.peer) for part in exchanges]
+    return [dist.P2POp(dist.isend, to_send(_part(whole, part)), part.peer) for part in exchanges]
 
 
 def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
@@ -265,5 +269,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         return losses
 
     def _warmup_p2p(self, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+        from torch.distributed.pipelining._utils import InferenceMode  # only torch's versions that call this have it
+
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC

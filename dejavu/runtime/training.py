@@ -229,6 +229,8 @@ def train(
         set_learning_rate(optimizer, workload, step)
         if are_usable:
             optimizer.step()
+        if device.type == "cuda":  # the step's last kernels belong to its time, and to the optimizer's
+            torch.cuda.synchronize(device)
         step_seconds, once_seconds = time.perf_counter() - started, busy() - computed
         reader.stepped()
         on_step(step, loss, step_seconds, once_seconds)

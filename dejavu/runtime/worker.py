@@ -35,7 +35,7 @@ with gc_frozen():
     from dejavu.runtime.layout import Layout
     from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
-    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, name_process
+    from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, group, name_process
     from dejavu.runtime.process.gradients import GradientWatch
     from dejavu.runtime.process.heartbeat import Heartbeat
     from dejavu.runtime.process.own_rank import own_rank
@@ -89,8 +89,7 @@ def join_group(rank: int, device: torch.device) -> None:
     """Join the process group of this attempt; keys of an earlier attempt are not seen."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(f"try{attempt_number()}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
-    backend, size = "nccl" if device.type == "cuda" else "gloo", int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    group.join_group(device, store=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]), timeout=TIMEOUT)
 
 
 def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: Heartbeat) -> None:

@@ -2,7 +2,8 @@
 
 A kernel's expected time follows from peaks, tiles, waves and the board's power (`features.bounds`). What is learned is
 the logarithm of measured over expected, from dimensionless ratios, so that it transfers to another device of similar
-architecture. Intervals are conformal: how far off the prediction was for each device when that device was left out.
+architecture. Intervals are of two parts, by how far off devices were that were left out: what a model's kernels share
+on a device, and what is each kernel's own.
 
 Shape suffixes: K = kernels, F = features, D = devices, B = bins of size.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.estimates import CostError
@@ -39,7 +40,7 @@ from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("learned_kernels.npz")
-FORMAT = 1
+FORMAT = 2
 
 LAUNCH_SECONDS = 10e-6  # assumed where no kernel is small enough to show it
 SMALL_SECONDS = 1e-6  # a kernel with less work than this at the peaks takes the launch alone
@@ -69,6 +70,8 @@ class Prediction:
     Attributes:
         low_seconds_K, high_seconds_K: 90 % intervals; equal to `seconds_K` where the kernel is not known.
         known_K: whether a model knows the kernel; the others have the roofline's time, or NaN without a peak.
+        shared_log_K: how much of the interval, as a logarithm, is an error that all kernels of the family share on this
+            device; infinite: all of it.
         launch_seconds: part of each time; in a full queue of kernels it overlaps with the preceding kernel.
     """
 
@@ -77,6 +80,7 @@ class Prediction:
     high_seconds_K: Floats
     known_K: NDArray[np.bool_]
     least_seconds_K: Floats
+    shared_log_K: Floats
     launch_seconds: float
 
     @property
@@ -90,13 +94,15 @@ class FamilyModel:
     """What is learned of one of `MODELS`.
 
     Attributes:
-        low_B, high_B: of log(measured / predicted) on left-out devices, by bins of size.
+        low_B, high_B: 90 % limits of log(measured / predicted) on a device that was left out, by bins of size.
+        shared_log: half the 90 % interval of a left-out device's mean error; infinite where that is not known.
         devices: names of those it learned from.
     """
 
     function: Trees | Curve
     low_B: Floats
     high_B: Floats
+    shared_log: float
     devices: tuple[str, ...]
 
 
@@ -152,7 +158,8 @@ class Learned:
         """Predict each kernel on one such device; equal kernels are priced once."""
         distinct: dict[Kernel, int] = {}
         position_K = np.array([distinct.setdefault(kernel, len(distinct)) for kernel in kernels], dtype=np.intp)
-        rows = np.full((4, len(distinct)), np.nan)  # seconds, low, high, least
+        rows = np.full((5, len(distinct)), np.nan)  # seconds, low, high, least, shared
+        rows[4] = np.inf
         known = np.zeros(len(distinct), dtype=bool)
         for (name, dtype), at, work in _groups(list(distinct)):
             found = bounds(name, work, device, dtype)
@@ -162,10 +169,10 @@ class Learned:
             rows[:3, at] = found.least_K + self.launch_seconds
             rows[3, at] = found.least_K
             if model is not None:
-                known[at] = True
+                known[at], rows[4, at] = True, model.shared_log
                 rows[:3, at] = self._priced(name, model, work, device, dtype, found)
-        seconds, low, high, least = rows[:, position_K]
-        return Prediction(seconds, low, high, known[position_K], least, self.launch_seconds)
+        seconds, low, high, least, shared = rows[:, position_K]
+        return Prediction(seconds, low, high, known[position_K], least, shared, self.launch_seconds)
 
     def _priced(
         self, name: str, model: FamilyModel, work: KernelWork, device: DeviceType, dtype: str, found: KernelBounds
@@ -193,6 +200,7 @@ class Learned:
         arrays: dict[str, NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
         for name, model in self.models.items():
             arrays |= {f"{name}.low_B": model.low_B, f"{name}.high_B": model.high_B}
+            arrays[f"{name}.shared_log"] = np.array(model.shared_log)
             arrays |= {f"{name}.function.{key}": value for key, value in model.function.arrays().items()}
         with path.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -220,7 +228,11 @@ class Learned:
             arrays = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
             form: type[Trees] | type[Curve] = Curve if entry["form"] == "Curve" else Trees
             models[name] = FamilyModel(
-                form.from_arrays(arrays), found[f"{name}.low_B"], found[f"{name}.high_B"], tuple(entry["devices"])
+                form.from_arrays(arrays),
+                found[f"{name}.low_B"],
+                found[f"{name}.high_B"],
+                float(found[f"{name}.shared_log"]),
+                tuple(entry["devices"]),
             )
         return cls(models, float(header["launch_seconds"]), header["source"], tuple(header["notes"]))
 
@@ -233,12 +245,18 @@ def shipped() -> Learned:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The rows of one device for one model, and how to score them."""
+    """The rows of one device for one model, and how to score them.
+
+    Attributes:
+        unseen_features_KF, unseen_target_K: as they are for who does not know the device's own launch time.
+    """
 
     model: str
     device: str
     features_KF: Floats
     target_K: Floats
+    unseen_features_KF: Floats
+    unseen_target_K: Floats
 
     @property
     def weight_K(self) -> Floats:
@@ -290,26 +308,33 @@ def _tables(
     random = np.random.default_rng(seed)
     by_name: dict[str, DeviceType] = {device.name: device for device in devices}
     names = np.array([device.name for device in devices])
-    tables, launches = [], []
+    grouped: dict[str, list[tuple[str, str, NDArray[np.intp], KernelBounds, KernelWork]]] = {}
+    launches: dict[str, float] = {}
     for name in sorted(by_name):
         rows = np.flatnonzero(usable & (names == name))
-        grouped = [
-            (model, dtype, rows[at], bounds(model, work, by_name[name], dtype), work)
+        grouped[name] = [
+            (model, dtype, rows[at], found, work)
             for (model, dtype), at, work in _groups([kernels[row] for row in rows.tolist()])
-            if model in MODELS
+            if model in MODELS and (found := bounds(model, work, by_name[name], dtype)) is not None
         ]
-        launch = _launch_seconds([(found, seconds[at]) for _, _, at, found, _ in grouped if found is not None])
-        if launch is not None:
-            launches.append(launch)
-        for model, dtype, at, found, work in grouped:
-            if found is None:
-                continue
-            own = launch or LAUNCH_SECONDS
-            table = features(model, work, by_name[name], dtype, found, own)
-            target = np.log(seconds[at] / _base(model, found, own))
+        launch = _launch_seconds([(found, seconds[at]) for _, _, at, found, _ in grouped[name]])
+        launches |= {} if launch is None else {name: launch}
+    tables = []
+    for name, groups in grouped.items():
+        own = launches.get(name, LAUNCH_SECONDS)
+        others = [launch for other, launch in launches.items() if other != name]
+        for model, dtype, at, found, work in groups:
             kept = np.sort(random.permutation(len(at))[:MOST_ROWS])
-            tables.append(_Table(model, name, table[kept], target[kept]))
-    return tables, float(np.median(launches)) if launches else LAUNCH_SECONDS
+            columns = [
+                column[kept]
+                for launch in (own, float(np.median(others or [own])))
+                for column in (
+                    features(model, work, by_name[name], dtype, found, launch),
+                    np.log(seconds[at] / _base(model, found, launch)),
+                )
+            ]
+            tables.append(_Table(model, name, *columns))
+    return tables, float(np.median(list(launches.values()))) if launches else LAUNCH_SECONDS
 
 
 def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | None:
@@ -320,33 +345,53 @@ def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | No
 
 def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> FamilyModel:
     names = sorted({table.device for table in tables})
-    few, function = len(names), _function(name, tables, seed)
-    if intervals and few >= 3:
-        held_out = [
-            (
-                [table for table in tables if table.device == left_out],
-                _function(name, [table for table in tables if table.device != left_out], seed),
-            )
-            for left_out in names
-        ]
-        # A device's mean error is one draw of few: Student's 90 % interval for the next draw, over the normal one.
-        scale, widen = 1.0, float(stdtrit(few - 1, 0.95) / ndtri(0.95)) * math.sqrt(1 + 1 / few)
-    else:
-        held_out, scale, widen = [(list(tables), function)], 2.0, 1.0
-    size, residual, weight = (np.concatenate(parts) for parts in zip(*_residuals(name, held_out, widen), strict=True))
-    low, high = _quantiles(size, scale * residual, weight)
-    return FamilyModel(function, low, high, tuple(names))
+    function = _function(name, tables, seed)
+    if not intervals or len(names) < 3:
+        low, high = _limits([_Errors.of(name, tables, function)], scale=2.0)
+        return FamilyModel(function, low, high, math.inf, tuple(names))
+    held_out = [
+        _Errors.of(
+            name,
+            [table for table in tables if table.device == left_out],
+            _function(name, [table for table in tables if table.device != left_out], seed),
+        )
+        for left_out in names
+    ]
+    # A device's mean error is a draw around zero: Student's interval for the next one, of as many as were left out.
+    means_D = np.array([errors.log_K.mean() for errors in held_out])
+    shared = float(stdtrit(len(means_D), (1.0 + COVERAGE) / 2.0) * np.sqrt(np.square(means_D).mean()))
+    low, high = _limits([errors.without_mean for errors in held_out])
+    return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), shared, tuple(names))
 
 
-def _residuals(
-    name: str, held_out: Sequence[tuple[list[_Table], Trees | Curve]], widen: float
-) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Return for each device: size, log error with the device's mean error made `widen` times as large, weight."""
-    for tables, function in held_out:
-        for table in tables:
-            size = table.features_KF[:, FEATURES[name].index("size")]
-            residual = table.target_K - function.predict(table.features_KF)
-            yield size, residual + (widen - 1.0) * residual.mean(), table.weight_K
+@dataclass(frozen=True, eq=False)
+class _Errors:
+    """log(measured / predicted) of one device's kernels, with their sizes; a device counts as one, however many."""
+
+    size_K: Floats
+    log_K: Floats
+    weight_K: Floats
+
+    @classmethod
+    def of(cls, name: str, tables: Sequence[_Table], function: Trees | Curve) -> _Errors:
+        """Return the errors of a function on these tables."""
+        return cls(
+            np.concatenate([table.unseen_features_KF[:, FEATURES[name].index("size")] for table in tables]),
+            np.concatenate([table.unseen_target_K - function.predict(table.unseen_features_KF) for table in tables]),
+            np.concatenate([table.weight_K for table in tables]),
+        )
+
+    @property
+    def without_mean(self) -> _Errors:
+        return replace(self, log_K=self.log_K - self.log_K.mean())
+
+
+def _limits(found: Sequence[_Errors], scale: float = 1.0) -> tuple[Floats, Floats]:
+    """Return the 90 % limits of all these errors together, by bins of size."""
+    size, log, weight = (
+        np.concatenate([getattr(errors, field) for errors in found]) for field in ("size_K", "log_K", "weight_K")
+    )
+    return _quantiles(size, scale * log, weight)
 
 
 def _quantiles(size_K: Floats, residual_K: Floats, weight_K: Floats) -> tuple[Floats, Floats]:

@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +51,36 @@ _OPTIMIZER_PASSES = {
 
 @dataclass(frozen=True, eq=False)
 class KernelPrices:
-    """Times of K kernels: 90 % intervals, and their sources."""
+    """Times of K kernels: 90 % intervals, and their sources.
+
+    Attributes:
+        shared_log_K: how much of an interval, as a logarithm, is an error that all kernels of the family share on the
+            device; infinite: all of it.
+    """
 
     seconds_K: Floats
     low_seconds_K: Floats
     high_seconds_K: Floats
     source_K: NDArray[np.object_]
+    shared_log_K: Floats
+
+    def prices(self) -> list[KernelPrice]:
+        """Return the price of each kernel with its two kinds of error."""
+        below = _errors(self.seconds_K, self.low_seconds_K, self.shared_log_K)
+        above = _errors(self.seconds_K, self.high_seconds_K, self.shared_log_K)
+        columns = (one.tolist() for one in (self.seconds_K, *below, *above, self.source_K))
+        return [KernelPrice(*row) for row in zip(*columns, strict=True)]
+
+
+class KernelPrice(NamedTuple):
+    """What a kernel takes, and by how much less or more: an error shared in its family, and its own; in seconds."""
+
+    seconds: float
+    below_shared: float
+    below_own: float
+    above_shared: float
+    above_own: float
+    source: str
 
 
 @dataclass(frozen=True)
@@ -65,13 +90,13 @@ class Predicted(CostSource):
     database: ProfileDatabase
     optimizer: OptimizerSettings
     roofline: KernelRoofline = field(default_factory=KernelRoofline)
-    _prices: dict[tuple[str, str, int], dict[Kernel, Estimate]] = field(default_factory=dict, repr=False)
+    _prices: dict[tuple[str, str, int], dict[Kernel, KernelPrice]] = field(default_factory=dict, repr=False)
 
     def estimate(self, layer: Layer, direction: str, graph: Graph, device: DeviceType) -> Estimate | None:
         if peak_flops_per_second(device, graph.dtype) is None:
             return None
         prices = self._of(graph, device)
-        return _sum([(kernel.family, prices[kernel]) for kernel in self._kernels(layer, direction, graph)])
+        return summed((kernel, 1.0, prices[kernel]) for kernel in self._kernels(layer, direction, graph))
 
     def fallbacks(self, graph: Graph, device: DeviceType) -> tuple[Fallback, ...]:
         if peak_flops_per_second(device, graph.dtype) is None:
@@ -105,6 +130,7 @@ class Predicted(CostSource):
             seconds_K * np.exp(-reach_K),
             seconds_K * np.exp(reach_K),
             np.full(len(kernels), ROOFLINE, object),
+            np.full(len(kernels), math.inf),
         )
         if device.kind != "cpu":
             self._take_learned(found, kernels, device)
@@ -114,6 +140,7 @@ class Predicted(CostSource):
                 found.seconds_K[k], found.source_K[k] = row.seconds, MEASURED_KERNELS
                 found.low_seconds_K[k] = row.seconds if row.seconds_low is None else row.seconds_low
                 found.high_seconds_K[k] = row.seconds if row.seconds_high is None else row.seconds_high
+                found.shared_log_K[k] = math.inf
         return found
 
     def _take_learned(self, found: KernelPrices, kernels: Sequence[Kernel], device: DeviceType) -> None:
@@ -130,7 +157,7 @@ class Predicted(CostSource):
             ("high_seconds_K", prediction.high_seconds_K),
         ):
             getattr(found, name)[take_K] = (queued_K * bound_K / prediction.seconds_K)[take_K]
-        found.source_K[take_K] = LEARNED
+        found.source_K[take_K], found.shared_log_K[take_K] = LEARNED, prediction.shared_log_K[take_K]
 
     def _calibration(self, device: DeviceType) -> tuple[Calibration, float]:
         """Return this device's calibration, and the log error that remains after it."""
@@ -162,7 +189,7 @@ class Predicted(CostSource):
             for family, found in logs.items()
         }
 
-    def _of(self, graph: Graph, device: DeviceType) -> dict[Kernel, Estimate]:
+    def _of(self, graph: Graph, device: DeviceType) -> dict[Kernel, KernelPrice]:
         """Return the prices of all of a graph's kernels on one device, computed once."""
         key = (device.name, graph.fingerprint, graph.microbatch_size)
         if key not in self._prices:
@@ -175,12 +202,7 @@ class Predicted(CostSource):
                     for kernel in self._kernels(layer, direction, graph)
                 )
             )
-            found = self.prices(kernels, device)
-            columns = (found.seconds_K, found.low_seconds_K, found.high_seconds_K, found.source_K)
-            self._prices[key] = {
-                kernel: Estimate(float(seconds), float(low), float(high), str(source))
-                for kernel, seconds, low, high, source in zip(kernels, *columns, strict=True)
-            }
+            self._prices[key] = dict(zip(kernels, self.prices(kernels, device).prices(), strict=True))
         return self._prices[key]
 
     def _kernels(self, layer: Layer, direction: str, graph: Graph) -> list[Kernel]:
@@ -219,18 +241,39 @@ def optimizer_kernels(parameter_bytes: float, optimizer: OptimizerSettings, dtyp
     return [*passes, over("copy", update_bytes, parameter_bytes)] if optimizer.master_weights else passes
 
 
-def _sum(kernels: Iterable[tuple[str, Estimate]]) -> Estimate:
-    """Sum kernels that run in series. Errors inside a family are fully correlated (the device is better or worse at it
-    than predicted), those of different families are independent."""
+def _errors(seconds_K: Floats, bound_K: Floats, shared_log_K: Floats) -> tuple[Floats, Floats]:
+    """Return the seconds from each time to its bound in two parts: what its family shares, and its own.
+
+    As logarithms their squares add up to that of the whole.
+    """
+    least = np.finfo(float).tiny
+    log_K = np.log(np.maximum(bound_K, least)) - np.log(np.maximum(seconds_K, least))
+    shared_K = np.minimum(np.abs(log_K), shared_log_K)
+    own_K = np.sqrt(np.maximum(log_K**2 - shared_K**2, 0.0))
+    shared, own = (np.abs(seconds_K * np.expm1(np.sign(log_K) * part_K)) for part_K in (shared_K, own_K))
+    return shared, own
+
+
+def summed(kernels: Iterable[tuple[Kernel, float, KernelPrice]]) -> Estimate:
+    """Sum kernels that run in series, each so many times.
+
+    What a family shares is fully correlated (the device is better or worse at it than predicted). Different families,
+    and different kernels' own errors, are independent.
+    """
     total = 0.0
-    shares, below, above = (defaultdict[str, float](float) for _ in range(3))
-    for family, price in kernels:
-        total += price.seconds
-        shares[price.source] += price.seconds
-        below[family] += price.seconds - price.low_seconds
-        above[family] += price.high_seconds - price.seconds
+    shares = defaultdict[str, float](float)
+    shared = {way: defaultdict[str, float](float) for way in ("below", "above")}
+    own = {way: defaultdict[Kernel, float](float) for way in ("below", "above")}
+    for kernel, count, price in kernels:
+        total += count * price.seconds
+        shares[price.source] += count * price.seconds
+        shared["below"][kernel.family] += count * price.below_shared
+        shared["above"][kernel.family] += count * price.above_shared
+        own["below"][kernel] += count * price.below_own
+        own["above"][kernel] += count * price.above_own
+    below, above = (math.hypot(*shared[way].values(), *own[way].values()) for way in ("below", "above"))
     source = max(shares, key=lambda name: shares[name]) if shares else ROOFLINE
-    return Estimate(total, max(total - math.hypot(*below.values()), 0.0), total + math.hypot(*above.values()), source)
+    return Estimate(total, max(total - below, 0.0), total + above, source)
 
 
 def _latest(database: ProfileDatabase, device: DeviceType, subjects: list[str]) -> dict[str, Measurement]:

@@ -10,6 +10,8 @@ from contextlib import suppress
 
 import torch
 
+from dejavu.runtime.process.group import shares_gpus
+
 PARENT = "DEJAVU_PARENT_PID"
 ATTEMPT = "DEJAVU_ATTEMPT"
 MEASURING = -20  # the priority of measuring processes
@@ -90,8 +92,12 @@ def end_agent(agent: subprocess.Popen[bytes]) -> None:
 
 
 def claim_device(index: int) -> torch.device:
-    """Return the device with this index on this host: a GPU, or one CPU core, to which this process is then pinned."""
+    """Return the device with this index on this host: a GPU, or one CPU core, to which this process is then pinned.
+
+    Cores are shared where there are fewer; GPUs only if `group.SHARE_GPUS` says so.
+    """
     if torch.cuda.is_available():
+        index = index % torch.cuda.device_count() if shares_gpus() else index
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
     cores = sorted(os.sched_getaffinity(0))

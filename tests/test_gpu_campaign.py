@@ -1,0 +1,211 @@
+"""The campaign on a GPU: what it does with its time, what it writes and when, and ranks that share a device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.gpu import ship
+from benchmarks.gpu.questions import NUM_RANKS, questions
+from benchmarks.gpu.results import Results, compared
+from benchmarks.gpu.schedule import Part, Timetable, Unit
+from benchmarks.gpu.site import NoDeviceError, Site, check_cuda
+from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
+from benchmarks.pipeline.ranks import train_in_turn
+from dejavu.init import Draw
+from dejavu.plans.schedule import default_schedules
+from dejavu.profiles import ProfileDatabase
+from dejavu.profiling.kernels import LEAST_REPEATS, time_work
+from dejavu.runtime.process import claim_device
+from dejavu.runtime.process.group import SHARE_GPUS, backend_of, to_receive, to_send
+from dejavu.runtime.single import train_single
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
+from tests.rows import row
+
+CPU = torch.device("cpu")
+PREDICTED = {"part": "layers", "precision": "float32", "seconds": 2.0, "low_seconds": 1.0, "high_seconds": 3.0}
+
+
+def timetable(seconds: float) -> tuple[Timetable, list[str]]:
+    told: list[str] = []
+    return Timetable(seconds, told.append, lambda: told.append("saved")), told
+
+
+def units(*work: Callable[[], None]) -> Callable[[], list[Unit]]:
+    return lambda: [Unit(str(number), one) for number, one in enumerate(work)]
+
+
+def test_what_fails_costs_itself_alone_and_everything_is_told() -> None:
+    table, told = timetable(60.0)
+    ran: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("no such kernel")
+
+    table.run(Part("layers", 1.0, 0.1, units(fail, lambda: ran.append(1))))
+    assert ran == [1]
+    assert [one.outcome for one in table.done] == ["failed", "done"]
+    assert table.done[0].why == "ValueError: no such kernel"
+    assert told.count("saved") == 2
+    assert any("layers, 0: failed" in said and "no such kernel" in said for said in told)
+
+
+def test_what_does_not_fit_into_its_part_is_skipped_and_said_to_be() -> None:
+    table, told = timetable(60.0)
+    table.run(Part("layers", 0.5, 31.0, units(lambda: pytest.fail("it was run"))))
+    (one,) = table.done
+    assert one.outcome == "skipped" and "may take 31 s" in one.why
+    assert told[-1] == "saved" and "skipped" in told[-2]
+
+
+def test_the_next_unit_is_expected_to_take_what_the_last_one_took() -> None:
+    table, _ = timetable(1.0)
+    table.run(Part("layers", 0.5, 0.0, units(lambda: time.sleep(0.4), lambda: pytest.fail("it was run"))))
+    assert [one.outcome for one in table.done] == ["done", "skipped"]
+
+
+def test_a_unit_is_cut_off_when_the_campaign_s_time_is_over() -> None:
+    table, _ = timetable(0.3)
+    table.run(Part("pipelines", 1.0, 0.0, units(lambda: time.sleep(30.0))))
+    assert [one.outcome for one in table.done] == ["cut off"]
+    assert table.left_seconds < 0
+
+
+def results(tmp_path: Path, *, rehearsal: bool = False) -> Results:
+    provenance = {
+        "rehearsal": rehearsal, "device": "NVIDIA H200", "device_type": "H200-SXM-141GB", "devices": 1,
+        "driver": "580", "torch": "2.13.0+cu130", "cuda": "13.0", "date_utc": "2026-11-24T00:00:00+00:00",
+    }  # fmt: skip
+    return Results(tmp_path / "gpu.json", ProfileDatabase(tmp_path / "rows"), provenance)
+
+
+def test_a_prediction_is_on_the_disk_with_its_hash_before_it_is_returned(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    made = found.predict("gpt", [PREDICTED])
+    (kept,) = json.loads(found.path.read_text())["predictions"]
+    assert kept["sha256"] == made.sha256 == hashlib.sha256(json.dumps([PREDICTED], sort_keys=True).encode()).hexdigest()
+    assert kept["rows"] == [PREDICTED] and kept["made_at"] == made.made_at.isoformat()
+
+
+@pytest.mark.parametrize(("measured", "inside", "difference"), [(2.0, True, 0.0), (4.0, False, -50.0)])
+def test_differences_and_ranges_of_the_table(tmp_path: Path, measured: float, inside: bool, difference: float) -> None:
+    found = results(tmp_path)
+    found.rows.append(compared({**PREDICTED, "source": "roofline"}, measured))
+    (row,) = found.rows
+    assert row["in_range"] is inside and row["difference_percent"] == pytest.approx(difference)
+    summary = found.summary()
+    assert summary["layers_float32_mape_percent"] == pytest.approx(abs(difference))
+    assert summary["layers_in_90_percent_range"] == f"{int(inside)} of 1"
+
+
+def ship_to(folder: Path, found: Results) -> Any:
+    return CliRunner().invoke(_app(), [str(found.rows_path), "--database", str(folder)])
+
+
+def _app() -> Any:
+    import typer
+
+    app = typer.Typer()
+    app.command()(ship.main)
+    return app
+
+
+def test_measured_rows_ship_with_their_provenance(tmp_path: Path) -> None:
+    found = results(tmp_path)
+    found.database.append([row(kind="operator", subject="a", device_type="H200-SXM-141GB", seconds=1e-3)])
+    found.save()
+    told = json.loads(pq.read_schema(found.rows_path).metadata[b"provenance"])
+    assert told == found.provenance
+    done = ship_to(tmp_path / "shipped", found)
+    assert done.exit_code == 0 and "driver 580" in done.output and "CUDA 13.0" in done.output
+    assert ProfileDatabase(tmp_path / "shipped").read().num_rows == 1
+    assert "0 rows added" in ship_to(tmp_path / "shipped", found).output
+
+
+def test_rows_of_a_rehearsal_do_not_ship(tmp_path: Path) -> None:
+    found = results(tmp_path, rehearsal=True)
+    found.save()
+    done = ship_to(tmp_path / "shipped", found)
+    assert done.exit_code == 2 and not (tmp_path / "shipped").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_cuda_it_says_what_torch_lacks_and_what_to_install() -> None:
+    with pytest.raises(NoDeviceError, match=r"built with(out)? CUDA.*rehearse: make gpu-rehearsal"):
+        check_cuda()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_rehearsal_plans_for_two_devices_and_shares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARE_GPUS, "0")
+    site = Site.here(rehearsal=True)
+    assert sum(site.cluster.device_counts.values()) == NUM_RANKS == len(site.places)
+    assert max(site.places) < site.num_devices
+    assert "gloo" in site.backend and site.provenance()["rehearsal"]
+
+
+@pytest.mark.parametrize("rehearsal", [True, False])
+def test_every_schedule_and_precision_is_asked(rehearsal: bool) -> None:
+    asked = questions(2**37, rehearsal=rehearsal)
+    assert len(asked) == len({str(one) for one in asked}) == 9
+    for one in asked:
+        assert [plan.schedule for plan in one.plans(8, "H200")] == list(default_schedules())
+        assert all(len(plan.ranks) == NUM_RANKS for plan in one.plans(8, "H200"))
+
+
+def test_small_gpus_get_smaller_microbatches() -> None:
+    large, small = (questions(size, rehearsal=False) for size in (2**37, 2**34))
+    for a, b in zip(large, small, strict=True):
+        assert a.workload.microbatch_size == 4 * b.workload.microbatch_size
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_sent_arrives_whole_however_it_lies(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    monkeypatch.setenv(SHARE_GPUS, str(int(shared)))
+    assert backend_of(CPU) == "gloo" and backend_of(torch.device("cuda")) == ("gloo" if shared else "nccl")
+    whole = torch.arange(24.0).view(2, 3, 4)
+    for part in (whole, whole[:, 1:], whole.transpose(0, 1)):
+        sent, arriving = to_send(part), to_receive(part)
+        assert sent.is_contiguous() and arriving.is_contiguous()
+        assert torch.equal(sent, part) and (arriving.shape, arriving.dtype) == (part.shape, part.dtype)
+        assert (arriving is part) == (part.is_contiguous() and not shared)
+
+
+@pytest.mark.integration
+def test_ranks_that_share_a_device_have_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages through the host's memory, under a schedule of two stages a rank."""
+    workload = Workload(
+        model_options={"num_blocks": 2, "width": 32, "num_heads": 2},
+        data="synthetic",
+        synthetic=SyntheticSettings(num_classes=32),
+        sequence_length=16,
+        batch_size=8,
+        num_microbatches=4,
+        trials=TrialSettings(count=0),
+    )
+    monkeypatch.setenv(SHARE_GPUS, "1")
+    job = job_of(workload, by_hand("zbv", even_bounds(4, 4), [one_device()] * 2, 4), 3)
+    (shared,) = train_in_turn([job], 240.0)
+    assert shared.losses == pytest.approx(train_single(workload, Draw(), range(3)), abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_ranks_beyond_the_gpus_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARE_GPUS, "1")
+    assert claim_device(torch.cuda.device_count()) == torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+def test_work_on_a_gpu_is_timed_by_its_events() -> None:
+    x = torch.rand(256, 256, device="cuda")
+    seconds = time_work(lambda: x @ x, x.device)
+    assert len(seconds) >= LEAST_REPEATS and all(one > 0 for one in seconds)
