@@ -25,10 +25,10 @@ MOST_LOGIT = 5.0  # as in the paper's listing; further out hardly a gradient com
 RATE = 0.1  # Adam's, nats
 MEAN_DECAY, SQUARE_DECAY, TINY = 0.9, 0.999, 1e-18  # Adam's
 # In steps of the running plan:
-SHARPNESS = 0.02  # temperature of the smooth maximum over slots and links
+SHARPNESS = 0.03  # temperature of the smooth maximum over slots and links
 FIRST_BACK_PRICE, LAST_BACK_PRICE = 0.05, 2.0  # for each layer that is expected on an earlier slot than the one before it
 MEMORY_PRICE = 2.0  # for each share of a device's memory that is expected to lack
-COOLING_STEPS = 100  # until the last price: at the first, layers are where they are cheap; at the last, in a pipeline's order
+COOLING_STEPS = 200  # until the last price: at the first, layers are where they are cheap; at the last, in a pipeline's order
 SAMPLED = 8  # neighbours in each step
 
 
@@ -65,14 +65,14 @@ class Objective:
     price_M: Floats
 
     @classmethod
-    def of(cls, strategies: Strategies) -> Objective:
-        """Take the prices of strategies."""
+    def of(cls, strategies: Strategies, around_L: Ints) -> Objective:
+        """Take the prices of strategies, and of the neighbours of an assignment."""
         s = strategies
         unit_seconds = s.price(s.running_L) or 1.0
         first_S = np.searchsorted(s.slot_N, np.arange(len(s.slots)))
         next_S = np.append(first_S[1:], first_S[-1])
         latency_S, per_byte_S = s.latency_NN[first_S, next_S], s.per_byte_NN[first_S, next_S]
-        near = [s.running_L, *s.neighbours(s.running_L)]
+        near = [around_L, *s.neighbours(around_L)]
         return cls(
             slot_N=s.slot_N,
             seconds_LN=s.seconds_LN / unit_seconds,
@@ -149,7 +149,7 @@ class Variables:
 
     def descend(self, strategies: Strategies, num_steps: int) -> None:
         """Take gradient steps at these prices, by Adam (Kingma & Ba, ICLR 2015)."""
-        objective = Objective.of(strategies)
+        objective = Objective.of(strategies, self.likeliest(strategies))
         for _ in range(num_steps):
             part = min(self.num_steps / COOLING_STEPS, 1.0)
             sampled = 1 + self._rng.permutation(len(objective.near_ML) - 1)[:SAMPLED]
