@@ -20,12 +20,12 @@ from dejavu.plans.schedule import Pass
 from dejavu.runtime.process.pace import EVERY_SECONDS, Paced
 from dejavu.timing.clock import Timed
 
-NUM_STEPS = 2000
+NUM_STEPS = 300
 NOISE = 0.05  # standard deviation of the logarithm of every pass and step
 ONCE, SEARCH, JOINT, NO_GRADIENT = "once", "search", "joint", "joint without gradient"
 WAYS = (ONCE, SEARCH, JOINT, NO_GRADIENT)
 SIZES = ((12, 2), (24, 4), (48, 8))
-WRONG = {"prices": (0.5, 1.0), "device": (0.0, 2.0), "both": (0.5, 2.0)}  # spread of prices, slowness of a device
+WRONG = {"prices": (0.5, 1.0), "device": (0.0, 2.0)}  # spread of prices, slowness of a device
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ from dejavu.plans.schedule import Pass
 from dejavu.runtime.process.pace import Paced
 
 How = Literal["search", "joint"]
-LOOK_REPORTS = 10  # of each rank, between two looks at the plan
+LOOK_REPORTS = 10  # of each rank, until the first look at a plan
+MOST_REPORTS = 160  # between two looks: twice as many after each that changed nothing
 KEPT_REPORTS = 20  # whose steps count
-STEPS_PER_REPORT = 10  # gradient steps on A after every report
+STEPS_PER_REPORT = 20  # gradient steps on A after each of the last `LOOK_REPORTS` before a look: until it has cooled
 LOOKED_AT = 4  # candidates of A's that are simulated, cheapest first
 WHAT = {"search": "the best plan by measured passes", "joint": "the plan that A has learnt"}
 
@@ -57,7 +58,7 @@ class Improvement:
     """Learns prices from the running plan, and says which plan they make best.
 
     Args:
-        how: `joint`: by gradient steps on A, taken with every report; `search`: by the exact search, at every look.
+        how: `joint`: by gradient steps on A between reports; `search`: by the exact search, at every look.
         steps_per_report: gradient steps on A.
 
     Attributes:
@@ -71,7 +72,7 @@ class Improvement:
         self._tried: list[_Tried] = []
         self._variables: Variables | None = None
         self._seen: dict[int, Paced] = {}
-        self._reports = 0
+        self._reports, self._wait = 0, LOOK_REPORTS
         self._kept: list[float] = []  # of each change so far: how much of the gain that was predicted came true
         self._promised: tuple[float, float] | None = None  # the last change's step before, and after as predicted
         self.decided_seconds = 0.0
@@ -79,7 +80,7 @@ class Improvement:
     def begin(self, binding: Binding) -> None:
         """Learn from another attempt, under this binding; A starts from it."""
         self._tried.append(_Tried(binding))
-        self._variables, self._seen, self._reports = None, {}, 0
+        self._variables, self._seen, self._reports, self._wait = None, {}, 0, LOOK_REPORTS
 
     def see(self, paced: Mapping[int, Paced], now: ClusterNow) -> None:
         """Take in the last steps that ranks reported; those that were seen before, and each one's first, are left out."""
@@ -95,7 +96,7 @@ class Improvement:
             if rank == 0:
                 self._reports += 1
                 tried.step_seconds.append((one.began_seconds - before.began_seconds) / (one.step - before.step))
-        if is_new and self._how == "joint":
+        if is_new and self._how == "joint" and self._reports > self._wait - LOOK_REPORTS:
             began = time.thread_time()
             strategies = self.strategies(tried.binding, now)
             if self._variables is None or self._variables.logits_LN.shape != strategies.shape:
@@ -130,7 +131,7 @@ class Improvement:
     @property
     def is_due(self) -> bool:
         """Whether enough was measured since the last look."""
-        return self._reports >= LOOK_REPORTS
+        return self._reports >= self._wait
 
     @property
     def step_seconds(self) -> float | None:
@@ -163,7 +164,10 @@ class Improvement:
         stay = replace(stay, step_seconds=tried.ratio * stay.step_seconds)
         found = stay if found is None else self._measured(found, stay, tried.ratio)
         decision = decide(Offered(found, stay, (), bound, start), current, binding, remaining)
-        if not decision.stays:
+        self._variables = None  # the next look's starts from the running plan as well
+        if decision.stays:
+            self._wait = min(2 * self._wait, MOST_REPORTS)
+        else:
             self._promised = (stay.step_seconds, decision.chosen.step_seconds)
         self.decided_seconds += time.thread_time() - began
         return replace(decision, reasons=(self._said(), *decision.reasons))
