@@ -89,9 +89,7 @@ def true_step_seconds(truth: ProblemNow, binding: Binding) -> float:
     return option.step_seconds
 
 
-def reports(
-    truth: ProblemNow, binding: Binding, step: int, began: float, rng: np.random.Generator
-) -> dict[int, Paced]:
+def reports(truth: ProblemNow, binding: Binding, step: int, began: float, rng: np.random.Generator) -> dict[int, Paced]:
     """Return what the ranks report of a step, one stage each."""
     priced, found = truth.every, {}
     for rank, placed in enumerate(binding.placements):
@@ -115,7 +113,9 @@ def all_trained(seeds: int, first_seed: int) -> list[dict[str, Any]]:
             found: dict[str, list[Trained]] = {}
             for way in WAYS:
                 began = time.process_time()
-                found[way] = [train(case, one, way, k) for k, (case, one) in enumerate(zip(cases, bindings, strict=True))]
+                found[way] = [
+                    train(case, one, way, k) for k, (case, one) in enumerate(zip(cases, bindings, strict=True))
+                ]
                 rows.append(_row(num_layers, num_hosts, what, way, found, time.process_time() - began))
     return rows
 

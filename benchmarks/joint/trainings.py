@@ -1,10 +1,12 @@
-"""Real ranks over gloo, two hosts of one core each: planned with wrong prices, and one of them slower than planned."""
+"""Real ranks over gloo, two hosts of one core each: planned with wrong prices, and as if they were equally fast."""
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from benchmarks.pipeline.plans import job_of
 from dejavu.cluster import this_machine
 from dejavu.init import Draw
 from dejavu.launch.warm import LocalHost, WarmHosts
+from dejavu.launch.warm.board import SEAT
 from dejavu.migration import ClusterNow, RunningProblem
 from dejavu.migration.replanning import best_on
 from dejavu.migration.training import ChangingTraining
@@ -30,20 +33,20 @@ from dejavu.runtime.single import train_single
 from dejavu.workload import ReplanSettings, SyntheticSettings, TrialSettings, Workload
 
 HOSTS = ("alpha", "beta")
-SLOW, SHARE = HOSTS[1], 0.5  # of a core, where this machine permits a quota
+SHARES = (0.4, 0.15)  # of a core for each host, planned as if they were equal; less than other work here leaves them
 SPREAD = 0.5  # standard deviation of the logarithm of each layer's price over the roofline's
 READY_SECONDS = 180.0
 IMPROVE = {ONCE: "never", SEARCH: "search", JOINT: "joint"}
 WORKLOAD = Workload(
     model="gpt",
-    model_options={"num_blocks": 10, "width": 64, "num_heads": 4},
+    model_options={"num_blocks": 8, "width": 64, "num_heads": 4},
     data="synthetic",
     synthetic=SyntheticSettings(num_classes=64),
     sequence_length=32,
-    batch_size=16,
-    num_microbatches=8,
-    num_steps=150,
-    checkpoint_every=150,
+    batch_size=8,
+    num_microbatches=4,
+    num_steps=90,
+    checkpoint_every=90,
     trials=TrialSettings(count=0),
     schedule="1f1b",
 )
@@ -84,21 +87,21 @@ def all_trained(seeds: int) -> tuple[list[dict[str, Any]], list[str]]:
     expected, right = train_single(WORKLOAD, Draw(), range(WORKLOAD.num_steps)), roofline()
     rows, notes = list[dict[str, Any]](), list[str]()
     with ExitStack() as stack:
-        group: Path | None = None
+        groups: tuple[Path, ...] = ()
         try:
-            group = stack.enter_context(slowed("joint", SHARE))
+            groups = tuple(stack.enter_context(slowed(f"joint-{share}", share)) for share in SHARES)
         except EmulationError as error:
-            notes.append(f"no device is slowed: {error}")
+            notes.append(f"devices are whole cores: {error}")
         for seed in range(seeds):
             factor_L = np.random.default_rng(seed).lognormal(0.0, SPREAD, right.priced.problem.num_layers)
             planned = scaled(right, factor_L)
             ways = list(IMPROVE)
             for way in (*ways[seed % len(ways) :], *ways[: seed % len(ways)]):
-                rows.append(_row(way, seed, *train(planned, way, group), expected))
+                rows.append(_row(way, seed, *train(planned, way, groups), expected))
     return rows, notes
 
 
-def train(planned: RunningProblem, way: str, group: Path | None) -> tuple[_Steps, TrainingResult, ChangingTraining]:
+def train(planned: RunningProblem, way: str, groups: Sequence[Path]) -> tuple[_Steps, TrainingResult, ChangingTraining]:
     """Train the workload from the plan that these prices make best."""
     now = ClusterNow(planned.cluster)
     binding, steps = best_on(planned, now).binding, _Steps()
@@ -110,8 +113,7 @@ def train(planned: RunningProblem, way: str, group: Path | None) -> tuple[_Steps
         with _closed(warm):
             warm.add({name: LocalHost() for name in HOSTS})
             warm.wait(HOSTS, READY_SECONDS)
-            if group is not None:
-                _slow_down(group, folder)
+            _take_seats(groups, folder)
             training = ChangingTraining(job, planned, warm, now, watches=False, on_step=steps.add)
             return steps, training.run(), training
 
@@ -124,13 +126,19 @@ def _closed(warm: WarmHosts) -> Iterator[None]:
         warm.close()
 
 
-def _slow_down(group: Path, folder: str) -> None:
-    """Give the slow host's agent, and what it forks from now on, its share of a core."""
+def _take_seats(groups: Sequence[Path], folder: str) -> None:
+    """Give each host's agent, and what it forks from now on, a share of a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
     for agent in psutil.Process().children():
-        seat = _environment(agent).get("DEJAVU_SEAT", "")
-        if f'"host": "{SLOW}"' in seat and folder in seat:
-            for process in (agent, *agent.children(recursive=True)):
-                enter(group, process.pid)
+        seat = _environment(agent).get(SEAT)
+        known = json.loads(seat) if seat else {}
+        if known.get("folder") != folder:
+            continue
+        for process in (agent, *agent.children(recursive=True)):
+            number = HOSTS.index(known["host"])
+            process.cpu_affinity([cores[number % len(cores)]])
+            if groups:
+                enter(groups[number], process.pid)
 
 
 def _environment(process: psutil.Process) -> Mapping[str, str]:
@@ -146,7 +154,6 @@ def _row(
 ) -> dict[str, Any]:
     gains = [one.gain for one in result.migrations if one.gain is not None]
     measured = [gain for gain in gains if gain.after_seconds is not None]
-    improving = training._improving
     return {
         "what": "real ranks",
         "seed": seed,
@@ -158,7 +165,7 @@ def _row(
         "step_before_ms": 1e3 * gains[0].before_seconds if gains else None,
         "step_predicted_ms": 1e3 * measured[-1].predicted_seconds if measured else None,
         "step_after_ms": 1e3 * (measured[-1].after_seconds or 0.0) if measured else None,
-        "decided_cpu_ms": 1e3 * improving.decided_seconds if improving else 0.0,
+        "decided_cpu_ms": 1e3 * training.improving_seconds,
         "worst_loss_difference": max(abs(a - b) for a, b in zip(result.losses, expected, strict=True)),
         "last_plan": " ".join(str(stage.stop - stage.start) for stage in training.job.binding.plan.stages),
     }

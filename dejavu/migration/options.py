@@ -87,7 +87,7 @@ def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -
 def on_devices(
     what: str, current: ProblemNow, plan: Plan, placements: tuple[Placement, ...], held: Held
 ) -> Option | None:
-    """Return a plan of one stage a rank on these devices, under the fastest allowed schedule; None: it fits under none."""
+    """Return a plan of one stage a rank on these devices, under the fastest schedule; None: it fits under none."""
     placements = tuple(replace(one, device=current.devices[one.device.host, one.device.index]) for one in placements)
     kinds = [
         current.slowest(one.device.type_name for one in placements if one.pipeline_rank == rank).name

@@ -115,6 +115,11 @@ class ChangingTraining:
             self._begin(self._changed(event))
         return self._result()
 
+    @property
+    def improving_seconds(self) -> float:
+        """The processor seconds that looking for a better plan took so far."""
+        return 0.0 if self._improving is None else self._improving.decided_seconds
+
     def _prepare(self) -> None:
         job = self.job
         check_plan(job)

@@ -116,8 +116,8 @@ class ReplanSettings(_Record):
         snapshot_every: with `migrate`, so many steps between two snapshots of the training's state in its hosts'
             memory. 0: none, and a change goes back to the last checkpoint.
         improve: with `migrate`, whether the plan also changes for what the training measures of it, on a cluster that
-            stays as it is: `search`: to the exact search's plan at the measured prices; `joint`: to the plan of strategy
-            variables that take gradient steps between training steps. `never` is the default.
+            stays as it is: `search`: to the exact search's plan at the measured prices; `joint`: to the plan of
+            strategy variables that take gradient steps between training steps. `never` is the default.
     """
 
     action: Literal["notify", "plan", "migrate"] = "notify"
@@ -128,7 +128,9 @@ class ReplanSettings(_Record):
     @model_validator(mode="after")
     def _improves_while_it_migrates(self) -> Self:
         if self.improve != "never" and self.action != "migrate":
-            raise ValueError(f"improve: {self.improve} changes a running plan; wanted action: migrate, found {self.action}")
+            raise ValueError(
+                f"improve: {self.improve} changes a running plan; wanted action: migrate, found {self.action}"
+            )
         return self
 
     @field_validator("margin", mode="before")

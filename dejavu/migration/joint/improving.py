@@ -1,7 +1,7 @@
 """A running training's plan, improved from what its passes take: by gradient steps on A, or by the exact search.
 
-Both see the same: reports of ranks correct the prices (`posterior`). Now and then the plan that these make best competes
-with the running one by the rule of every re-plan: it has to win back what the change costs.
+Both see the same: reports of ranks correct the prices (`posterior`). Now and then the plan that these make best
+competes with the running one by the rule of every re-plan: it has to win back what the change costs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dejavu.migration.joint.posterior import Posterior
 from dejavu.migration.joint.relaxed import Variables
 from dejavu.migration.joint.strategies import Strategies
 from dejavu.migration.options import Option
-from dejavu.migration.placing import Held
+from dejavu.migration.placing import Held, moves
 from dejavu.migration.problem_now import ProblemNow, RunningProblem, problem_now
 from dejavu.migration.replanning import BUDGET_SECONDS, Decision, Offered, Remaining, decide, held_now
 from dejavu.plans import NoPlanError
@@ -83,7 +83,7 @@ class Improvement:
         self._variables, self._seen, self._reports, self._wait = None, {}, 0, LOOK_REPORTS
 
     def see(self, paced: Mapping[int, Paced], now: ClusterNow) -> None:
-        """Take in the last steps that ranks reported; those that were seen before, and each one's first, are left out."""
+        """Take in the last steps that ranks reported; those that were seen before, and a rank's first, are left out."""
         tried, is_new = self._tried[-1], False
         for rank, one in paced.items():
             before, self._seen[rank] = self._seen.get(rank), one
@@ -146,8 +146,8 @@ class Improvement:
     def decide(self, now: ClusterNow, remaining: Remaining) -> Decision:
         """Look for a better plan; the decision's steps are simulated ones, times what measured ones are over those.
 
-        A plan that ran has its own ratio of measured to simulated steps, any other the running plan's. Of the gain of one
-        that never ran, as much is believed as earlier changes kept, on average; the first is believed.
+        A plan that ran has its own ratio of measured to simulated steps, any other the running plan's. Of the gain of
+        one that never ran, as much is believed as earlier changes kept, on average; the first is believed.
         """
         start, began = time.perf_counter(), time.thread_time()
         self._reports = 0
@@ -163,7 +163,8 @@ class Improvement:
         tried.ratio = tried.median_seconds / stay.step_seconds if tried.median_seconds else 1.0
         stay = replace(stay, step_seconds=tried.ratio * stay.step_seconds)
         found = stay if found is None else self._measured(found, stay, tried.ratio)
-        decision = decide(Offered(found, stay, (), bound, start), current, binding, remaining)
+        offered = Offered(found, stay, self._earlier(current, held), bound, start)
+        decision = decide(offered, current, binding, remaining)
         self._variables = None  # the next look's starts from the running plan as well
         if decision.stays:
             self._wait = min(2 * self._wait, MOST_REPORTS)
@@ -196,6 +197,22 @@ class Improvement:
             if option is not None and (best is None or option.step_seconds < best.step_seconds):
                 best = option
         return best
+
+    def _earlier(self, current: ProblemNow, held: Held) -> tuple[Option, ...]:
+        """Return the plans that ran before, each at its own ratio: a change that was no gain is taken back."""
+        found = []
+        for k, tried in enumerate(self._tried[:-1]):
+            again = any(_alike(tried.binding, later.binding) for later in self._tried[k + 1 :])
+            option = None if again or not tried.ratio else options.as_it_is(current, tried.binding, held)
+            if option is not None:
+                step_seconds = (tried.ratio or 1.0) * option.step_seconds
+                moved = moves(option.binding, held, options.state_bytes(current.priced))
+                found.append(
+                    replace(
+                        option, what="a plan that ran before", step_seconds=step_seconds, moves=moved, is_running=False
+                    )
+                )
+        return tuple(found)
 
     def _keep_account(self, tried: _Tried) -> None:
         """Take note, at the first look after a change, of how much of the predicted gain it kept."""

@@ -1,18 +1,19 @@
-"""The strategy's variables A, relaxed: the expected step of assignments whose layers are drawn one by one, and its gradient.
+"""The strategy's variables A, relaxed: the expected step of layers that are drawn one by one, and its gradient.
 
-Of eq. 3 to 6 of the paper: each row of A goes through a softmax, and between two measured training steps A takes gradient
-steps on what a step is expected to take. Training's own loss does not depend on A (the same numbers come out of every
-plan), so time is all that A descends on.
+Of eq. 3 to 6 of the paper: each row of A goes through a softmax, and between two measured training steps A takes
+gradient steps on what a step is expected to take. Training's own loss does not depend on A (the same numbers come out
+of every plan), so time is all that A descends on.
 
-A loss and its gradient take time in proportion to layers × strategies, no more: slots are ranges of strategies, and what
-neighbouring layers do together needs cumulative sums over slots only. The gradient is written out because a step of some
-dozen layers is thirty small array operations, each of which would take autograd ten times as long.
+A loss and its gradient take time in proportion to layers × strategies, no more: slots are ranges of strategies, and
+what neighbouring layers do together needs cumulative sums over slots only. The gradient is written out because a step
+of some dozen layers is thirty small array operations, each of which would take autograd several times as long.
 
 Letters as in `strategies`; M = sampled assignments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,14 @@ RATE = 0.1  # Adam's, nats
 MEAN_DECAY, SQUARE_DECAY, TINY = 0.9, 0.999, 1e-18  # Adam's
 # In steps of the running plan:
 SHARPNESS = 0.03  # temperature of the smooth maximum over slots and links
-FIRST_BACK_PRICE, LAST_BACK_PRICE = 0.05, 2.0  # for each layer that is expected on an earlier slot than the one before it
+FIRST_BACK_PRICE, LAST_BACK_PRICE = (
+    0.05,
+    2.0,
+)  # for each layer that is expected on an earlier slot than the one before it
 MEMORY_PRICE = 2.0  # for each share of a device's memory that is expected to lack
-COOLING_STEPS = 200  # until the last price: at the first, layers are where they are cheap; at the last, in a pipeline's order
+COOLING_STEPS = (
+    200  # until the last price: at the first, layers are where they are cheap; at the last, in a pipeline's order
+)
 SAMPLED = 8  # neighbours in each step
 
 
@@ -51,7 +57,7 @@ class Objective:
         link_LS: of a message at the cut before each layer, from each slot to the next one; the first row means nothing.
         first_S: of each slot's strategies.
         repeats: microbatches after the first.
-        near_ML: the running assignment, and all that are one cut away; `price_M`: what they cost.
+        near_ML: an assignment, and some that are one cut away; `price_M`: what they cost.
     """
 
     slot_N: Ints
@@ -65,14 +71,13 @@ class Objective:
     price_M: Floats
 
     @classmethod
-    def of(cls, strategies: Strategies, around_L: Ints) -> Objective:
-        """Take the prices of strategies, and of the neighbours of an assignment."""
+    def of(cls, strategies: Strategies, near: Sequence[Ints]) -> Objective:
+        """Take the prices of strategies, and of these assignments."""
         s = strategies
         unit_seconds = s.price(s.running_L) or 1.0
         first_S = np.searchsorted(s.slot_N, np.arange(len(s.slots)))
         next_S = np.append(first_S[1:], first_S[-1])
         latency_S, per_byte_S = s.latency_NN[first_S, next_S], s.per_byte_NN[first_S, next_S]
-        near = [around_L, *s.neighbours(around_L)]
         return cls(
             slot_N=s.slot_N,
             seconds_LN=s.seconds_LN / unit_seconds,
@@ -93,7 +98,7 @@ class Objective:
         seconds_S = self._of_slots(part_LN * self.seconds_LN)
         once_S = self._of_slots(part_LN * self.once_LN)
         over_S = self._of_slots(part_LN * self.share_LN) - 1.0
-        link_S = (slot_LS[:-1] * later_LS[1:] * self.link_LS[1:]).sum(0)  # this layer here, the next one on a later slot
+        link_S = (slot_LS[:-1] * later_LS[1:] * self.link_LS[1:]).sum(0)  # here, and the next layer later
         busy = np.concatenate([self.repeats * seconds_S + once_S, self.repeats * link_S])
         goes_back = float((slot_LS[1:] * later_LS[:-1]).sum())
         loss = float(seconds_S.sum() + link_S.sum() + back_price * goes_back + MEMORY_PRICE * over_S.clip(0).sum())
@@ -115,17 +120,17 @@ class Objective:
         d_part_LN += d_slot_LS[:, self.slot_N]
         return loss, part_LN * (d_part_LN - (part_LN * d_part_LN).sum(1, keepdims=True))
 
-    def nearby(self, logits_LN: Floats, drawn: Ints) -> tuple[float, Floats]:
-        """Return what a plan takes that A draws from these rows of `near_ML` alone, and its gradient."""
+    def nearby(self, logits_LN: Floats) -> tuple[float, Floats]:
+        """Return what a plan takes that A draws from `near_ML` alone, and its gradient."""
         top_L1 = logits_LN.max(axis=1, keepdims=True)
         log_LN = logits_LN - top_L1 - np.log(np.exp(logits_LN - top_L1).sum(1, keepdims=True))
-        layers_L, near_ML = np.arange(len(logits_LN)), self.near_ML[drawn]
-        chance_M = softmax(log_LN[layers_L, near_ML].sum(1), 0)
-        expected = float(chance_M @ self.price_M[drawn])
+        layers_L = np.arange(len(logits_LN))
+        chance_M = softmax(log_LN[layers_L, self.near_ML].sum(1), 0)
+        expected = float(chance_M @ self.price_M)
         gradient_LN = np.zeros_like(logits_LN)
         # The gradient of a softmax over the rows adds up to 0, so the layers' own normalization has none.
-        slope_M = chance_M * (self.price_M[drawn] - expected)
-        np.add.at(gradient_LN, (layers_L, near_ML), slope_M[:, None])
+        slope_M = chance_M * (self.price_M - expected)
+        np.add.at(gradient_LN, (layers_L, self.near_ML), slope_M[:, None])
         return expected, gradient_LN
 
     def _of_slots(self, values_LN: Floats) -> Floats:
@@ -149,14 +154,16 @@ class Variables:
 
     def descend(self, strategies: Strategies, num_steps: int) -> None:
         """Take gradient steps at these prices, by Adam (Kingma & Ba, ICLR 2015)."""
-        objective = Objective.of(strategies, self.likeliest(strategies))
+        around_L = self.likeliest(strategies)
+        near = list(strategies.neighbours(around_L))
+        drawn = self._rng.permutation(len(near))[:SAMPLED]
+        objective = Objective.of(strategies, [around_L, *(near[k] for k in drawn)])
         for _ in range(num_steps):
             part = min(self.num_steps / COOLING_STEPS, 1.0)
-            sampled = 1 + self._rng.permutation(len(objective.near_ML) - 1)[:SAMPLED]
             _, gradient_LN = objective.relaxed(
                 self.logits_LN, FIRST_BACK_PRICE * (LAST_BACK_PRICE / FIRST_BACK_PRICE) ** part
             )
-            gradient_LN += objective.nearby(self.logits_LN, np.append(0, sampled))[1]
+            gradient_LN += objective.nearby(self.logits_LN)[1]
             self._step(gradient_LN)
 
     def _step(self, gradient_LN: Floats) -> None:

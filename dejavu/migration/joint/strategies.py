@@ -1,8 +1,8 @@
 """The ways in which a layer may run: on the devices of which pipeline rank, and how those are spread.
 
-Shape suffixes: L = layers, N = strategies, S = slots, L1 = L + 1 cut positions. A slot is a place in the pipeline with its
-devices: those of a running rank, or an idle device after them. A strategy is a slot and a configuration of its devices.
-An assignment gives each layer its strategy (L).
+Shape suffixes: L = layers, N = strategies, S = slots, L1 = L + 1 cut positions. A slot is a place in the pipeline with
+its devices: those of a running rank, or an idle device after them. A strategy is a slot and a configuration of its
+devices. An assignment gives each layer its strategy (L).
 """
 
 from __future__ import annotations
