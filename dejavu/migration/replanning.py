@@ -148,7 +148,7 @@ def decide(
         return remaining.steps * option.step_seconds + _move_seconds(option, current.cluster, held, remaining)
 
     chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
-    if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
+    if stay is not None and chosen.step_seconds >= (1 - remaining.margin) * stay.step_seconds:
         chosen = stay
     move_seconds = _move_seconds(chosen, current.cluster, held, remaining)
     return Decision(
