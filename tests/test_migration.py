@@ -143,6 +143,23 @@ def test_a_host_that_comes_is_taken_in(tmp_path: Path) -> None:
     assert largest_difference(long, result.losses) < TOLERANCE
 
 
+@pytest.mark.parametrize("how", ["joint", pytest.param("search", marks=pytest.mark.slow)])
+def test_a_plan_that_is_improved_keeps_its_losses(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with one layer on one host and four on the other; a change is made to cost nothing."""
+    monkeypatch.setattr("dejavu.migration.joint.improving.LOOK_REPORTS", 4)
+    monkeypatch.setattr("dejavu.migration.training.RESTART_SECONDS", 0.0)
+    improved = ReplanSettings.model_validate({"action": "migrate", "improve": how})
+    long = WORKLOAD.model_copy(update={"num_steps": 100, "replan": improved})
+    result, decisions = train(bound((0, 1, 5), 1, 2), tmp_path, 2, lambda step, loss: None, workload=long)
+    assert result.migrations and all(one.gain is not None and one.changes_plan for one in result.migrations)
+    assert all(migration.steps_lost <= 1 for migration in result.migrations)
+    assert len(decisions) == len(result.migrations), "looks that change nothing are not told"
+    assert "measured: " in str(decisions[0]) and "were predicted" in str(result.migrations[0])
+    assert not result.kept_its_plan
+    assert TrainingResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert largest_difference(long, result.losses) < TOLERANCE
+
+
 @pytest.mark.slow
 def test_a_device_that_becomes_slow_is_planned_around(tmp_path: Path) -> None:
     """It gets a third of a core, as ranks see it in the wall-clock time of their passes."""

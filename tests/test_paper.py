@@ -22,6 +22,7 @@ RESULTS = {
     "knapsack": "knapsack",
     "gradients": "gradients",
     "profiling": "cost-profiling-time",
+    "joint": "joint",
     "partitioning": "operators-partitioning",
     "data-parallel": "operators-data-parallel",
     "pipeline": "operators-pipeline",
@@ -69,6 +70,19 @@ def test_a_claim_is_judged_by_its_figures_and_not_by_its_name() -> None:
     ways = found["ways"]
     ways["the paper's listing"] |= {"fits": True, "cpu_seconds": 0.5 * ways["numpy program"]["cpu_seconds"]}
     assert claim_of("knapsack").judge(found, rows).verdict is Verdict.HOLDS
+
+
+def test_joint_training_holds_where_its_steps_are_cheap_and_pay() -> None:
+    found, rows = measured("joint")
+    judge, joint = claim_of("joint").judge, found["simulated_medians"]["joint"]
+    joint["decided_cpu_ms"] = 0.0
+    assert judge(found, rows).verdict is Verdict.HOLDS
+    joint["decided_cpu_ms"] = 1e9
+    assert judge(found, rows).verdict is Verdict.IN_PART
+    joint["speed_over_once"] = 0.9
+    assert judge(found, rows).verdict is Verdict.DOES_NOT
+    joint["speed_over_once"], found["exponent_of_layers"]["large"] = 2.0, 2.0
+    assert judge(found, rows).verdict is Verdict.DOES_NOT
 
 
 def test_cuts_hold_by_how_many_are_theirs_and_draws_by_their_interval() -> None:

@@ -7,6 +7,7 @@ options.py     plans to go on with: as it is, without what was lost, the best on
 replanning.py  the decision: the option with the least time for the steps that are left, moving included
 watching.py    slower devices and links, seen in the ranks' own passes
 starting.py    which snapshots there are, and which an attempt starts from
+joint/         the plan improved by what the training measures of it, on a cluster that stays as it is
 training.py    the training through all changes
 launching.py   the same for a cluster of this machine, or of hosts with Dask workers
 """

@@ -84,6 +84,30 @@ def best(current: ProblemNow, held: Held, *, budget_seconds: float, seed: int) -
     return Option("the best plan on what is left", binding, seconds, moves(binding, held, bytes_L)), answer
 
 
+def on_devices(
+    what: str, current: ProblemNow, plan: Plan, placements: tuple[Placement, ...], held: Held
+) -> Option | None:
+    """Return a plan of one stage a rank on these devices, under the fastest schedule; None: it fits under none."""
+    placements = tuple(replace(one, device=current.devices[one.device.host, one.device.index]) for one in placements)
+    kinds = [
+        current.slowest(one.device.type_name for one in placements if one.pipeline_rank == rank).name
+        for rank in range(len(plan.stages))
+    ]
+    stages = (
+        replace(stage, configuration=replace(stage.configuration, device_type=kind))
+        for stage, kind in zip(plan.stages, kinds, strict=True)
+    )
+    named_now, found = replace(plan, stages=tuple(stages)), list[Option]()
+    for name in current.schedules:
+        try:
+            changed = under(current.every, named_now, name)
+        except InputError:  # too few layers for the stages of this schedule
+            continue
+        option = _option(what, current, changed, placements, held)
+        found += [option] if option is not None else []
+    return min(found, key=lambda option: option.step_seconds, default=None)
+
+
 def as_it_is(current: ProblemNow, running: Binding, held: Held) -> Option | None:
     """Return the running plan on the same devices; None: one of them is lost."""
     try:

@@ -13,7 +13,7 @@ from dejavu.migration import options
 from dejavu.migration.changes import ClusterChange, ClusterNow
 from dejavu.migration.options import Option
 from dejavu.migration.placing import Held, Move, held_by
-from dejavu.migration.problem_now import RunningProblem, problem_now
+from dejavu.migration.problem_now import ProblemNow, RunningProblem, problem_now
 
 RESTART_SECONDS = 2.0  # of ranks that are forked, until their first step; a training measures its own
 BUDGET_SECONDS = 2.0  # of the exact search, which takes milliseconds where few devices make a small table
@@ -70,6 +70,25 @@ class Decision:
         return "; ".join((*map(str, self.changes), *self.reasons))
 
 
+@dataclass(frozen=True)
+class Offered:
+    """What a decision is about.
+
+    Attributes:
+        best: the plan that was found for the cluster as it is.
+        stay: the running one; None: a device of it is lost.
+        others: further ones.
+        lower_bound_seconds: proved of all plans, by the searches' cost model.
+        began: when the decision began, by `time.perf_counter`.
+    """
+
+    best: Option
+    stay: Option | None
+    others: tuple[Option, ...]
+    lower_bound_seconds: float
+    began: float
+
+
 def replan(
     running: RunningProblem,
     binding: Binding,
@@ -100,17 +119,36 @@ def replan(
     """
     began = time.perf_counter()
     current = problem_now(running, now)
-    present = {seat[0] for seat in current.devices}
-    held = {host: layers for host, layers in held_by(binding).items() if host in present}
+    held = held_now(current, binding)
     found, answer = options.best(current, held, budget_seconds=budget_seconds, seed=seed)
     stay = options.as_it_is(current, binding, held)
-    listed = [found, *([stay] if stay else options.without_lost(current, binding, held))]
+    others = () if stay else tuple(options.without_lost(current, binding, held))
+    offered = Offered(found, stay, others, answer.lower_bound_seconds, began)
+    return decide(offered, current, binding, remaining, changes)
+
+
+def held_now(current: ProblemNow, binding: Binding) -> Held:
+    """Return the layers whose state is on the hosts that are there."""
+    present = {seat[0] for seat in current.devices}
+    return {host: layers for host, layers in held_by(binding).items() if host in present}
+
+
+def decide(
+    offered: Offered,
+    current: ProblemNow,
+    binding: Binding,
+    remaining: Remaining,
+    changes: Sequence[ClusterChange] = (),
+) -> Decision:
+    """Choose by the rule of `replan`."""
+    held, found, stay = held_now(current, binding), offered.best, offered.stay
+    listed = [found, *([stay] if stay else []), *offered.others]
 
     def total_seconds(option: Option) -> float:
         return remaining.steps * option.step_seconds + _move_seconds(option, current.cluster, held, remaining)
 
     chosen = min(listed, key=lambda option: (total_seconds(option), option.moved_bytes))
-    if stay is not None and chosen.step_seconds > (1 - remaining.margin) * stay.step_seconds:
+    if stay is not None and chosen.step_seconds >= (1 - remaining.margin) * stay.step_seconds:
         chosen = stay
     move_seconds = _move_seconds(chosen, current.cluster, held, remaining)
     return Decision(
@@ -119,9 +157,9 @@ def replan(
         chosen=replace(chosen, binding=current.usual(chosen.binding)),
         considered=tuple(sorted(listed, key=lambda option: option.step_seconds)),
         move_seconds=move_seconds,
-        lower_bound_seconds=answer.lower_bound_seconds,
+        lower_bound_seconds=offered.lower_bound_seconds,
         reasons=_reasons(chosen, found, stay, remaining),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - offered.began,
     )
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from dejavu.launch.launcher import OnLoss, report
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.launch.warm import Run, StartsAgent, WarmHosts
 from dejavu.migration.changes import ClusterChange, ClusterNow, DeviceLost, HostAdded, HostLost, Seat
+from dejavu.migration.joint import Improvement
 from dejavu.migration.problem_now import RunningProblem
 from dejavu.migration.replanning import RESTART_SECONDS, Decision, Remaining, replan
 from dejavu.migration.starting import copies_wanted, newest_start
 from dejavu.migration.watching import Watching, link_changes
 from dejavu.runtime.job import TrainingJob, TrainingResult, write_json
-from dejavu.runtime.job.migration import Migration
+from dejavu.runtime.job.migration import Gain, Migration
 from dejavu.runtime.process.failures import LaunchError, RankError, failures_path, read_failures
 from dejavu.runtime.process.heartbeat import heartbeats, read_beats
 from dejavu.runtime.snapshots import Start
@@ -57,11 +58,12 @@ class _Open:
     step: int
     began: float
     steps_lost: int
+    gain: Gain | None
 
 
 @dataclass
 class ChangingTraining:
-    """Trains a job on warm hosts while its cluster changes.
+    """Trains a job on warm hosts while its cluster changes, and while its plan is improved, where that is wanted.
 
     Attributes:
         job: its binding is that of the last attempt.
@@ -97,6 +99,8 @@ class ChangingTraining:
         self._lost_hosts: dict[int, list[str]] = {}
         self._deaths: Counter[Seat] = Counter()
         self._in_vain, self._furthest, self._was_slowed = 0, -1, False
+        how, self._saved = self.job.workload.replan.improve, 0
+        self._improving = None if how == "never" else Improvement(self.running, how, self.job.workload.seed)
 
     def run(self) -> TrainingResult:
         """Train to the job's last step.
@@ -110,6 +114,11 @@ class ChangingTraining:
         while not isinstance(event := self._follow(), _Ended):
             self._begin(self._changed(event))
         return self._result()
+
+    @property
+    def improving_seconds(self) -> float:
+        """The processor seconds that looking for a better plan took so far."""
+        return 0.0 if self._improving is None else self._improving.decided_seconds
 
     def _prepare(self) -> None:
         job = self.job
@@ -153,6 +162,8 @@ class ChangingTraining:
             start=start,
         )
         self._watching.begin(binding)
+        if self._improving is not None:
+            self._improving.begin(binding)
         self.hosts.run(order)
 
     def _follow(self) -> _Ended | _Failed | Decision:
@@ -180,19 +191,49 @@ class ChangingTraining:
             self._asked = self._watched
             self.hosts.add(self.come())
         changes: list[ClusterChange] = []
-        if self.watches:
-            self._watching.see(self.hosts.pace(self._attempt, range(len(self.job.binding.placements))))
-            if time.monotonic() > self._settled:
-                changes += [*self._watching.changes(self.now), *self._link_changes()]
+        if self.watches or self._improving is not None:
+            paced = self.hosts.pace(self._attempt, range(len(self.job.binding.placements)))
+            self._watching.see(paced)
+            if self._improving is not None:
+                self._improving.see(paced, self.now)
+        if self.watches and time.monotonic() > self._settled:
+            # What makes a device slower is one of the numbers that an improvement learns.
+            changes += [] if self._improving is not None else self._watching.changes(self.now)
+            changes += self._link_changes()
         self._forget_lost_spares()
         changes += [HostAdded(host) for host in self.hosts.ready() - set(self.now.hosts) if self.now.seats_of(host)]
         if not changes:
-            return None
+            return self._improved()
         self.now = self.now.after(*changes)
         self._was_slowed = self._was_slowed or bool(self.now.slowness or self.now.link_slowness)
-        decision = replan(self.running, self.job.binding, self.now, self._remaining(), changes)
+        decision = self._replanned(changes)
         self.on_decision(decision)
         return None if decision.stays else decision
+
+    def _replanned(self, changes: Sequence[ClusterChange]) -> Decision:
+        """Plan anew after changes of the cluster, at the prices as they are known now."""
+        running, now = self.running, self.now
+        if self._improving is not None:
+            running, now = self._improving.prices(now)
+        return replan(running, self.job.binding, now, self._remaining(), changes)
+
+    def _improved(self) -> Decision | None:
+        """Return a decision to change to a better plan for the same cluster; one to stay is not told."""
+        if self._improving is None or not self._improving.is_due or not self._is_saved():
+            return None
+        decision = self._improving.decide(self.now, self._remaining())
+        self._was_slowed = self._was_slowed or self._improving.is_uneven
+        if decision.stays:
+            return None
+        self.on_decision(decision)
+        return decision
+
+    def _is_saved(self) -> bool:
+        """Return whether hardly a step would have to be done again: a snapshot or a new checkpoint is just complete."""
+        if every := self.job.workload.replan.snapshot_every:
+            return (self._done - self.job.first_step) % every == 0
+        before, self._saved = self._saved, len(complete_checkpoints(self.job.checkpoints))
+        return self._saved != before
 
     def _forget_lost_spares(self) -> None:
         """Take note of hosts that are lost and run nothing; they may come again."""
@@ -218,6 +259,8 @@ class ChangingTraining:
     def _changed(self, event: _Failed | Decision) -> Start | None:
         """End the attempt, decide how it goes on, and return the state that it goes on from."""
         began = time.monotonic()
+        gain = self._expected_gain(event)
+        self._measure_gain()
         found = self.hosts.stop()
         self._report()
         beats = read_beats(self.job.folder, self._attempt)
@@ -237,7 +280,7 @@ class ChangingTraining:
             start = None
         step = start.step if start is not None else saved
         reason = "; ".join((*reasons, str(decision)))
-        self._open = _Open(decision, reason, step, began, max(0, done - step))
+        self._open = _Open(decision, reason, step, began, max(0, done - step), gain)
         self.job = replace(self.job, binding=decision.chosen.binding)
         return start
 
@@ -259,7 +302,7 @@ class ChangingTraining:
         if not changes and (self._in_vain >= MOST_IN_VAIN or (self._in_vain and not any(f.by_signal for f in told))):
             raise self._error()
         self.now = self.now.after(*changes)
-        decision = replan(self.running, self.job.binding, self.now, self._remaining(), changes)
+        decision = self._replanned(changes)
         self.on_decision(decision)
         return decision, list(map(str, told))
 
@@ -287,11 +330,27 @@ class ChangingTraining:
                 to_plan=decision.chosen.binding.plan,
                 seconds=seconds,
                 steps_lost=migration.steps_lost,
+                gain=migration.gain,
             )
         )
 
+    def _expected_gain(self, event: _Failed | Decision) -> Gain | None:
+        """Return what a change for a better plan promises."""
+        if self._improving is None or isinstance(event, _Failed) or event.changes:
+            return None
+        before = self._improving.step_seconds
+        return None if before is None else Gain(before, event.chosen.step_seconds)
+
+    def _measure_gain(self) -> None:
+        """Take note of what the last change for a better plan brought, if enough steps followed."""
+        if self._improving is None or not self.migrations or (after := self._improving.step_seconds) is None:
+            return
+        if (gain := self.migrations[-1].gain) is not None and gain.after_seconds is None:
+            self.migrations[-1] = replace(self.migrations[-1], gain=replace(gain, after_seconds=after))
+
     def _result(self) -> TrainingResult:
         self._report()
+        self._measure_gain()
         if not self.job.result_path.exists():
             raise self._error()
         result = TrainingResult.from_dict(json.loads(self.job.result_path.read_text()))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.workload.data_settings import (
@@ -115,11 +115,23 @@ class ReplanSettings(_Record):
         margin: a plan that would be faster by a smaller share than this is not worth a change; `3%` or 0.03.
         snapshot_every: with `migrate`, so many steps between two snapshots of the training's state in its hosts'
             memory. 0: none, and a change goes back to the last checkpoint.
+        improve: with `migrate`, whether the plan also changes for what the training measures of it, on a cluster that
+            stays as it is: `search`: to the exact search's plan at the measured prices; `joint`: to the plan of
+            strategy variables that take gradient steps between training steps. `never` is the default.
     """
 
     action: Literal["notify", "plan", "migrate"] = "notify"
     margin: float = Field(0.03, ge=0, lt=1)
     snapshot_every: int = Field(1, ge=0)
+    improve: Literal["never", "search", "joint"] = "never"
+
+    @model_validator(mode="after")
+    def _improves_while_it_migrates(self) -> Self:
+        if self.improve != "never" and self.action != "migrate":
+            raise ValueError(
+                f"improve: {self.improve} changes a running plan; wanted action: migrate, found {self.action}"
+            )
+        return self
 
     @field_validator("margin", mode="before")
     @classmethod

@@ -10,8 +10,30 @@ from dejavu.plans import Plan
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a change of plan was for, and what came of it; medians of a few seconds.
+
+    Attributes:
+        before_seconds: a step under the plan before, measured.
+        predicted_seconds: a step under the plan after.
+        after_seconds: the same, measured; None: too few steps followed.
+    """
+
+    before_seconds: float
+    predicted_seconds: float
+    after_seconds: float | None = None
+
+    def __str__(self) -> str:
+        measured = "were not measured" if self.after_seconds is None else f"{1e3 * self.after_seconds:.3g} ms measured"
+        return (
+            f"a step took {1e3 * self.before_seconds:.3g} ms, {1e3 * self.predicted_seconds:.3g} ms were predicted, "
+            f"{measured}"
+        )
+
+
+@dataclass(frozen=True)
 class Migration:
-    """The training went on under another plan, or the same one, after the cluster had changed.
+    """The training went on under another plan, or the same one, after the cluster had changed or its plan was improved.
 
     Attributes:
         step: how many steps had been trained in the state that it went on from.
@@ -19,6 +41,7 @@ class Migration:
         from_plan, to_plan: equal where only ranks were replaced.
         seconds: from the moment the change was seen to the next new step.
         steps_lost: steps that all ranks had done, and that had to be done again.
+        gain: None: the change was not for a faster step.
     """
 
     step: int
@@ -27,6 +50,7 @@ class Migration:
     to_plan: Plan
     seconds: float
     steps_lost: int
+    gain: Gain | None = None
 
     @property
     def changes_plan(self) -> bool:
@@ -34,7 +58,8 @@ class Migration:
 
     def __str__(self) -> str:
         again = f", of which {self.steps_lost} had to be done again" if self.steps_lost else ""
-        return f"it went on after {self.seconds:.1f} s from step {self.step}{again}: {self.reason}"
+        gained = f"; {self.gain}" if self.gain is not None else ""
+        return f"it went on after {self.seconds:.1f} s from step {self.step}{again}: {self.reason}{gained}"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Migration:
@@ -43,5 +68,6 @@ class Migration:
                 **data,
                 "from_plan": Plan.from_dict(data["from_plan"]),
                 "to_plan": Plan.from_dict(data["to_plan"]),
+                "gain": Gain(**data["gain"]) if data.get("gain") else None,
             }
         )
