@@ -18,7 +18,7 @@ from dejavu.init import Draw
 from dejavu.launch.preflight import check_spreading
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
-from dejavu.plans import StageConfiguration
+from dejavu.plans import Offload, StageConfiguration
 from dejavu.plans.answers import NoPlanError
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.batches import Reader
@@ -28,6 +28,7 @@ from dejavu.workload import Workload
 from tests.test_models import ZOO, graph_of
 
 CPU = torch.device("cpu")
+AWAY = Offload("host")
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ LONG = Workload.model_validate(
         "trials": {"count": 0},
     }
 )
-KEPT = Parallelism(recompute=(False,), zero_levels=(0,))
+KEPT = Parallelism(recompute=(False,), zero_levels=(0,), offload=(Offload(), AWAY))
 
 
 def cluster(folder: Path, host: str = "", memory: str = "4 GiB") -> Cluster:
@@ -128,7 +129,7 @@ def stages(here: Cluster, folder: Path) -> list[StageConfiguration]:
 def test_a_cluster_s_host_memory_is_shared_by_the_devices_of_a_node(tmp_path: Path) -> None:
     plain, hosted = cluster(tmp_path), cluster(tmp_path, "size: 64 GiB, bandwidth: 20 GB/s")
     assert plain.host_memory_of("Small") is None
-    assert hosted.host_memory_of("Small") == HostMemory(16 << 30, 20e9)
+    assert hosted.host_memory_of("Small") == HostMemory(16 << 30, 20e9, 20e9)
     assert Cluster.from_dict(hosted.to_dict()) == hosted and Cluster.from_dict(plain.to_dict()) == plain
     assert plain.fingerprint != hosted.fingerprint
     mixed = replace(hosted, groups=(*hosted.groups, replace(plain.groups[0], name="b")))
@@ -141,11 +142,10 @@ def test_offloading_is_considered_where_nodes_have_memory_for_it_and_priced_by_i
     problem, costs = priced.problem, priced.problem.costs
     offloaded = [c for c in problem.configurations if c.offload]
     assert len(offloaded) * 2 == len(problem.configurations)
-    assert priced.offloaded is not None
     for configuration in offloaded:
-        c, plain = problem.index(configuration), problem.index(replace(configuration, offload=False))
-        moved_L = priced.offloaded.bytes_CL[c]
-        assert (moved_L[:-1] > 0).all() and moved_L[-1] == 0 and not priced.offloaded.bytes_CL[plain].any()
+        c, plain = problem.index(configuration), problem.index(replace(configuration, offload=Offload()))
+        moved_L = costs.host_activation_bytes_CL[c]
+        assert (moved_L[:-1] > 0).all() and moved_L[-1] == 0 and not costs.host_activation_bytes_CL[plain].any()
         np.testing.assert_allclose(costs.seconds_CL[c] - costs.seconds_CL[plain], 2 * moved_L / 20e9, atol=1e-12)
         held, before = costs.activation_bytes_CL[c], costs.activation_bytes_CL[plain]
         assert not held[:-1].any() and held[-1] >= before[-1] and (before[:-1] > 0).all()
@@ -153,7 +153,7 @@ def test_offloading_is_considered_where_nodes_have_memory_for_it_and_priced_by_i
         assert (costs.fixed_bytes_CL[c] == costs.fixed_bytes_CL[plain]).all()
     without = Prices(request(cluster(tmp_path), tmp_path)).priced(8)
     assert not any(configuration.offload for configuration in without.problem.configurations)
-    only = PlanRequest(LONG, here, tmp_path / "db", replace(KEPT, offload=(True,)), microbatches=(8,))
+    only = PlanRequest(LONG, here, tmp_path / "db", replace(KEPT, offload=(AWAY,)), microbatches=(8,))
     assert all(configuration.offload for configuration in Prices(only).priced(8).problem.configurations)
 
 
@@ -172,6 +172,6 @@ def test_a_schedule_that_goes_back_in_two_parts_is_refused(schedule: str, tmp_pa
     count = 2 * SCHEDULES[schedule].stages_per_rank
     layers = len(graph_of("gpt").layers)
     bounds = [*range(count), layers]
-    plan = by_hand(schedule, bounds, [one_device(offload=True)] * 2, workload.num_microbatches)
-    with pytest.raises(LaunchError, match="runs the backward pass in two parts; wanted offload false"):
+    plan = by_hand(schedule, bounds, [one_device(offload=AWAY)] * 2, workload.num_microbatches)
+    with pytest.raises(LaunchError, match="runs the backward pass in two parts; wanted them on the device"):
         check_spreading(job_of(workload, plan, 1))

@@ -83,7 +83,7 @@ def price_problem(
         {name: cost.times(runs) for name, cost in (pass_costs or {}).items()},
         dict(backward_parts_L2 or {}),
         runs,
-        found.offloaded,
+        found.on_disk,
     )
 
 

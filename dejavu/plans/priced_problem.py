@@ -42,20 +42,20 @@ class PassCost:
 
 
 @dataclass(frozen=True, eq=False)
-class Offloaded:
-    """What stages keep in the memory of their devices' node.
+class OnDisk:
+    """What stages keep on the disks of their devices' node.
 
     Attributes:
-        bytes_CL: of a layer, for one microbatch in flight of one device.
-        capacity_bytes_C: a device's part of the node's memory.
+        bytes_CL: of a layer, of one device.
+        capacity_bytes_C: a device's part of the node's disks.
     """
 
     bytes_CL: Floats
     capacity_bytes_C: Floats
 
-    def of(self, rows: Sequence[int]) -> Offloaded:
+    def of(self, rows: Sequence[int]) -> OnDisk:
         """Return that of some of the configurations."""
-        return Offloaded(self.bytes_CL[rows], self.capacity_bytes_C[rows])
+        return OnDisk(self.bytes_CL[rows], self.capacity_bytes_C[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class PricedProblem:
         pass_costs: the runtime's overhead by device type; none where a type is absent.
         backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
             where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
-        offloaded: what stages keep in their node's memory; None: nothing. Searches leave its limit to the planner.
+        on_disk: what stages keep on their node's disks; None: nothing. Searches leave its limit to the planner.
     """
 
     problem: Problem
@@ -78,15 +78,14 @@ class PricedProblem:
     pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
     accumulate: int = 1
-    offloaded: Offloaded | None = None
+    on_disk: OnDisk | None = None
 
-    def offloaded_bytes(self, stage: Stage) -> tuple[float, float]:
-        """Return what a device keeps in its node's memory for a microbatch in flight, and its part of that memory."""
-        if self.offloaded is None:
+    def disk_bytes(self, stage: Stage) -> tuple[float, float]:
+        """Return what a device keeps on its node's disks, and its part of them."""
+        if self.on_disk is None:
             return 0.0, 0.0
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
-        kept = float(self.offloaded.bytes_CL[c, span].sum())
-        return kept, float(self.offloaded.capacity_bytes_C[c])
+        return float(self.on_disk.bytes_CL[c, span].sum()), float(self.on_disk.capacity_bytes_C[c])
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
         """Return the seconds of forward and backward of one microbatch, in all runs of the schedule."""

@@ -27,6 +27,7 @@ SUMMED = ("seconds_CL", "per_step_seconds_CL", "fixed_bytes_CL", "activation_byt
 
 # A stage may exceed a device's memory by this much: rounding, which depends on the order of summation over layers.
 HAIR = 2.0**-40
+TOO_MUCH = 2.0  # times what there is; more is no worse
 
 
 def _nothing() -> Floats:
@@ -84,6 +85,10 @@ class DenseCosts:
     def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
         """Return zeros: unknown in this form, and simulated as nothing."""
         return 0.0, 0.0
+
+    def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Return zero: unknown in this form, which knows what fits."""
+        return 0.0
 
     def dense(self) -> DenseCosts:
         return self
@@ -143,6 +148,9 @@ class AdditiveCosts:
         capacity_bytes_C: memory of one device.
         message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
         step_bytes_CL: the optimizer's temporaries while it steps, when no activations are held; none if not given.
+        host_fixed_bytes_CL, host_activation_bytes_CL: what a layer of one device keeps in its node's memory: always,
+            and for one microbatch in flight; none if not given.
+        host_capacity_bytes_C: a device's part of that memory.
     """
 
     seconds_CL: Floats
@@ -154,13 +162,18 @@ class AdditiveCosts:
     capacity_bytes_C: Floats
     message_bytes_CL1: Floats = field(default_factory=_nothing)
     step_bytes_CL: Floats = field(default_factory=_nothing)
+    host_fixed_bytes_CL: Floats = field(default_factory=_nothing)
+    host_activation_bytes_CL: Floats = field(default_factory=_nothing)
+    host_capacity_bytes_C: Floats = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
         C, L = self.seconds_CL.shape
-        shapes = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        shapes: dict[str, tuple[int, ...]] = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        shapes |= {"host_fixed_bytes_CL": (C, L), "host_activation_bytes_CL": (C, L), "host_capacity_bytes_C": (C,)}
         for name, shape in shapes.items():
             if getattr(self, name).shape == (1, 1):
-                object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
+                given = getattr(self, name).reshape((1,) * len(shape))
+                object.__setattr__(self, name, np.broadcast_to(given, shape))
         for name in (
             "seconds_CL",
             "per_step_seconds_CL",
@@ -216,6 +229,22 @@ class AdditiveCosts:
     def blocked_CL1(self) -> NDArray[np.int64]:
         """How many layers before each cut cannot run."""
         return np.pad(np.cumsum(~self.can_run_CL, axis=1), ((0, 0), (1, 0)))
+
+    @cached_property
+    def host_shares_2CL1(self) -> Floats:
+        """Sums up to each cut: the parts of a device's share of its node's memory that layers always take, and for
+        one microbatch in flight."""
+        room_C1 = self.host_capacity_bytes_C[:, None] * (1 + HAIR)
+        bytes_2CL = np.stack([self.host_fixed_bytes_CL, self.host_activation_bytes_CL])
+        taken = bytes_2CL > 0
+        with np.errstate(divide="ignore"):
+            shares_2CL = np.minimum(np.where(taken, bytes_2CL, 0.0) / np.where(taken, room_C1, 1.0), TOO_MUCH)
+        return np.pad(np.cumsum(shares_2CL, axis=2), ((0, 0), (0, 0), (1, 0)))
+
+    def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Return which part of its share of the node's memory a device takes; above 1 the stage does not fit."""
+        always, each = self.host_shares_2CL1[:, c, stop] - self.host_shares_2CL1[:, c, start]
+        return float(always + in_flight * each)
 
     def _can_run(self, start: int, stop: int, c: int) -> bool:
         return bool(self.blocked_CL1[c, start] == self.blocked_CL1[c, stop])

@@ -113,7 +113,7 @@ def _stage(place: str, row: Any) -> Stage:
     if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
         raise InputError(f"{place}: start and stop are {ends[0]!r} and {ends[1]!r}; wanted whole numbers")
     try:
-        configuration = StageConfiguration(**row.get("configuration", {}))
+        configuration = StageConfiguration.from_dict(row.get("configuration", {}))
     except TypeError as error:
         fields = ", ".join(StageConfiguration.__dataclass_fields__)
         raise InputError(f"{place}: configuration: {error}; wanted an object of {fields}") from error
