@@ -11,7 +11,7 @@ from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts
 from dejavu.simulation import Simulation
 
 
@@ -77,7 +77,7 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
         if sum(size_bytes for size_bytes, _ in on_disk) > on_disk[0][1]:
             return False
         held = [simulated.in_flight[s] for s in stages]
-        if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1:
+        if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1 + HAIR:
             return False
         if len(spans) == 1:
             if problem.costs.max_in_flight(*spans[0]) < simulated.in_flight[stages[0]]:

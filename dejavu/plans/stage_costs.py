@@ -30,6 +30,13 @@ HAIR = 2.0**-40
 TOO_MUCH = 2.0  # times what there is; more is no worse
 
 
+def _times(room: float, held: float) -> int:
+    """Return how often what is held fits the room."""
+    if room < 0:
+        return 0
+    return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
+
+
 def _nothing() -> Floats:
     """Zeros of any shape."""
     return np.zeros((1, 1))
@@ -243,8 +250,12 @@ class AdditiveCosts:
 
     def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
         """Return which part of its share of the node's memory a device takes; above 1 the stage does not fit."""
-        always, each = self.host_shares_2CL1[:, c, stop] - self.host_shares_2CL1[:, c, start]
-        return float(always + in_flight * each)
+        always, each = self._host_shares(start, stop, c)
+        return always + in_flight * each
+
+    def _host_shares(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        upto = self.host_shares_2CL1
+        return float(upto[0, c, stop] - upto[0, c, start]), float(upto[1, c, stop] - upto[1, c, start])
 
     def _can_run(self, start: int, stop: int, c: int) -> bool:
         return bool(self.blocked_CL1[c, start] == self.blocked_CL1[c, stop])
@@ -283,7 +294,8 @@ class AdditiveCosts:
         held = self._sum("activation_bytes_CL", start, stop, c)
         if room < 0 or free < self._sum("step_bytes_CL", start, stop, c):
             return 0
-        return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
+        host_always, host_held = self._host_shares(start, stop, c)
+        return min(_times(room, held), _times(1.0 - host_always, host_held))
 
     def dense(self) -> DenseCosts:
         """Return the same costs stage by stage; memory grows with configurations × layers²."""
@@ -305,6 +317,10 @@ class AdditiveCosts:
         held = spans("activation_bytes_CL")
         fits = np.where(held > 0, room // np.where(held > 0, held, 1), UNBOUNDED)
         enough = stages & can_run & (room >= 0) & (free >= spans("step_bytes_CL"))
+        if self.host_fixed_bytes_CL.any() or self.host_activation_bytes_CL.any():
+            always, each = self.host_shares_2CL1[:, :, None, :] - self.host_shares_2CL1[:, :, :L, None]
+            fits = np.minimum(fits, np.where(each > 0, (1.0 - always) // np.where(each > 0, each, 1), UNBOUNDED))
+            enough &= always <= 1.0
         once = spans("per_step_seconds_CL") + self.per_step_latency_seconds_C[:, None, None]
         return DenseCosts(
             seconds_CLL1=np.where(stages & can_run, spans("seconds_CL"), np.inf),

@@ -119,7 +119,13 @@ def _alone(problem: Problem, layer: int) -> str:
 def _with_all_memory(problem: Problem) -> AdditiveCosts | DenseCosts:
     costs = problem.costs
     if isinstance(costs, AdditiveCosts):
-        return replace(costs, capacity_bytes_C=np.full(len(costs.capacity_bytes_C), _enough_bytes(problem)))
+        none = np.zeros((1, 1))
+        return replace(
+            costs,
+            capacity_bytes_C=np.full(len(costs.capacity_bytes_C), _enough_bytes(problem)),
+            host_fixed_bytes_CL=none,
+            host_activation_bytes_CL=none,
+        )
     return replace(costs, max_in_flight_CLL1=np.full_like(costs.max_in_flight_CLL1, problem.num_microbatches))
 
 
