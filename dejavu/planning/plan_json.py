@@ -128,6 +128,7 @@ def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
             "seconds": found.stage_seconds[s] / choice.priced.accumulate,
             "peak_bytes": found.peak_bytes[s],
             "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
+            **(chosen.away[s]._asdict() if stage.configuration.offload else {}),
         }
         for s, stage in enumerate(plan.stages)
     ]

@@ -73,10 +73,10 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     for stages in plan.ranks:
         index = [problem.index(plan.stages[s].configuration) for s in stages]
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
-        on_disk = [priced.disk_bytes(plan.stages[s]) for s in stages]
-        if sum(size_bytes for size_bytes, _ in on_disk) > on_disk[0][1]:
-            return False
         held = [simulated.in_flight[s] for s in stages]
+        away = [priced.away(plan.stages[s], count) for s, count in zip(stages, held, strict=True)]
+        if sum(one.disk_bytes for one in away) > away[0].disk_capacity_bytes:
+            return False
         if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1 + HAIR:
             return False
         if len(spans) == 1:
