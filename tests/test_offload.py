@@ -30,6 +30,7 @@ from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.training import WholeModel, build_layers
 from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
+from dejavu.what_if.own_plan import price_own_plan
 from dejavu.workload import Workload
 from tests.test_models import ZOO, graph_of
 
@@ -268,6 +269,19 @@ def test_plans_of_before_are_read_and_what_is_no_place_is_refused() -> None:
     for wrong in ({"optimizer": "tape"}, {"activations": "nvme"}, {"weights": "host"}, "host", 1):
         with pytest.raises(PlanError, match="offload"):
             StageConfiguration.from_dict(row | {"offload": wrong})
+
+
+def test_a_plan_of_one_s_own_is_priced_also_where_a_node_is_too_small(tmp_path: Path) -> None:
+    plan = Plan((Stage(0, 8, StageConfiguration("Small", offload=Offload("host", "host"))),), "1f1b", 8)
+    fitting = {}
+    for size in ("64 GiB", "100 MiB"):
+        here = cluster(tmp_path, f"size: {size}, bandwidth: 20 GB/s")
+        found = price_own_plan(request(here, tmp_path), plan)
+        row = found.to_dict()["stages"][0]
+        fitting[size] = found.fits
+        assert found.fits == (row["host_bytes"] <= row["host_capacity_bytes"]) and row["host_bytes"] > 0
+        assert found.simulated_seconds > 0
+    assert fitting == {"64 GiB": True, "100 MiB": False}
 
 
 def test_disks_are_planned_and_not_trained() -> None:

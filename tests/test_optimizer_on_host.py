@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.pipeline.plans import by_hand, job_of, one_device
+from dejavu.launch.launcher import launch
+from dejavu.plans import Offload
 from dejavu.runtime.optimizer import OPTIMIZERS, make_optimizer
+from dejavu.runtime.single import train_single
 from dejavu.runtime.state import StateOnHost, gather_state, restore_state
-from dejavu.workload import OptimizerSettings
+from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 
 STEPS = 4
 BASE = {"learning_rate": 0.1, "weight_decay": 0.2}
@@ -105,3 +111,28 @@ def test_the_state_is_read_before_a_step_changes_it() -> None:
 
 def test_there_is_one_for_every_optimizer() -> None:
     assert {key[:2] for key in OPTIMIZERS if key[2]} == {key[:2] for key in OPTIMIZERS if not key[2]}
+
+
+@pytest.mark.integration
+def test_a_training_goes_on_where_the_state_is_kept_elsewhere_and_back(tmp_path: Path) -> None:
+    """From ranks with ZeRO and the state on the host, by a checkpoint, to other cuts with it on devices, and back."""
+    workload = Workload(
+        model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
+        data="synthetic",
+        synthetic=SyntheticSettings(num_classes=20),
+        sequence_length=8,
+        batch_size=8,
+        num_microbatches=2,
+        num_steps=6,
+        checkpoint_every=2,
+        optimizer=OptimizerSettings(learning_rate=1e-2, clip_norm=0.5),
+        trials=TrialSettings(count=0),
+    )
+    on_host = Offload(None, "host")
+    away = by_hand("1f1b", (0, 1, 4), [one_device(2, zero_level=1, offload=on_host), one_device(offload=on_host)], 2)
+    here = by_hand("1f1b", (0, 3, 4), [one_device(), one_device()], 2)
+    job = replace(job_of(workload, away, 2), folder=str(tmp_path / "run"))
+    for binding, stop, resumed in ((away, 2, None), (here, 4, 2), (away, 6, 4)):
+        done = launch(replace(job, binding=binding, last_step=stop))
+        assert done.resumed_from_step == resumed
+    assert done.losses == pytest.approx(train_single(workload, job.draw, range(6)), abs=1e-5)

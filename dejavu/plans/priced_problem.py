@@ -50,6 +50,10 @@ class Away(NamedTuple):
     disk_bytes: float
     disk_capacity_bytes: float
 
+    @property
+    def fits(self) -> bool:
+        return self.host_bytes <= self.host_capacity_bytes and self.disk_bytes <= self.disk_capacity_bytes
+
 
 @dataclass(frozen=True, eq=False)
 class OnDisk:
