@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,49 +50,57 @@ class _WithMasters(torch.optim.Optimizer):
 class _OnHost(StateOnHost):
     """Mixin for a torch optimizer: keep its state in the host's memory, and update the weights there.
 
-    One weight after another: its gradient and, unless it has a master, its value are copied to the host, torch steps
-    this copy, and the new value is copied back (ZeRO-Offload, Ren et al., USENIX ATC 2021). A device's part of a split
-    weight is stepped as a tensor of its own.
+    A few weights after the other, together no larger than the largest: their gradients and, unless they have masters,
+    they themselves are copied to the host, torch steps these copies, and the new values are copied back (ZeRO-Offload,
+    Ren et al., USENIX ATC 2021). A device's part of a split weight is stepped as a tensor of its own.
     """
 
     has_masters = False
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Let torch step one weight's copy on the host at a time."""
+        """Let torch step the weights' copies on the host, some at a time."""
         assert closure is None, "the training loop computes gradients itself"
         groups = [group["params"] for group in self.param_groups]
+        most = max((local_of(weight).numel() for weights in groups for weight in weights), default=0)
         for group in self.param_groups:
             group["params"] = []
         for group, weights in zip(self.param_groups, groups, strict=True):
-            for weight in weights:
-                if weight.grad is not None:
-                    self._update(group, weight)
+            for batch in _batches([weight for weight in weights if weight.grad is not None], most):
+                self._update(group, batch)
         for group, weights in zip(self.param_groups, groups, strict=True):
             group["params"] = weights
 
-    def _update(self, group: dict[str, Any], weight: torch.nn.Parameter) -> None:
-        own, held = local_of(weight.detach()), self.state.pop(weight, {})
-        known = {what: local_of(value) for what, value in held.items() if value is not None}
-        gradient, value = _on_host(local_of(_placed_as(weight))), known.pop(MASTER, None)
-        if value is None:
-            value = _on_host(own)
-        if own.is_cuda:
+    def _update(self, group: dict[str, Any], weights: list[torch.nn.Parameter]) -> None:
+        held = [self.state.pop(weight, {}) for weight in weights]
+        gradients = [_on_host(local_of(_placed_as(weight))) for weight in weights]
+        values = [
+            local_of(state[MASTER]) if MASTER in state else _on_host(local_of(weight.detach()))
+            for weight, state in zip(weights, held, strict=True)
+        ]
+        own = local_of(weights[0])
+        if own.is_cuda:  # the copies have only begun
             torch.cuda.current_stream(own.device).synchronize()
-        copy = torch.nn.Parameter(value.float() if self.has_masters else value)
-        copy.grad, group["params"] = gradient, [copy]
-        if known:  # torch makes its moments where a state is empty
-            self.state[copy] = known
+        copies = [torch.nn.Parameter(value.float() if self.has_masters else value) for value in values]
+        for copy, gradient, state in zip(copies, gradients, held, strict=True):
+            copy.grad = gradient
+            known = {what: local_of(one) for what, one in state.items() if one is not None and what != MASTER}
+            if known:  # torch makes its moments where a state is empty
+                self.state[copy] = known
+        group["params"] = copies
         super().step()
         group["params"] = []
-        found = self.state.pop(copy, {})
+        for weight, copy, state in zip(weights, copies, held, strict=True):
+            self._take(weight, copy, state)
+
+    def _take(self, weight: torch.nn.Parameter, copy: torch.nn.Parameter, held: dict[str, Any]) -> None:
+        """Give a weight the value of its copy, and the state of it."""
+        own, value, found = local_of(weight.detach()), copy.detach(), self.state.pop(copy, {})
         if self.has_masters:
-            found[MASTER], value = copy.detach(), torch.empty(own.shape, dtype=own.dtype, pin_memory=own.is_cuda)
-            value.copy_(found[MASTER])
+            found[MASTER], value = value, _on_host(value.to(own.dtype), pinned=own.is_cuda)
         # torch steps what it knows in place, so that what is held has it, too.
         self.state[weight] = {
-            what: held[what] if what in known or (what == MASTER and MASTER in held) else self._as_held(one, weight)
-            for what, one in found.items()
+            what: self._as_held(one, weight) if held.get(what) is None else held[what] for what, one in found.items()
         }
         own.copy_(value, non_blocking=True)
 
@@ -105,9 +113,23 @@ class _OnHost(StateOnHost):
         return moment
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+def _batches(weights: Iterable[torch.nn.Parameter], most: int) -> Iterator[list[torch.nn.Parameter]]:
+    """Yield the weights in runs of at most so many numbers, or of one weight."""
+    batch, count = list[torch.nn.Parameter](), 0
+    for weight in weights:
+        own = local_of(weight).numel()
+        if batch and count + own > most:
+            yield batch
+            batch, count = [], 0
+        batch.append(weight)
+        count += own
+    if batch:
+        yield batch
+
+
+def _on_host(tensor: torch.Tensor, *, pinned: bool = False) -> torch.Tensor:
     """Copy it to the host's memory; from a GPU to page-locked memory, without waiting for it."""
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned or tensor.is_cuda)
     return there.copy_(tensor, non_blocking=True)
 
 

@@ -2,7 +2,8 @@
 
 Every step the gradients go to the node's memory, its processors update the weights, and the new weights come back.
 Weights without masters go there first, since nothing of them stays. State on disks is read before the update and
-written after it. One weight after another, and nothing overlaps: all of it is time of the step.
+written after it. It is a few weights after the other, no more than the largest has numbers, and nothing overlaps: all
+of it is time of the step.
 
 Shape suffix: L = layers.
 """
@@ -55,9 +56,9 @@ def disk_seconds(state_bytes_L: Floats, nvme: Nvme) -> Floats:
 
 
 def staging_bytes(largest_weight_bytes: float, optimizer: OptimizerSettings) -> float:
-    """Return what updates need in the node's memory besides the state, for one weight at a time.
+    """Return what updates need in the node's memory besides the state, for as many numbers as the largest weight has.
 
-    Its gradient, its old or new value, and what torch's step allocates.
+    Their gradients, their old or new values, and what torch's step allocates.
     """
     each = ForEachByte.of(optimizer)
     return largest_weight_bytes * (each.gradient_bytes + 1.0 + ONE_BY_ONE_TENSORS[optimizer.name] * each.update_bytes)
