@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, HostMemory, load_cluster
+from dejavu.cost.offload.updates import traffic
 from dejavu.graphs import offload
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_spreading
@@ -31,7 +32,7 @@ from dejavu.runtime.training import WholeModel, build_layers
 from dejavu.search import SEARCHES
 from dejavu.simulation import simulate_plan
 from dejavu.what_if.own_plan import price_own_plan
-from dejavu.workload import Workload
+from dejavu.workload import OptimizerSettings, Workload
 from tests.test_models import ZOO, graph_of
 
 CPU = torch.device("cpu")
@@ -216,6 +217,21 @@ def test_the_optimizer_s_state_is_what_leaves_a_device_and_its_way_is_priced(tmp
         found_L = costs.per_step_seconds_CL[c] - costs.per_step_seconds_CL[plain] + here_L
         np.testing.assert_allclose(found_L, seconds_L, atol=1e-12)
     assert set(compared) == {one for one in OFFLOADS if one.optimizer == "host"}, "64 GiB hold all that fits a device"
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_an_update_of_one_pass_moves_less_than_one_of_many(masters: bool) -> None:
+    """Tensors that torch's steps read and write, each as large as the weight in float32; masters are cast besides."""
+    dtype = "bfloat16" if masters else "float32"
+    for settings, fused, in_passes in (
+        (OptimizerSettings(), 7, 20),
+        (OptimizerSettings(name="sgd"), 3, 6),
+        (OptimizerSettings(name="sgd", momentum=0.9), 5, 6),
+    ):
+        own = settings.model_copy(update={"master_weights": masters})
+        wide, cast = (2, 3) if masters else (1, 0)  # float32 for each byte of bfloat16: read, and bfloat16 written
+        assert traffic(own, dtype, is_fused=True) == pytest.approx(wide * fused + cast)
+        assert traffic(own, dtype, is_fused=False) == pytest.approx(wide * in_passes + cast)
 
 
 def test_nothing_is_away_where_devices_have_room_for_all_and_disks_only_where_nodes_have_not(tmp_path: Path) -> None:
