@@ -10,12 +10,16 @@ from typing import Any
 
 from dejavu.cluster import Cluster
 from dejavu.foundation.errors import InputError
-from dejavu.plans import StageConfiguration
+from dejavu.plans import Offload, StageConfiguration
 
 ZERO_LEVELS = (0, 1, 2, 3)
 # Of replicas that share examples: level 0 sends as much as 1 and holds more, and 2 sends gradients in every microbatch,
 # of which single examples need many.
 CONTEXT_PARALLEL_ZERO_LEVELS = (1, 3)
+OFFLOADS = (
+    *(Offload(), Offload("host"), Offload(None, "host"), Offload("host", "host")),
+    *(Offload(None, "nvme"), Offload("host", "nvme")),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Parallelism:
             microbatch has too few examples, as few of them share as then must, and they have ZeRO levels 1 and 3.
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
-        offload: which of False and True are considered where the cluster file gives nodes `host_memory`.
+        offload: what is kept elsewhere; considered where the cluster file gives nodes `host_memory` and, for what goes
+            there, `nvme`.
         only: these configurations and no others, as of a plan that is there already.
     """
 
@@ -46,7 +51,7 @@ class Parallelism:
     expert_parallel: tuple[bool, ...] = (False, True)
     context_parallel: bool = True
     also_unsplit: bool = False
-    offload: tuple[bool, ...] = (False, True)
+    offload: tuple[Offload, ...] = OFFLOADS
     only: tuple[StageConfiguration, ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,9 +64,11 @@ class Parallelism:
                 f"recompute is {self.recompute} and zero_levels {self.zero_levels}; wanted some of (False, True) and "
                 f"some of {ZERO_LEVELS}"
             )
-        for name in ("sequence_parallel", "expert_parallel", "offload"):
+        for name in ("sequence_parallel", "expert_parallel"):
             if not getattr(self, name):
                 raise InputError(f"{name} is (); wanted some of (False, True)")
+        if not self.offload:
+            raise InputError("offload is (); wanted one or more, such as Offload(), under which nothing is away")
 
     @property
     def context_parallel_zero_levels(self) -> tuple[int, ...]:
@@ -71,7 +78,7 @@ class Parallelism:
     @classmethod
     def one_device(cls) -> Parallelism:
         """A stage is one device that keeps its activations."""
-        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(False,))
+        return cls(max_data_parallel=1, max_tensor_parallel=1, recompute=(False,), offload=(Offload(),))
 
     @classmethod
     def usual(cls, cluster: Cluster, *, replicas: bool = False) -> Parallelism:
@@ -122,8 +129,12 @@ class Parallelism:
             for plain in self._with_context_parallel(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
-            for offload in (self.offload if cluster.host_memory_of(name) else (False,))
+            for offload in self._offloads(cluster, name)
         )
+
+    def _offloads(self, cluster: Cluster, device_type: str) -> tuple[Offload, ...]:
+        """Return those for which the nodes of the type have a place; nothing is away where they have none."""
+        return tuple(one for one in self.offload if not _missing_place(one, cluster, device_type)) or (Offload(),)
 
     def _choices(self, name: str, plain: StageConfiguration, shared: int) -> Iterator[StageConfiguration]:
         """Yield it with and without the choice, where its devices can have equal numbers of what they would share."""
@@ -182,7 +193,7 @@ def _check_possible(one: StageConfiguration, cluster: Cluster, microbatch_size: 
 def _check_split(
     one: StageConfiguration, cluster: Cluster, sequence_length: int, num_experts: int, context_length: int
 ) -> None:
-    """Raise InputError if the model cannot be split as the configuration says, or its nodes keep no activations."""
+    """Raise InputError if the model cannot be split so, or nodes have no place for what is away."""
     if one.context_parallel > 1 and (not context_length or context_length % one.context_parallel):
         whole = f"do not divide the sequence of {context_length}" if context_length else "cannot split the sequence"
         raise InputError(f"{one}: its replicas that share examples {whole}")
@@ -190,10 +201,19 @@ def _check_split(
         raise InputError(f"{one}: replicas of this model that share examples are one device each")
     if one.sequence_parallel and (not sequence_length or sequence_length % one.sequence_parts):
         raise InputError(f"{one}: its devices do not divide the sequence of {sequence_length}")
-    if one.offload and cluster.host_memory_of(one.device_type) is None:
-        raise InputError(f"{one}: the cluster file gives not every such node host_memory: {{size: …, bandwidth: …}}")
+    if wanted := _missing_place(one.offload, cluster, one.device_type):
+        raise InputError(f"{one}: the cluster file gives not every such node {wanted}")
     if one.expert_parallel and (not num_experts or num_experts % one.tensor_parallel):
         raise InputError(f"{one}: its devices do not divide {num_experts} experts")
+
+
+def _missing_place(offload: Offload, cluster: Cluster, device_type: str) -> str:
+    """Return what the cluster file does not say of the type's nodes, which the offload needs; empty: nothing."""
+    if offload and cluster.host_memory_of(device_type) is None:
+        return "host_memory: {size: …, bandwidth: …}"
+    if offload.optimizer == "nvme" and cluster.nvme_of(device_type) is None:
+        return "nvme: {size: …, read: …, write: …}"
+    return ""
 
 
 def meshes(cluster: Cluster, device_type: str) -> tuple[tuple[int, int], ...]:

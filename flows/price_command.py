@@ -72,7 +72,7 @@ def show(found: OwnPlan) -> None:
         f"by the searches' formula: {format_seconds(found.formula_seconds)}",
         "it fits its devices' memory"
         if found.fits
-        else "it does not fit: a stage needs more memory than its devices have",
+        else "it does not fit: a stage needs more memory than its devices, or their nodes, have",
         *found.notes,
     ]
     for line in lines:

@@ -20,7 +20,7 @@ from dejavu.launch.launcher import launch
 from dejavu.parallelism import Parallelism
 from dejavu.planning.prices import Prices
 from dejavu.planning.request import PlanRequest
-from dejavu.plans import LayerSplit, Plan, Stage
+from dejavu.plans import LayerSplit, Offload, Plan, Stage
 from dejavu.profiles.kernel import Kernel
 from dejavu.runtime.single import train_single
 from dejavu.sharding.assembly import ShardingPrices
@@ -136,7 +136,8 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     jobs = {name: found_job(workload_of(name, tmp_path), "1f1b", (0, 4), stage) for name in ("gpt", "bert")}
     jobs["own"] = found_job(workload_of("own module", tmp_path), "zbv", (0, 4, 11), stage)
     jobs["ZeRO"] = found_job(workload_of("own module", tmp_path), "1f1b", (0, 11), [one_device(2, 2, zero_level=3)])
-    jobs["offload"] = found_job(workload_of("own module", tmp_path), "1f1b", (0, 11), [one_device(2, 2, offload=True)])
+    away = [one_device(2, 2, offload=Offload("host", "host"))]
+    jobs["offload"] = found_job(workload_of("own module", tmp_path), "1f1b", (0, 11), away)
     jobs["dropout, recomputed"] = found_job(small, "1f1b", whole, [one_device(1, 2, recompute=True)])
     assert all(job.binding.plan.splits for job in jobs.values())
     for job, done in zip(jobs.values(), train_all(list(jobs.values())), strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,28 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, HostMemory, load_cluster
+from dejavu.cost.offload.updates import traffic
 from dejavu.graphs import offload
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_spreading
-from dejavu.parallelism import Parallelism
+from dejavu.parallelism import OFFLOADS, Parallelism
 from dejavu.planning import Planner, PlanRequest, Prices
-from dejavu.plans import StageConfiguration
+from dejavu.planning.schedules import fits
+from dejavu.plans import Offload, Plan, SearchResult, Stage, StageConfiguration
 from dejavu.plans.answers import NoPlanError
 from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.stage_costs import PlanError
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.training import WholeModel, build_layers
-from dejavu.workload import Workload
+from dejavu.search import SEARCHES
+from dejavu.simulation import simulate_plan
+from dejavu.what_if.own_plan import price_own_plan
+from dejavu.workload import OptimizerSettings, Workload
 from tests.test_models import ZOO, graph_of
 
 CPU = torch.device("cpu")
+AWAY = Offload("host")
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ def test_what_is_moved_is_what_the_capture_says_is_kept(name: str, moved: list[i
 
 FILE = """
 nodes:
-  - {{name: a, count: 1, devices: {{type: Small, count: 4}}, link: {{bandwidth: 100 GB/s, latency: 5 us}}{host}}}
+  - {{name: a, count: 1, devices: {{type: Small, count: {count}}}, link: {{bandwidth: 100 GB/s, latency: 5 us}}{host}}}
 devices:
   Small: {{kind: cuda, memory: {memory}, bandwidth: 900 GB/s, float32: 10 TFLOP/s}}
 """
@@ -104,31 +113,38 @@ LONG = Workload.model_validate(
         "trials": {"count": 0},
     }
 )
-KEPT = Parallelism(recompute=(False,), zero_levels=(0,))
+WIDE = LONG.model_copy(update={"sequence_length": 32})  # of short sequences most memory is the optimizer's
+KEPT = Parallelism(recompute=(False,), zero_levels=(0,), offload=(Offload(), AWAY))
 
 
-def cluster(folder: Path, host: str = "", memory: str = "4 GiB") -> Cluster:
+def cluster(folder: Path, host: str = "", memory: str = "4 GiB", nvme: str = "", count: int = 4) -> Cluster:
     path = folder / "cluster.yaml"
-    path.write_text(FILE.format(host=f", host_memory: {{{host}}}" if host else "", memory=memory))
+    places = f", host_memory: {{{host}}}" if host else ""
+    places += f", nvme: {{{nvme}}}" if nvme else ""
+    path.write_text(FILE.format(host=places, memory=memory, count=count))
     return load_cluster(path)
 
 
-def request(here: Cluster, folder: Path) -> PlanRequest:
-    return PlanRequest(LONG, here, folder / "db", KEPT, microbatches=(8,), searches=("auto",))
+def request(here: Cluster, folder: Path, kept: Parallelism = KEPT, workload: Workload = LONG) -> PlanRequest:
+    return PlanRequest(workload, here, folder / "db", kept, microbatches=(8,), searches=("auto",))
 
 
-def stages(here: Cluster, folder: Path) -> list[StageConfiguration]:
+def stages(
+    here: Cluster, folder: Path, kept: Parallelism = KEPT, workload: Workload = LONG
+) -> list[StageConfiguration]:
     """The planned stages; none where nothing fits."""
     try:
-        return [stage.configuration for stage in Planner().plan(request(here, folder)).chosen.plan.stages]
+        chosen = Planner().plan(request(here, folder, kept, workload)).chosen
     except NoPlanError:
         return []
+    assert chosen.fits
+    return [stage.configuration for stage in chosen.plan.stages]
 
 
 def test_a_cluster_s_host_memory_is_shared_by_the_devices_of_a_node(tmp_path: Path) -> None:
     plain, hosted = cluster(tmp_path), cluster(tmp_path, "size: 64 GiB, bandwidth: 20 GB/s")
     assert plain.host_memory_of("Small") is None
-    assert hosted.host_memory_of("Small") == HostMemory(16 << 30, 20e9)
+    assert hosted.host_memory_of("Small") == HostMemory(16 << 30, 20e9, 20e9)
     assert Cluster.from_dict(hosted.to_dict()) == hosted and Cluster.from_dict(plain.to_dict()) == plain
     assert plain.fingerprint != hosted.fingerprint
     mixed = replace(hosted, groups=(*hosted.groups, replace(plain.groups[0], name="b")))
@@ -136,16 +152,15 @@ def test_a_cluster_s_host_memory_is_shared_by_the_devices_of_a_node(tmp_path: Pa
 
 
 def test_offloading_is_considered_where_nodes_have_memory_for_it_and_priced_by_its_copies(tmp_path: Path) -> None:
-    here = cluster(tmp_path, "size: 64 GiB, bandwidth: 20 GB/s")
+    here = cluster(tmp_path, "size: 64 GiB, bandwidth: 20 GB/s", "200 MiB")
     priced = Prices(request(here, tmp_path)).priced(8)
     problem, costs = priced.problem, priced.problem.costs
     offloaded = [c for c in problem.configurations if c.offload]
     assert len(offloaded) * 2 == len(problem.configurations)
-    assert priced.offloaded is not None
     for configuration in offloaded:
-        c, plain = problem.index(configuration), problem.index(replace(configuration, offload=False))
-        moved_L = priced.offloaded.bytes_CL[c]
-        assert (moved_L[:-1] > 0).all() and moved_L[-1] == 0 and not priced.offloaded.bytes_CL[plain].any()
+        c, plain = problem.index(configuration), problem.index(replace(configuration, offload=Offload()))
+        moved_L = costs.host_activation_bytes_CL[c]
+        assert (moved_L[:-1] > 0).all() and moved_L[-1] == 0 and not costs.host_activation_bytes_CL[plain].any()
         np.testing.assert_allclose(costs.seconds_CL[c] - costs.seconds_CL[plain], 2 * moved_L / 20e9, atol=1e-12)
         held, before = costs.activation_bytes_CL[c], costs.activation_bytes_CL[plain]
         assert not held[:-1].any() and held[-1] >= before[-1] and (before[:-1] > 0).all()
@@ -153,7 +168,7 @@ def test_offloading_is_considered_where_nodes_have_memory_for_it_and_priced_by_i
         assert (costs.fixed_bytes_CL[c] == costs.fixed_bytes_CL[plain]).all()
     without = Prices(request(cluster(tmp_path), tmp_path)).priced(8)
     assert not any(configuration.offload for configuration in without.problem.configurations)
-    only = PlanRequest(LONG, here, tmp_path / "db", replace(KEPT, offload=(True,)), microbatches=(8,))
+    only = PlanRequest(LONG, here, tmp_path / "db", replace(KEPT, offload=(AWAY,)), microbatches=(8,))
     assert all(configuration.offload for configuration in Prices(only).priced(8).problem.configurations)
 
 
@@ -166,12 +181,139 @@ def test_a_plan_is_found_where_only_the_host_has_room_and_not_where_it_has_none(
     assert not any(configuration.offload for configuration in tight)
 
 
+HOST = "size: 64 GiB, bandwidth: 20 GB/s, update_bandwidth: 100 GB/s"
+DISKS = "size: 1 TB, read: 8 GB/s, write: 4 GB/s"
+EVERY_PLACE = replace(KEPT, offload=OFFLOADS, zero_levels=(0, 1, 2, 3))
+
+
+def test_the_optimizer_s_state_is_what_leaves_a_device_and_its_way_is_priced(tmp_path: Path) -> None:
+    """Of fp32 weights under AdamW: per byte of weight 2 of state, 3 copied, and 7 read or written by a fused update."""
+    here = cluster(tmp_path, HOST, "150 MiB", DISKS)
+    prices = Prices(request(here, tmp_path, replace(EVERY_PLACE, also_unsplit=True)))
+    priced = prices.priced(8)
+    problem, costs, on_disk = priced.problem, priced.problem.costs, priced.on_disk
+    assert on_disk is not None
+    weights_L = np.array([layer.parameter_bytes for layer in prices.graph_of(8).layers], dtype=float)
+    compared = Counter[Offload]()
+    for c, configuration in enumerate(problem.configurations):
+        twin = replace(configuration, offload=replace(configuration.offload, optimizer=None))
+        if configuration.offload.optimizer is None or twin not in problem.configurations:
+            continue
+        compared[configuration.offload] += 1
+        plain = problem.index(twin)
+        away_L = costs.host_fixed_bytes_CL[c] + on_disk.bytes_CL[c]
+        np.testing.assert_allclose(costs.fixed_bytes_CL[c] + away_L, costs.fixed_bytes_CL[plain])
+        assert (costs.host_fixed_bytes_CL[c] > 0).any() == (configuration.offload.optimizer == "host")
+        for name in ("temporary_bytes_CL", "step_bytes_CL", "activation_bytes_CL", "seconds_CL"):
+            assert (getattr(costs, name)[c] <= getattr(costs, name)[plain]).all()
+        if configuration.tensor_parallel > 1:
+            continue
+        shards = configuration.data_parallel if configuration.zero_level else 1
+        np.testing.assert_allclose(away_L, 2 * weights_L / shards)
+        here_L = prices._parallel.passes(twin, LONG.microbatch_size).optimizer_L
+        seconds_L = (weights_L / shards) * (3 / 20e9 + 7 / (100e9 / 4))
+        if configuration.offload.optimizer == "nvme":
+            seconds_L += away_L / 2e9 + away_L / 1e9
+        found_L = costs.per_step_seconds_CL[c] - costs.per_step_seconds_CL[plain] + here_L
+        np.testing.assert_allclose(found_L, seconds_L, atol=1e-12)
+    assert set(compared) == {one for one in OFFLOADS if one.optimizer == "host"}, "64 GiB hold all that fits a device"
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_an_update_of_one_pass_moves_less_than_one_of_many(masters: bool) -> None:
+    """Tensors that torch's steps read and write, each as large as the weight in float32; masters are cast besides."""
+    dtype = "bfloat16" if masters else "float32"
+    for settings, fused, in_passes in (
+        (OptimizerSettings(), 7, 20),
+        (OptimizerSettings(name="sgd"), 3, 6),
+        (OptimizerSettings(name="sgd", momentum=0.9), 5, 6),
+    ):
+        own = settings.model_copy(update={"master_weights": masters})
+        wide, cast = (2, 3) if masters else (1, 0)  # float32 for each byte of bfloat16: read, and bfloat16 written
+        assert traffic(own, dtype, is_fused=True) == pytest.approx(wide * fused + cast)
+        assert traffic(own, dtype, is_fused=False) == pytest.approx(wide * in_passes + cast)
+
+
+def test_nothing_is_away_where_devices_have_room_for_all_and_disks_only_where_nodes_have_not(tmp_path: Path) -> None:
+    def considered(host: str, memory: str) -> set[Offload]:
+        here = cluster(tmp_path, host, memory, DISKS)
+        return {one.offload for one in Prices(request(here, tmp_path, EVERY_PLACE)).priced(8).problem.configurations}
+
+    assert considered(HOST, "64 GiB") == {Offload()}
+    assert considered(HOST, "150 MiB") == {one for one in OFFLOADS if one.optimizer != "nvme"}
+    assert considered("size: 100 MiB, bandwidth: 20 GB/s", "150 MiB") == set(OFFLOADS)
+
+
+@pytest.mark.parametrize("memory", ["24 MiB", "28 MiB", "32 MiB", "44 MiB", "64 MiB"])
+@pytest.mark.parametrize("host", ["size: 16 MiB, bandwidth: 20 GB/s", "size: 50 MiB, bandwidth: 20 GB/s", HOST])
+def test_the_exact_search_chooses_as_trying_every_plan_does(host: str, memory: str, tmp_path: Path) -> None:
+    """Where the nodes' memory is short, its limit is the searches' own: the planner has nothing to reject."""
+    here = cluster(tmp_path, host, memory, DISKS, count=2)
+    one_each = replace(EVERY_PLACE, max_data_parallel=1, max_tensor_parallel=1)
+    priced = Prices(request(here, tmp_path, one_each, WIDE)).priced(8)
+    best, found = (SEARCHES[name]().run(priced.problem, budget_seconds=60) for name in ("exhaustive", "exact"))
+    assert isinstance(best, SearchResult) == isinstance(found, SearchResult)
+    if isinstance(best, SearchResult) and isinstance(found, SearchResult):
+        assert found.step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
+        assert fits(priced, found.plan, simulate_plan(priced, found.plan))
+
+
+def test_a_plan_is_found_where_only_the_optimizer_s_leaving_makes_room(tmp_path: Path) -> None:
+    small, one_each = "44 MiB", replace(EVERY_PLACE, max_data_parallel=1, max_tensor_parallel=1)
+    on_devices = stages(cluster(tmp_path, memory=small, count=2), tmp_path, one_each, WIDE)
+    without = replace(one_each, offload=(Offload(), AWAY))
+    of_activations = stages(cluster(tmp_path, HOST, small, count=2), tmp_path, without, WIDE)
+    on_host = stages(cluster(tmp_path, HOST, small, count=2), tmp_path, one_each, WIDE)
+    tight = "size: 16 MiB, bandwidth: 20 GB/s"
+    on_disk = stages(cluster(tmp_path, tight, small, DISKS, count=2), tmp_path, one_each, WIDE)
+    assert not on_devices and not of_activations
+    assert any(one.offload.optimizer == "host" for one in on_host)
+    assert any(one.offload.optimizer == "nvme" for one in on_disk)
+
+
+def test_plans_of_before_are_read_and_what_is_no_place_is_refused() -> None:
+    row = {"device_type": "Small", "num_nodes": 1, "devices_per_node": 1, "recompute": True}
+    assert StageConfiguration.from_dict(row | {"offload": True}).offload == AWAY
+    assert not StageConfiguration.from_dict(row | {"offload": False}).offload
+    for away in OFFLOADS:
+        one = StageConfiguration("Small", offload=away)
+        plan = Plan((Stage(0, 4, one),), "1f1b", 4)
+        written = json.loads(json.dumps(plan.to_dict()))
+        assert Plan.from_dict(written) == plan and StageConfiguration.from_dict(asdict(one)) == one
+        assert (written["stages"][0]["configuration"]["offload"] in (True, False)) == (away.optimizer is None)
+        assert all(what in str(one) for what in ("activations", "optimizer") if getattr(away, what))
+    for wrong in ({"optimizer": "tape"}, {"activations": "nvme"}, {"weights": "host"}, "host", 1):
+        with pytest.raises(PlanError, match="offload"):
+            StageConfiguration.from_dict(row | {"offload": wrong})
+
+
+def test_a_plan_of_one_s_own_is_priced_also_where_a_node_is_too_small(tmp_path: Path) -> None:
+    plan = Plan((Stage(0, 8, StageConfiguration("Small", offload=Offload("host", "host"))),), "1f1b", 8)
+    fitting = {}
+    for size in ("64 GiB", "100 MiB"):
+        here = cluster(tmp_path, f"size: {size}, bandwidth: 20 GB/s")
+        found = price_own_plan(request(here, tmp_path), plan)
+        row = found.to_dict()["stages"][0]
+        fitting[size] = found.fits
+        assert found.fits == (row["host_bytes"] <= row["host_capacity_bytes"]) and row["host_bytes"] > 0
+        assert found.simulated_seconds > 0
+    assert fitting == {"64 GiB": True, "100 MiB": False}
+
+
+def test_disks_are_planned_and_not_trained() -> None:
+    workload = ZOO["gpt"]
+    plan = by_hand("1f1b", [0, 1, len(graph_of("gpt").layers)], [one_device(offload=Offload(None, "nvme"))] * 2, 2)
+    workload = workload.model_copy(update={"num_microbatches": 2})
+    with pytest.raises(LaunchError, match="on its node's disks, which is planned but not trained"):
+        check_spreading(job_of(workload, plan, 1))
+
+
 @pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.splits_backward])
 def test_a_schedule_that_goes_back_in_two_parts_is_refused(schedule: str, tmp_path: Path) -> None:
     workload = ZOO["gpt"].model_copy(update={"schedule": schedule})
     count = 2 * SCHEDULES[schedule].stages_per_rank
     layers = len(graph_of("gpt").layers)
     bounds = [*range(count), layers]
-    plan = by_hand(schedule, bounds, [one_device(offload=True)] * 2, workload.num_microbatches)
-    with pytest.raises(LaunchError, match="runs the backward pass in two parts; wanted offload false"):
+    plan = by_hand(schedule, bounds, [one_device(offload=AWAY)] * 2, workload.num_microbatches)
+    with pytest.raises(LaunchError, match="runs the backward pass in two parts; wanted them on the device"):
         check_spreading(job_of(workload, plan, 1))

@@ -16,7 +16,7 @@ from dejavu.foundation.errors import DejavuError
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_split, check_spreading
-from dejavu.plans import StageConfiguration
+from dejavu.plans import Offload, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, Pass, actions
 from dejavu.report.timeline import PASSES, Work, measured_timeline
 from dejavu.runtime.job import TrainingJob, TrainingResult
@@ -59,6 +59,7 @@ DIGITS = GPT.model_copy(
         "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
     }
 )
+AWAY, UPDATED = Offload("host"), Offload(None, "host")  # activations, the optimizer
 one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
 
@@ -152,19 +153,44 @@ CASES |= {
     "3 runs of 1f1b, ZeRO 3": (ACCUMULATED, "1f1b", (0, 4, 8), [one, one_device(2, zero_level=3)]),
     "3 runs of 1f1b, 2 shards": (ACCUMULATED, "1f1b", (0, 4, 8), [one_device(1, 2), one]),
     "3 runs with dropout": (DROPPED, "interleaved_1f1b", (0, 1, 3, 5, 6), TWO),
-    "offloaded": (GPT, "1f1b", (0, 3, 8), [one_device(offload=True)] * 2),
+    "offloaded": (GPT, "1f1b", (0, 3, 8), [one_device(offload=AWAY)] * 2),
     "offloaded, 2 replicas and recomputed": (
         GPT,
         "interleaved_1f1b",
         (0, 2, 4, 6, 8),
-        [one_device(2, offload=True), one_device(recompute=True, offload=True)],
+        [one_device(2, offload=AWAY), one_device(recompute=True, offload=AWAY)],
     ),
     "offloaded, ZeRO 3 and 2 shards by sequence": (
         GPT,
         "1f1b",
         (0, 4, 8),
-        [one_device(2, zero_level=3, offload=True), one_device(1, 2, sequence_parallel=True, offload=True)],
+        [one_device(2, zero_level=3, offload=AWAY), one_device(1, 2, sequence_parallel=True, offload=AWAY)],
     ),
+    "optimizer on host, uneven cuts": (GPT, "1f1b", (0, 3, 8), [one_device(offload=UPDATED)] * 2),
+    "optimizer on host, momentum": (DIGITS, "1f1b", (0, 2, 4), [one_device(offload=UPDATED), one_device(2)]),
+    "optimizer on host, split backward, 3 replicas": (
+        GPT,
+        "zbv",
+        (0, 1, 3, 6, 8),
+        [one_device(3, offload=UPDATED), one],
+    ),
+    "optimizer on host, ZeRO 1": (
+        TUNED,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(2, zero_level=1, offload=UPDATED), one_device(offload=UPDATED)],
+    ),
+    "optimizer and activations on host, ZeRO 3 and 2 shards by sequence": (
+        GPT,
+        "1f1b",
+        (0, 4, 8),
+        [
+            one_device(2, zero_level=3, offload=Offload("host", "host")),
+            one_device(1, 2, sequence_parallel=True, offload=Offload("host", "host")),
+        ],
+    ),
+    "master weights on host, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=UPDATED)] * 2),
+    "master weights on host, 2 shards": (MASTERS, "1f1b", (0, 4, 8), [one_device(1, 2, offload=UPDATED), one]),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,
@@ -259,7 +285,7 @@ CASES |= {
         MIXTRAL,
         "1f1b",
         (0, 2, 4),
-        [one_device(2, context_parallel=2, zero_level=3, offload=True), one_device(1, 2, sequence_parallel=True)],
+        [one_device(2, context_parallel=2, zero_level=3, offload=AWAY), one_device(1, 2, sequence_parallel=True)],
     ),
     "bert, 2 replicas to 2 that share a sequence": (
         BERT,
@@ -297,7 +323,12 @@ every_case = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
     """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share."""
-    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    asked = {
+        item.callspec.params.get(which)
+        for item in request.session.items
+        if hasattr(item, "callspec")
+        for which in ("name", "on_host", "on_devices")
+    }
     jobs = {
         case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS)
         for case, (w, name, bounds, ranks) in CASES.items()
@@ -340,6 +371,27 @@ def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -
     assert len(found) == len(expected) == STEPS
     assert found == pytest.approx(expected, abs=tolerance_of(name))
     assert expected[-1] != expected[0]
+
+
+@pytest.mark.parametrize(
+    ("on_host", "on_devices"),
+    [
+        ("optimizer on host, uneven cuts", "1f1b, uneven cuts"),
+        ("optimizer on host, momentum", "images, 1 replica to 2"),
+        ("optimizer on host, split backward, 3 replicas", "zbv, 3 replicas and 1"),
+        ("optimizer on host, ZeRO 1", "betas, and norms that do not decay, ZeRO 1"),
+        (
+            "optimizer and activations on host, ZeRO 3 and 2 shards by sequence",
+            "offloaded, ZeRO 3 and 2 shards by sequence",
+        ),
+        ("master weights on host, uneven cuts", "master weights, uneven cuts"),
+        ("master weights on host, 2 shards", "master weights, 2 shards"),
+    ],
+)
+def test_where_the_optimizer_is_changes_no_bit_of_a_loss(
+    trained: dict[str, Trained], on_host: str, on_devices: str
+) -> None:
+    assert trained[on_host].losses == trained[on_devices].losses
 
 
 _evaluated: dict[str, list[float]] = {}

@@ -208,7 +208,8 @@ def test_what_does_not_fit_is_named_with_the_memory_that_would_do() -> None:
             assert answer(Exact(), with_memory(least)) is not None
             assert answer(Exact(), with_memory(0.99 * least - 2)) is None
         else:
-            assert "fits in no stage" in said or "whatever the memory" in said or "takes more devices" in said
+            kinds = ("fits in no stage", "whatever the memory", "whatever the devices' memory", "takes more devices")
+            assert any(kind in said for kind in kinds)
 
 
 def test_where_too_few_stages_are_allowed_the_number_that_would_do_is_named() -> None:

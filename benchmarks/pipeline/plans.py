@@ -9,12 +9,14 @@ from dejavu.binding.binding import Binding, Placement
 from dejavu.cluster import Device
 from dejavu.foundation.registry import named
 from dejavu.init import Draw
-from dejavu.plans import Plan, Stage, StageConfiguration
+from dejavu.plans import Offload, Plan, Stage, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.job import TrainingJob
 from dejavu.workload import Workload
 
 CORE = "core"  # the kind of device; what it is called is not looked up
+
+ON_DEVICE = Offload()
 
 
 def one_device(
@@ -25,7 +27,7 @@ def one_device(
     zero_level: int = 0,
     sequence_parallel: bool = False,
     expert_parallel: bool = False,
-    offload: bool = False,
+    offload: Offload = ON_DEVICE,
     context_parallel: int = 1,
 ) -> StageConfiguration:
     """A pipeline rank on so many cores of one node."""

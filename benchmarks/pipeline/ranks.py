@@ -31,7 +31,6 @@ from dejavu.plans.schedule import Pass
 from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout
-from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.group import join_group
@@ -213,7 +212,7 @@ class _Enough(Exception):
 def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
-    optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    optimizer = pipeline.make_optimizer()
     for module in pipeline.modules.values() if workload.pretrained else ():
         start_from_pretrained(module, workload)
     pipeline.clock.watch_optimizer(optimizer)

@@ -55,7 +55,7 @@ class Binding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the binding for JSON."""
-        return asdict(self) | {"reasons": list(self.reasons)}
+        return asdict(self) | {"plan": self.plan.to_dict(), "reasons": list(self.reasons)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Binding:

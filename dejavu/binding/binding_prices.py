@@ -105,7 +105,7 @@ class BindingPrices:
         but may stay where the plan has it.
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
-        schedule, needed_bytes = named(SCHEDULES, plan.schedule), 0.0
+        schedule, needed_bytes, host_share = named(SCHEDULES, plan.schedule), 0.0, 0.0
         if len(stages) > 1 and configuration.device_type == plan.stages[stages[0]].configuration.device_type:
             return True
         for s in stages:
@@ -113,7 +113,10 @@ class BindingPrices:
             if costs.max_in_flight(stage.start, stage.stop, c) < held:
                 return False
             needed_bytes += costs.peak_bytes(stage.start, stage.stop, c, held)
-        return len(stages) == 1 or not isinstance(costs, AdditiveCosts) or needed_bytes <= costs.capacity_bytes_C[c]
+            host_share += costs.host_share(stage.start, stage.stop, c, held)
+        if len(stages) == 1 or not isinstance(costs, AdditiveCosts):
+            return True
+        return needed_bytes <= costs.capacity_bytes_C[c] and host_share <= 1
 
     def _inside(self) -> Floats:
         """Price exchanges inside a node, where every pair of replicas has its own link. A link that was only assumed

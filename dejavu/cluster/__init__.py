@@ -6,7 +6,7 @@ planned for the same hardware. Every default that was used is a sentence in `ass
 
 The files, each importing only from those above it:
 
-    records.py       DeviceType, Link, HostMemory, NodeGroup, Device, Cluster
+    records.py       DeviceType, Link, HostMemory, Nvme, NodeGroup, Device, Cluster
     catalogue.py     the devices of dejavu/devices.csv, and the latencies where none is given
     form.py          what a cluster.yaml may say, and its JSON Schema
     this_machine.py  what torch and the operating system report of the hardware here
@@ -23,7 +23,7 @@ Limits: `MAX_DEVICES` devices in all, `MAX_LISTED_HOSTS` listed host names (equa
 from dejavu.cluster.catalogue import catalogue
 from dejavu.cluster.form import MAX_DEVICES, MAX_GROUPS, MAX_LISTED_HOSTS, json_schema
 from dejavu.cluster.loader import load_cluster
-from dejavu.cluster.records import DTYPES, Cluster, Device, DeviceType, HostMemory, Kind, Link, NodeGroup, pair
+from dejavu.cluster.records import DTYPES, Cluster, Device, DeviceType, HostMemory, Kind, Link, NodeGroup, Nvme, pair
 from dejavu.cluster.this_machine import this_machine
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Kind",
     "Link",
     "NodeGroup",
+    "Nvme",
     "catalogue",
     "json_schema",
     "load_cluster",

@@ -70,10 +70,23 @@ class LinkForm(_Form):
 
 
 class HostMemoryForm(_Form):
-    """A node's own memory, in which its devices may keep activations until the backward pass."""
+    """A node's own memory, in which its devices may keep activations, and the optimizer its state."""
 
     size: _Bytes = Field(description="of a node, for all its devices together, such as 1 TiB")
     bandwidth: _BytesPerSecond = Field(description="between one device and this memory, one way, while all copy")
+    update_bandwidth: _BytesPerSecond | None = Field(
+        default=None,
+        description="of the node's processors while they update weights, for all its devices together; as much as its "
+        "devices copy if absent",
+    )
+
+
+class NvmeForm(_Form):
+    """A node's own disks, on which the optimizer may keep its state."""
+
+    size: _Bytes = Field(description="of a node, for all its devices together, such as 7 TB")
+    read: _BytesPerSecond = Field(description="of a node, for all its devices together, such as 6 GB/s")
+    write: _BytesPerSecond = Field(description="likewise")
 
 
 class PairForm(LinkForm):
@@ -116,13 +129,20 @@ class NodesForm(_Form):
     )
     price: _Price | None = Field(default=None, description="of one node, such as 2.10 USD/hour")
     host_memory: HostMemoryForm | None = Field(
-        default=None, description="where its devices may keep activations; nowhere if absent"
+        default=None, description="where its devices may keep activations and optimizer state; nowhere if absent"
     )
+    nvme: NvmeForm | None = Field(default=None, description="where the optimizer may keep its state; nowhere if absent")
 
     @model_validator(mode="after")
     def _count_or_hosts(self) -> "NodesForm":
         if self.count is not None and self.hosts is not None:
             raise ValueError("both count and hosts are given; wanted one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _nvme_beside_memory(self) -> "NodesForm":
+        if self.nvme is not None and self.host_memory is None:
+            raise ValueError("nvme is given without host_memory, through which all of it goes")
         return self
 
 

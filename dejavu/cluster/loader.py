@@ -16,7 +16,7 @@ from dejavu.cluster.form import (
     LinksForm,
     NodesForm,
 )
-from dejavu.cluster.records import Cluster, DeviceType, HostMemory, Link, NodeGroup, pair
+from dejavu.cluster.records import Cluster, DeviceType, HostMemory, Link, NodeGroup, Nvme, pair
 from dejavu.cluster.this_machine import this_machine
 from dejavu.foundation import strict_yaml, units
 from dejavu.foundation.errors import InputError
@@ -210,8 +210,20 @@ class _Builder:
             devices=tuple((entry.type, entry.count) for entry in _entries(form)),
             link=self._link_inside(index, form),
             price=form.price,
-            host_memory=HostMemory(form.host_memory.size, form.host_memory.bandwidth) if form.host_memory else None,
+            host_memory=self._host_memory(form),
+            nvme=Nvme(form.nvme.size, form.nvme.read, form.nvme.write) if form.nvme else None,
         )
+
+    def _host_memory(self, form: NodesForm) -> HostMemory | None:
+        host = form.host_memory
+        if host is None:
+            return None
+        if host.update_bandwidth is None:
+            self.assumptions.append(
+                f"The processors of a node of {form.name!r} update weights in its memory as fast as all its devices "
+                f"copy: {units.format_bytes_per_second(host.bandwidth)} for each."
+            )
+        return HostMemory(host.size, host.bandwidth, host.update_bandwidth)
 
     def _link_inside(self, index: int, form: NodesForm) -> Link:
         if form.link is not None:

@@ -8,13 +8,15 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Literal, TypeVar
 
 from dejavu.foundation import units
 from dejavu.foundation.errors import InputError
 
 Kind = Literal["cpu", "cuda", "rocm"]
+Outside = TypeVar("Outside", "HostMemory", "Nvme")
+_AWAY = ("host_memory", "nvme")  # fields of a group that records without them do not have
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16")
 
 
@@ -72,10 +74,34 @@ class HostMemory:
     Attributes:
         size_bytes: of a node, for all its devices together.
         bytes_per_second: between one device and this memory, one way, while all devices of the node copy.
+        update_bytes_per_second: what the node's processors read and write of this memory while they update weights, for
+            all its devices together; None: as much as its devices copy, which the memory is known to bear.
     """
 
     size_bytes: int
     bytes_per_second: float
+    update_bytes_per_second: float | None = None
+
+    def share(self, devices: int) -> "HostMemory":
+        """Return what each of a node's devices gets of it."""
+        update = self.update_bytes_per_second
+        each = self.bytes_per_second if update is None else update / devices
+        return HostMemory(self.size_bytes // devices, self.bytes_per_second, each)
+
+
+@dataclass(frozen=True)
+class Nvme:
+    """What a node's devices may keep on the node's own disks, for all its devices together."""
+
+    size_bytes: int
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+
+    def share(self, devices: int) -> "Nvme":
+        """Return what each of a node's devices gets of it."""
+        return Nvme(
+            self.size_bytes // devices, self.read_bytes_per_second / devices, self.write_bytes_per_second / devices
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +114,7 @@ class NodeGroup:
         devices: (type name, how many per node), in the order of the devices inside a node.
         link: between two devices inside one node; where a node has one device, that device's own memory.
         price: of one node: an amount an hour, and its currency; None where it is not said. No plan depends on it.
-        host_memory: for what its devices keep in the node's own memory; None: nothing.
+        host_memory, nvme: for what its devices keep in the node's own memory or on its disks; None: nothing.
     """
 
     name: str
@@ -98,6 +124,7 @@ class NodeGroup:
     link: Link
     price: tuple[float, str] | None = None
     host_memory: HostMemory | None = None
+    nvme: Nvme | None = None
 
     @property
     def devices_per_node(self) -> int:
@@ -170,14 +197,16 @@ class Cluster:
 
         A node's memory is shared equally; of groups that differ the least counts.
         """
+        return _least(HostMemory, self._shares_of(type_name, "host_memory"))
+
+    def nvme_of(self, type_name: str) -> Nvme | None:
+        """Return what each device of the type may keep on its node's disks, likewise."""
+        return _least(Nvme, self._shares_of(type_name, "nvme"))
+
+    def _shares_of(self, type_name: str, what: str) -> list[Any]:
         groups = [group for group in self.groups if dict(group.devices).get(type_name)]
-        if any(group.host_memory is None for group in groups):
-            return None
-        shares = [(group.host_memory, group.devices_per_node) for group in groups if group.host_memory]
-        return HostMemory(
-            min(host.size_bytes // devices for host, devices in shares),
-            min(host.bytes_per_second for host, _ in shares),
-        )
+        found = [(getattr(group, what), group.devices_per_node) for group in groups]
+        return [] if any(one is None for one, _ in found) else [one.share(devices) for one, devices in found]
 
     def group(self, name: str) -> NodeGroup:
         return next(group for group in self.groups if group.name == name)
@@ -213,7 +242,7 @@ class Cluster:
         return {
             "name": self.name,
             "groups": [
-                {name: value for name, value in asdict(group).items() if name != "host_memory" or value is not None}
+                {name: value for name, value in asdict(group).items() if name not in _AWAY or value is not None}
                 | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
                 | {"price": list(group.price) if group.price else None}
                 for group in self.groups
@@ -247,6 +276,7 @@ class Cluster:
                         link=Link(**group["link"]),
                         price=tuple(group["price"]) if group.get("price") else None,
                         host_memory=HostMemory(**group["host_memory"]) if group.get("host_memory") else None,
+                        nvme=Nvme(**group["nvme"]) if group.get("nvme") else None,
                     )
                     for group in content["groups"]
                 ),
@@ -256,6 +286,11 @@ class Cluster:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is no record of a cluster: {type(error).__name__}: {error}") from None
+
+
+def _least(kind: type[Outside], shares: list[Outside]) -> Outside | None:
+    """Return the least of each number; None where there are none."""
+    return kind(*(min(column) for column in zip(*map(astuple, shares), strict=True))) if shares else None
 
 
 def pair(a: str, b: str) -> tuple[str, str]:

@@ -223,6 +223,7 @@ class ConfigurationMemory:
 
     Attributes:
         offloaded_bytes_L: what a layer keeps in the host's memory for one microbatch in flight of one device.
+        state_away_bytes_L: of the optimizer, what one device keeps elsewhere.
     """
 
     capacity_bytes: float
@@ -232,6 +233,7 @@ class ConfigurationMemory:
     message_bytes_L1: Floats
     step_bytes_L: Floats
     offloaded_bytes_L: Floats
+    state_away_bytes_L: Floats
 
 
 def configuration_memory(
@@ -244,8 +246,9 @@ def configuration_memory(
     """Compute it for a graph captured at a replica's microbatch; `example_bytes`: a whole step's inputs and targets.
 
     ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
-    SC 2020, fig. 1). Of sharded gradients and weights one layer is whole at a time: a stage is charged for the model's
-    largest. That and the replica's examples are held once per stage, so half is charged at each of its two cuts.
+    SC 2020, fig. 1), wherever the state is. Of sharded gradients and weights one layer is whole at a time: a stage is
+    charged for the model's largest. That and the replica's examples are held once per stage, so half is charged at each
+    of its two cuts.
     """
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
@@ -253,7 +256,7 @@ def configuration_memory(
     shards = [Shard.of(layer, configuration, has_loss=k == last) for k, layer in enumerate(kinds)]
     weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
     buffers_L = np.array([float(layer.footprint.buffer_bytes) for layer in kinds])[kind_L]
-    each_byte = ForEachByte.of(workload.optimizer)
+    each_byte, away = ForEachByte.of(workload.optimizer), configuration.offload
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
@@ -266,22 +269,23 @@ def configuration_memory(
     held_L = each(layer_activation_bytes)
     temporary_L = each(partial(layer_temporary_bytes, optimizer=workload.optimizer))
     offloaded_L = np.zeros_like(held_L)
-    if configuration.offload:  # the model's last layer keeps what it has, and its input, which no other holds
+    if away.activations:  # the model's last layer keeps what it has, and its input, which no other holds
         offloaded_L[:-1] = each(offloaded_bytes)[:-1]
         temporary_L[:-1] = each(partial(layer_temporary_bytes, optimizer=workload.optimizer, offload=True))[:-1]
         held_L[:-1] = 0.0
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (parameters + gradients + kept) + buffers_L,
+        fixed_bytes_L=weights_L * (parameters + gradients + (0.0 if away.optimizer else kept)) + buffers_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
         # Gathered gradients are gone when the optimizer steps.
         step_bytes_L=np.maximum(
-            step_bytes(weights_L, workload.optimizer, device) / (r if zero >= 1 else 1),
+            (0.0 if away.optimizer else 1.0) * step_bytes(weights_L, workload.optimizer, device) / (r if zero else 1),
             gathered_bytes(workload.gradients, configuration, each_byte.gradient_bytes * weights_L)
             + held_out_share(workload.gradients, configuration) * held_L,
         ),
         offloaded_bytes_L=offloaded_L,
+        state_away_bytes_L=weights_L * (kept if away.optimizer else 0.0),
     )

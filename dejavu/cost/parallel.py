@@ -16,18 +16,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.cluster import Cluster, HostMemory
+from dejavu.cluster import Cluster, HostMemory, Nvme
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
 from dejavu.cost.gradients import combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
+from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
-from dejavu.plans.priced_problem import Offloaded
+from dejavu.plans.priced_problem import OnDisk
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
@@ -43,6 +44,8 @@ class _Column(NamedTuple):
     once_L: Floats
     once_latency_seconds: float
     memory: ConfigurationMemory
+    host_capacity_bytes: float
+    disk_capacity_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class ConfigurationCosts:
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
-    offloaded: Offloaded
+    on_disk: OnDisk
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
@@ -61,7 +64,7 @@ class ConfigurationCosts:
             AdditiveCosts(**tables),
             self.forward_seconds_CL[rows],
             self.backward_seconds_CL[rows],
-            self.offloaded.of(rows),
+            self.on_disk.of(rows),
         )
 
 
@@ -114,6 +117,8 @@ class ParallelPrices:
         self._ask(configurations, workload.microbatch_size)
         columns = [self._column(configuration, workload, examples) for configuration in configurations]
         memories = [column.memory for column in columns]
+        on_disk_C1 = np.array([[one.offload.optimizer == "nvme"] for one in configurations])
+        state_CL = np.array([memory.state_away_bytes_L for memory in memories])
         forward, backward = (np.array([getattr(c, name) for c in columns]) for name in ("forward_L", "backward_L"))
         return ConfigurationCosts(
             costs=AdditiveCosts(
@@ -126,14 +131,14 @@ class ParallelPrices:
                 capacity_bytes_C=np.array([memory.capacity_bytes for memory in memories]),
                 message_bytes_CL1=np.array([memory.message_bytes_L1 for memory in memories]),
                 step_bytes_CL=np.array([memory.step_bytes_L for memory in memories]),
+                host_fixed_bytes_CL=np.where(on_disk_C1, 0.0, state_CL),
+                host_activation_bytes_CL=np.array([memory.offloaded_bytes_L for memory in memories]),
+                host_capacity_bytes_C=np.array([column.host_capacity_bytes for column in columns]),
             ),
             forward_seconds_CL=forward,
             backward_seconds_CL=backward,
-            offloaded=Offloaded(
-                np.array([memory.offloaded_bytes_L for memory in memories]),
-                np.array(
-                    [self._host_memory(configuration).size_bytes for configuration in configurations], dtype=float
-                ),
+            on_disk=OnDisk(
+                np.where(on_disk_C1, state_CL, 0.0), np.array([column.disk_capacity_bytes for column in columns])
             ),
         )
 
@@ -141,15 +146,29 @@ class ParallelPrices:
         """Return a device's part of its node's memory; where the cluster file says nothing of it, none.
 
         Raises:
-            CostError: activations are to be kept there.
+            CostError: something is to be kept there.
         """
         found = self._cluster.host_memory_of(configuration.device_type)
         if found is None and configuration.offload:
             raise CostError(
-                f"{configuration} keeps activations in its node's memory, and the cluster file does not say of every "
-                "node how large and fast that is; wanted host_memory: {size: …, bandwidth: …}"
+                f"{configuration}: the cluster file does not say of every such node how large and fast its memory is; "
+                "wanted host_memory: {size: …, bandwidth: …}"
             )
-        return found or HostMemory(0, 1.0)
+        return found or HostMemory(0, 1.0, 1.0)
+
+    def _nvme(self, configuration: StageConfiguration) -> Nvme:
+        """Return a device's part of its node's disks; where the cluster file says nothing of them, none.
+
+        Raises:
+            CostError: something is to be kept there.
+        """
+        found = self._cluster.nvme_of(configuration.device_type)
+        if found is None and configuration.offload.optimizer == "nvme":
+            raise CostError(
+                f"{configuration}: the cluster file does not say of every such node how large and fast its disks are; "
+                "wanted nvme: {size: …, read: …, write: …}"
+            )
+        return found or Nvme(0, 1.0, 1.0)
 
     def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
         m = workload.microbatch_size
@@ -176,13 +195,24 @@ class ParallelPrices:
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
         device = self._cluster.device_types[configuration.device_type]
         memory = configuration_memory(configuration, graph, workload, device, examples)
-        copied = memory.offloaded_bytes_L / self._host_memory(configuration).bytes_per_second
+        host, nvme = self._host_memory(configuration), self._nvme(configuration)
+        copied = memory.offloaded_bytes_L / host.bytes_per_second
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
         once_L = once_L + combining_seconds(workload.gradients, configuration, gradient * weights_L, device)
         once_L = once_L + held_out_share(workload.gradients, configuration) * (passes.forward_L + passes.backward_L)
-        return _Column(forward, backward, once_L, latency, memory)
+        staged = 0.0
+        if configuration.offload.optimizer:
+            own_L = weights_L / (configuration.data_parallel if configuration.zero_level else 1)
+            is_fused = device.kind != "cpu"
+            once_L = once_L + update_seconds(own_L, workload.optimizer, workload.dtype, host, is_fused=is_fused)
+            largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
+            staged = staging_bytes(largest, workload.optimizer)
+        if configuration.offload.optimizer == "nvme":
+            once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
+        room = max(host.size_bytes - staged, 0.0)
+        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes))
 
     def _communication(
         self,
@@ -248,7 +278,11 @@ class ParallelPrices:
         return np.array([seconds(layer) for layer in kinds])[kind_L]
 
     def passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
-        """Price computation only: the table's number times the predicted factor of a part of the layer or batch."""
+        """Price computation on the devices: the table's number times the predicted factor of a part of it."""
+        found = self._passes(configuration, microbatch_size)
+        return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
+
+    def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         part = LayerPart.of(configuration, microbatch_size)
         table = self._column_of(configuration.device_type, part.microbatch_size)
         if configuration.example_parts > 1:

@@ -16,9 +16,9 @@ from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
-from dejavu.plans import Problem, StageConfiguration
+from dejavu.plans import Offload, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
-from dejavu.plans.stage_costs import Floats
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 # Collectives and small kernels are not predicted more closely than this; within it, the less memory counts.
@@ -61,6 +61,9 @@ def price_problem(
     if not parallelism.also_unsplit:
         configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
     found = prices.costs(configurations, workload)
+    if not parallelism.only and any(one.offload for one in configurations):
+        kept = _worth_keeping_away(configurations, found.costs, workload.num_microbatches)
+        configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
         configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
@@ -83,7 +86,7 @@ def price_problem(
         {name: cost.times(runs) for name, cost in (pass_costs or {}).items()},
         dict(backward_parts_L2 or {}),
         runs,
-        found.offloaded,
+        found.on_disk,
     )
 
 
@@ -103,6 +106,53 @@ def _that_can_combine(
         most = max(configurations, key=lambda one: (one.data_parallel, -one.zero_level, -one.context_parallel))
         raise InputError(f"no stage that is considered can combine gradients as wanted: {misfits[most]}")
     return kept
+
+
+def _worth_keeping_away(
+    configurations: Sequence[StageConfiguration], costs: AdditiveCosts, num_microbatches: int
+) -> list[int]:
+    """Return the configurations but those that keep something away, or farther away, for nothing.
+
+    Where the same devices, with less away, have room for the whole model with all microbatches in flight, every stage
+    fits there under every schedule, and takes less time. Where the node's memory has room for what any stage keeps
+    that fits the devices, its disks are not needed.
+    """
+    place = {configuration: c for c, configuration in enumerate(configurations)}
+    kept = []
+    for c, one in enumerate(configurations):
+        less = {Offload(), Offload(one.offload.activations), Offload(None, one.offload.optimizer)} - {one.offload}
+        nearer = [place.get(replace(one, offload=other)) for other in less if one.offload]
+        needless = any(other is not None and holds_all(costs, other, num_microbatches) for other in nearer)
+        if one.offload.optimizer == "nvme":
+            other = place.get(replace(one, offload=replace(one.offload, optimizer="host")))
+            needless |= other is not None and node_holds_all(costs, other, num_microbatches)
+        if not needless:
+            kept.append(c)
+    return kept
+
+
+def holds_all(costs: AdditiveCosts, c: int, num_microbatches: int) -> bool:
+    """Return whether any stages of the model fit together, with all microbatches in flight in each.
+
+    Scratch, messages and the optimizer's temporaries are counted for every layer: there may be as many stages.
+    """
+    tables = (costs.fixed_bytes_CL, costs.temporary_bytes_CL, costs.step_bytes_CL)
+    needed = sum(float(table[c].sum()) for table in tables)
+    needed += num_microbatches * float(costs.activation_bytes_CL[c].sum()) + 2 * float(costs.message_bytes_CL1[c].sum())
+    in_node = costs.host_share(0, costs.num_layers, c, num_microbatches)
+    return needed <= float(costs.capacity_bytes_C[c]) and in_node <= 1
+
+
+def node_holds_all(costs: AdditiveCosts, c: int, num_microbatches: int) -> bool:
+    """Return whether the node's memory has room for what any stages keep there that fit a device.
+
+    These hold at most the model's state, and at most as often the device's memory as a layer has more of it in the node
+    than on the device.
+    """
+    on_device, in_node = costs.fixed_bytes_CL[c], costs.host_fixed_bytes_CL[c]
+    most = float((in_node[in_node > 0] / on_device[in_node > 0]).max(initial=0.0)) * float(costs.room_bytes_C[c])
+    kept = min(most, float(in_node.sum())) + num_microbatches * float(costs.host_activation_bytes_CL[c].sum())
+    return kept <= float(costs.host_capacity_bytes_C[c])
 
 
 def _worth_pricing(

@@ -181,14 +181,13 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
     import torch.distributed as dist
 
     from dejavu.runtime.layout import Layout
-    from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.training import train
 
     workload, own = job.workload, list[float]()
     layout, place = Layout(job.binding, workload.microbatch_size), job.binding.placements[rank]
     pipeline = Pipeline(workload, job.draw, layout, place, device)
-    optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    optimizer = pipeline.make_optimizer()
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:
         own.append(step_seconds)

@@ -75,10 +75,15 @@ def check_spreading(job: TrainingJob) -> None:
                 f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
                 "they divide, or sequence_parallel false and context_parallel 1"
             )
-        if configuration.offload and named(SCHEDULES, plan.schedule).splits_backward:
+        if configuration.offload.activations and named(SCHEDULES, plan.schedule).splits_backward:
             raise LaunchError(
                 f"pipeline rank {rank} keeps activations in its node's memory, from where they come back once, and "
-                f"{plan.schedule} runs the backward pass in two parts; wanted offload false, or another schedule"
+                f"{plan.schedule} runs the backward pass in two parts; wanted them on the device, or another schedule"
+            )
+        if configuration.offload.optimizer == "nvme":
+            raise LaunchError(
+                f"pipeline rank {rank} keeps the optimizer's state on its node's disks, which is planned but not "
+                "trained; wanted it on the host or the device: a cluster file without nvme plans so"
             )
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(

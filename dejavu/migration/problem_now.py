@@ -268,6 +268,7 @@ class _Prices:
             for name in (
                 *("per_step_latency_seconds_C", "fixed_bytes_CL", "activation_bytes_CL", "temporary_bytes_CL"),
                 *("capacity_bytes_C", "message_bytes_CL1", "step_bytes_CL"),
+                *("host_fixed_bytes_CL", "host_activation_bytes_CL", "host_capacity_bytes_C"),
             )
         }
         per_step_CL = costs.per_step_seconds_CL[index] * slow_C1

@@ -13,7 +13,7 @@ from dejavu.graphs.graph import Graph
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import LayerSplit, Plan, Price
-from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
@@ -57,6 +57,12 @@ class Candidate:
     def price(self) -> Price:
         """The plan's cost, part by part."""
         return price_of_simulated(self.priced, self.plan, self.simulation)
+
+    @cached_property
+    def away(self) -> tuple[Away, ...]:
+        """What a device of each stage keeps in its node."""
+        in_flight = self.simulation.in_flight
+        return tuple(self.priced.away(stage, in_flight[s]) for s, stage in enumerate(self.plan.stages))
 
     @property
     def num_devices(self) -> int:

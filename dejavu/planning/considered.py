@@ -9,6 +9,7 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import (
     NAMES,
+    what_is_away,
     what_is_likely,
     what_is_proved,
     what_it_yields,
@@ -26,7 +27,7 @@ def print_choice(choice: Choice) -> None:
     console = Console(width=WIDTH_COLUMNS)
     console.print(considered_table(choice))
     console.print(stages_table(choice))
-    before = (what_was_chosen, what_it_yields, what_is_likely, what_routing_is_assumed)
+    before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, what_routing_is_assumed)
     for sentence in (*before, what_is_proved, what_was_gained):
         if said := sentence(choice):
             console.print(said, highlight=False, markup=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +123,12 @@ def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
                 "names": list(problem.layers[stage.start : stage.stop]),
             },
             "rank": ranks[s],
-            "configuration": asdict(stage.configuration),
+            "configuration": stage.configuration.to_dict(),
             "device_type": stage.configuration.device_type,
             "seconds": found.stage_seconds[s] / choice.priced.accumulate,
             "peak_bytes": found.peak_bytes[s],
             "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
+            **(chosen.away[s]._asdict() if stage.configuration.offload else {}),
         }
         for s, stage in enumerate(plan.stages)
     ]

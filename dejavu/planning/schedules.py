@@ -11,7 +11,7 @@ from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Stage
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import HAIR, AdditiveCosts
 from dejavu.simulation import Simulation
 
 
@@ -59,23 +59,26 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
 
 def _parts_a_pass(plan: Plan, schedule: str) -> bool:
     """Return whether activations would have to come back from their node's memory for two parts of a backward pass."""
-    return SCHEDULES[schedule].splits_backward and any(stage.configuration.offload for stage in plan.stages)
+    return SCHEDULES[schedule].splits_backward and any(stage.configuration.offload.activations for stage in plan.stages)
 
 
 def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     """Return whether every pipeline rank has the memory for what its stages hold in the simulation.
 
-    So on its devices and, where activations are offloaded, in their nodes; under a schedule that can bring them back.
+    So on its devices and, where something is offloaded, in their nodes; under a schedule that can bring it back.
     """
     problem = priced.problem
     if _parts_a_pass(plan, plan.schedule):
         return False
     for stages in plan.ranks:
-        kept = [(s, *priced.offloaded_bytes(plan.stages[s])) for s in stages]
-        if sum(simulated.in_flight[s] * size_bytes for s, size_bytes, _ in kept) > kept[0][2]:
-            return False
         index = [problem.index(plan.stages[s].configuration) for s in stages]
         spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
+        held = [simulated.in_flight[s] for s in stages]
+        away = [priced.away(plan.stages[s], count) for s, count in zip(stages, held, strict=True)]
+        if sum(one.disk_bytes for one in away) > away[0].disk_capacity_bytes:
+            return False
+        if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1 + HAIR:
+            return False
         if len(spans) == 1:
             if problem.costs.max_in_flight(*spans[0]) < simulated.in_flight[stages[0]]:
                 return False

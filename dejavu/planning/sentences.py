@@ -127,6 +127,16 @@ def within(choice: Choice) -> str:
     return "".join(f", {part}" for part in parts) + ("," if parts else "")
 
 
+def what_is_away(choice: Choice) -> str:
+    """State what a device keeps at most in its node's memory and on its disks; nothing where nothing is there."""
+    ranks = [[choice.chosen.away[s] for s in stages] for stages in choice.plan.ranks]
+    in_memory = max((sum(one.host_bytes for one in own), own[0].host_capacity_bytes) for own in ranks)
+    on_disk = max((sum(one.disk_bytes for one in own), own[0].disk_capacity_bytes) for own in ranks)
+    kept = ((in_memory, "its node's memory"), (on_disk, "its node's disks"))
+    said = [f"{format_bytes(held)} in its {format_bytes(room)} of {where}" for (held, room), where in kept if held]
+    return f"Predicted: a device keeps at most {' and '.join(said)}." if said else ""
+
+
 def what_routing_is_assumed(choice: Choice) -> str:
     """State what predictions for whole experts assume of the router; nothing where the work does not follow it."""
     workload, fullest = choice.request.workload, 1.0
@@ -182,5 +192,12 @@ def reason(choice: Choice) -> str:
         >>> "Proved: no plan" in dejavu.explain(choice)
         True
     """
-    parts = (what_was_chosen, what_routing_is_assumed, what_is_proved, what_was_gained, what_the_formula_says)
+    parts = (
+        what_was_chosen,
+        what_is_away,
+        what_routing_is_assumed,
+        what_is_proved,
+        what_was_gained,
+        what_the_formula_says,
+    )
     return " ".join(sentence for part in parts if (sentence := part(choice)))

@@ -12,7 +12,7 @@ priced_problem.py  a problem with what the simulator needs besides
 from __future__ import annotations
 
 from dejavu.plans.answers import Answer, Infeasible, NoPlanError, NotFound, Obstacle, SearchResult, solved
-from dejavu.plans.plan import LayerSplit, Plan, Stage, StageConfiguration
+from dejavu.plans.plan import LayerSplit, Offload, Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.pricing import DoesNotFitError, Price, check, is_valid, price, step_seconds
 from dejavu.plans.problem import Problem
@@ -25,6 +25,7 @@ __all__ = [
     "NoPlanError",
     "NotFound",
     "Obstacle",
+    "Offload",
     "PassCost",
     "Plan",
     "Price",

@@ -6,12 +6,63 @@ A stage holds layers `start` to `stop`, `stop` not included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple, get_args
 
 from dejavu.foundation.registry import named
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import PlanError
+
+Place = Literal["host", "nvme"]
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Where a stage's devices keep what is not in their own memory; None: nothing of it is away.
+
+    Attributes:
+        activations: "host": what is kept for the backward pass waits in the memory of the devices' node, but for what
+            the model's last layer keeps.
+        optimizer: "host", "nvme": its moments and masters stay in the node's memory or on its disks, and the node's
+            processors update the weights (ZeRO-Offload, Ren et al., USENIX ATC 2021; ZeRO-Infinity, Rajbhandari et
+            al., SC 2021).
+    """
+
+    activations: Literal["host"] | None = None
+    optimizer: Place | None = None
+
+    def __post_init__(self) -> None:
+        if self.activations not in (None, "host") or self.optimizer not in (None, *get_args(Place)):
+            raise PlanError(
+                f"offload has activations {self.activations!r} and optimizer {self.optimizer!r}; wanted 'host' or "
+                "nothing for activations, and 'host', 'nvme' or nothing for the optimizer"
+            )
+
+    def __bool__(self) -> bool:
+        return self != Offload()
+
+    def __str__(self) -> str:
+        away = ((name, getattr(self, name)) for name in ("activations", "optimizer"))
+        return ", ".join(f"{name} on {'NVMe' if place == 'nvme' else place}" for name, place in away if place)
+
+    def to_json(self) -> bool | dict[str, str]:
+        """Return it for JSON; as plans had it before more than activations could be away, where that says it all."""
+        away = {name: place for name, place in asdict(self).items() if place}
+        return bool(away) if away in ({}, {"activations": "host"}) else away
+
+    @classmethod
+    def from_json(cls, content: Any) -> Offload:
+        """Read what `to_json` gave.
+
+        Raises:
+            PlanError: it is something else.
+        """
+        if isinstance(content, bool):
+            return cls("host" if content else None)
+        names = [one.name for one in fields(cls)]
+        if not isinstance(content, Mapping) or not set(content) <= set(names):
+            raise PlanError(f"offload is {content!r}; wanted true, false, or an object of {', '.join(names)}")
+        return cls(**content)
 
 
 @dataclass(frozen=True)
@@ -28,8 +79,7 @@ class StageConfiguration:
         sequence_parallel: what tensor-parallel devices would all compute and keep whole (norms, residuals, what crosses
             the cuts inside the model) is split among them along the sequence (Korthikanti et al., MLSys 2023).
         expert_parallel: of layers with experts, tensor-parallel devices hold whole experts in place of a part of each.
-        offload: what is kept for the backward pass waits in the memory of the devices' node, but for what the model's
-            last layer keeps.
+        offload: what is kept elsewhere than on the devices.
         context_parallel: of the replicas, so many neighbours share their examples, and each has a part of the sequence
             through all layers; attention gathers keys and values (Llama 3, Dubey et al., 2024, section 3.3.2).
     """
@@ -43,7 +93,7 @@ class StageConfiguration:
     zero_level: int = 0
     sequence_parallel: bool = False
     expert_parallel: bool = False
-    offload: bool = False
+    offload: Offload = Offload()
     context_parallel: int = 1
 
     def __post_init__(self) -> None:
@@ -91,10 +141,23 @@ class StageConfiguration:
         if self.recompute:
             parts.append("recompute")
         if self.offload:
-            parts.append("offload")
+            parts.append(str(self.offload))
         if self.zero_level:
             parts.append(f"ZeRO-{self.zero_level}")
         return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"offload": self.offload.to_json()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StageConfiguration:
+        """Read what `to_dict` gave; what is missing is as where nothing is said.
+
+        Raises:
+            PlanError: the fields do not go together.
+            TypeError: one is unknown, or there is no device type.
+        """
+        return cls(**{**data, "offload": Offload.from_json(data.get("offload", False))})
 
 
 @dataclass(frozen=True)
@@ -170,12 +233,15 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         known = asdict(self)
+        for row, stage in zip(known["stages"], self.stages, strict=True):
+            row["configuration"] = stage.configuration.to_dict()
         return known if self.splits else {name: value for name, value in known.items() if name != "splits"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         stages = (
-            Stage(row["start"], row["stop"], StageConfiguration(**row["configuration"])) for row in data["stages"]
+            Stage(row["start"], row["stop"], StageConfiguration.from_dict(row["configuration"]))
+            for row in data["stages"]
         )
         splits = (
             LayerSplit(layer, degree, tuple((name, dim) for name, dim in weights))

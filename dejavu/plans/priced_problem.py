@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from dejavu.plans.plan import Stage
 from dejavu.plans.problem import Problem
-from dejavu.plans.stage_costs import Floats
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 
 # Of a backward pass that runs in two parts: of a matrix product each part has half, but what has no weights (attention,
 # norms, activations) is the input's part alone. Measured on stages of transformer blocks: 0.57 to 0.58.
@@ -41,21 +42,34 @@ class PassCost:
         return self.message_seconds + self.message_seconds_per_byte * size_bytes
 
 
+class Away(NamedTuple):
+    """What a device keeps in its node's memory and on its disks, and its parts of them."""
+
+    host_bytes: float
+    host_capacity_bytes: float
+    disk_bytes: float
+    disk_capacity_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.host_bytes <= self.host_capacity_bytes and self.disk_bytes <= self.disk_capacity_bytes
+
+
 @dataclass(frozen=True, eq=False)
-class Offloaded:
-    """What stages keep in the memory of their devices' node.
+class OnDisk:
+    """What stages keep on the disks of their devices' node.
 
     Attributes:
-        bytes_CL: of a layer, for one microbatch in flight of one device.
-        capacity_bytes_C: a device's part of the node's memory.
+        bytes_CL: of a layer, of one device.
+        capacity_bytes_C: a device's part of the node's disks.
     """
 
     bytes_CL: Floats
     capacity_bytes_C: Floats
 
-    def of(self, rows: Sequence[int]) -> Offloaded:
+    def of(self, rows: Sequence[int]) -> OnDisk:
         """Return that of some of the configurations."""
-        return Offloaded(self.bytes_CL[rows], self.capacity_bytes_C[rows])
+        return OnDisk(self.bytes_CL[rows], self.capacity_bytes_C[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +83,7 @@ class PricedProblem:
         pass_costs: the runtime's overhead by device type; none where a type is absent.
         backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
             where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
-        offloaded: what stages keep in their node's memory; None: nothing. Searches leave its limit to the planner.
+        on_disk: what stages keep on their node's disks; None: nothing. Searches leave its limit to the planner.
     """
 
     problem: Problem
@@ -78,15 +92,18 @@ class PricedProblem:
     pass_costs: Mapping[str, PassCost] = field(default_factory=dict)
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
     accumulate: int = 1
-    offloaded: Offloaded | None = None
+    on_disk: OnDisk | None = None
 
-    def offloaded_bytes(self, stage: Stage) -> tuple[float, float]:
-        """Return what a device keeps in its node's memory for a microbatch in flight, and its part of that memory."""
-        if self.offloaded is None:
-            return 0.0, 0.0
-        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
-        kept = float(self.offloaded.bytes_CL[c, span].sum())
-        return kept, float(self.offloaded.capacity_bytes_C[c])
+    def away(self, stage: Stage, in_flight: int) -> Away:
+        """Return what each device of a stage keeps in its node, with so many microbatches in flight."""
+        c, span, costs = self.problem.index(stage.configuration), slice(stage.start, stage.stop), self.problem.costs
+        in_memory = (0.0, 0.0)
+        if isinstance(costs, AdditiveCosts):
+            held = costs.host_fixed_bytes_CL[c, span] + in_flight * costs.host_activation_bytes_CL[c, span]
+            in_memory = float(held.sum()), float(costs.host_capacity_bytes_C[c])
+        if self.on_disk is None:
+            return Away(*in_memory, 0.0, 0.0)
+        return Away(*in_memory, float(self.on_disk.bytes_CL[c, span].sum()), float(self.on_disk.capacity_bytes_C[c]))
 
     def passes_seconds(self, stage: Stage) -> tuple[float, float]:
         """Return the seconds of forward and backward of one microbatch, in all runs of the schedule."""

@@ -27,6 +27,14 @@ SUMMED = ("seconds_CL", "per_step_seconds_CL", "fixed_bytes_CL", "activation_byt
 
 # A stage may exceed a device's memory by this much: rounding, which depends on the order of summation over layers.
 HAIR = 2.0**-40
+TOO_MUCH = 2.0  # times what there is; more is no worse
+
+
+def _times(room: float, held: float) -> int:
+    """Return how often what is held fits the room."""
+    if room < 0:
+        return 0
+    return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
 
 
 def _nothing() -> Floats:
@@ -84,6 +92,10 @@ class DenseCosts:
     def held_bytes(self, start: int, stop: int, c: int) -> tuple[float, float]:
         """Return zeros: unknown in this form, and simulated as nothing."""
         return 0.0, 0.0
+
+    def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Return zero: unknown in this form, which knows what fits."""
+        return 0.0
 
     def dense(self) -> DenseCosts:
         return self
@@ -143,6 +155,9 @@ class AdditiveCosts:
         capacity_bytes_C: memory of one device.
         message_bytes_CL1: what a stage holds for messages across each of its two cuts; none if not given.
         step_bytes_CL: the optimizer's temporaries while it steps, when no activations are held; none if not given.
+        host_fixed_bytes_CL, host_activation_bytes_CL: what a layer of one device keeps in its node's memory: always,
+            and for one microbatch in flight; none if not given.
+        host_capacity_bytes_C: a device's part of that memory.
     """
 
     seconds_CL: Floats
@@ -154,13 +169,18 @@ class AdditiveCosts:
     capacity_bytes_C: Floats
     message_bytes_CL1: Floats = field(default_factory=_nothing)
     step_bytes_CL: Floats = field(default_factory=_nothing)
+    host_fixed_bytes_CL: Floats = field(default_factory=_nothing)
+    host_activation_bytes_CL: Floats = field(default_factory=_nothing)
+    host_capacity_bytes_C: Floats = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
         C, L = self.seconds_CL.shape
-        shapes = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        shapes: dict[str, tuple[int, ...]] = {"message_bytes_CL1": (C, L + 1), "step_bytes_CL": (C, L)}
+        shapes |= {"host_fixed_bytes_CL": (C, L), "host_activation_bytes_CL": (C, L), "host_capacity_bytes_C": (C,)}
         for name, shape in shapes.items():
             if getattr(self, name).shape == (1, 1):
-                object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
+                given = getattr(self, name).reshape((1,) * len(shape))
+                object.__setattr__(self, name, np.broadcast_to(given, shape))
         for name in (
             "seconds_CL",
             "per_step_seconds_CL",
@@ -217,6 +237,26 @@ class AdditiveCosts:
         """How many layers before each cut cannot run."""
         return np.pad(np.cumsum(~self.can_run_CL, axis=1), ((0, 0), (1, 0)))
 
+    @cached_property
+    def host_shares_2CL1(self) -> Floats:
+        """Sums up to each cut: the parts of a device's share of its node's memory that layers always take, and for
+        one microbatch in flight."""
+        room_C1 = self.host_capacity_bytes_C[:, None] * (1 + HAIR)
+        bytes_2CL = np.stack([self.host_fixed_bytes_CL, self.host_activation_bytes_CL])
+        taken = bytes_2CL > 0
+        with np.errstate(divide="ignore"):
+            shares_2CL = np.minimum(np.where(taken, bytes_2CL, 0.0) / np.where(taken, room_C1, 1.0), TOO_MUCH)
+        return np.pad(np.cumsum(shares_2CL, axis=2), ((0, 0), (0, 0), (1, 0)))
+
+    def host_share(self, start: int, stop: int, c: int, in_flight: int) -> float:
+        """Return which part of its share of the node's memory a device takes; above 1 the stage does not fit."""
+        always, each = self._host_shares(start, stop, c)
+        return always + in_flight * each
+
+    def _host_shares(self, start: int, stop: int, c: int) -> tuple[float, float]:
+        upto = self.host_shares_2CL1
+        return float(upto[0, c, stop] - upto[0, c, start]), float(upto[1, c, stop] - upto[1, c, start])
+
     def _can_run(self, start: int, stop: int, c: int) -> bool:
         return bool(self.blocked_CL1[c, start] == self.blocked_CL1[c, stop])
 
@@ -254,7 +294,8 @@ class AdditiveCosts:
         held = self._sum("activation_bytes_CL", start, stop, c)
         if room < 0 or free < self._sum("step_bytes_CL", start, stop, c):
             return 0
-        return UNBOUNDED if held <= 0 else int(min(room // held, UNBOUNDED))
+        host_always, host_held = self._host_shares(start, stop, c)
+        return min(_times(room, held), _times(1.0 - host_always, host_held))
 
     def dense(self) -> DenseCosts:
         """Return the same costs stage by stage; memory grows with configurations × layers²."""
@@ -276,6 +317,10 @@ class AdditiveCosts:
         held = spans("activation_bytes_CL")
         fits = np.where(held > 0, room // np.where(held > 0, held, 1), UNBOUNDED)
         enough = stages & can_run & (room >= 0) & (free >= spans("step_bytes_CL"))
+        if self.host_fixed_bytes_CL.any() or self.host_activation_bytes_CL.any():
+            always, each = self.host_shares_2CL1[:, :, None, :] - self.host_shares_2CL1[:, :, :L, None]
+            fits = np.minimum(fits, np.where(each > 0, (1.0 - always) // np.where(each > 0, each, 1), UNBOUNDED))
+            enough &= always <= 1.0
         once = spans("per_step_seconds_CL") + self.per_step_latency_seconds_C[:, None, None]
         return DenseCosts(
             seconds_CLL1=np.where(stages & can_run, spans("seconds_CL"), np.inf),

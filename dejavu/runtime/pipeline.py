@@ -18,6 +18,7 @@ from dejavu.runtime.gradients.replicas import ReplicaGradients, ReplicaGroups
 from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
@@ -57,7 +58,7 @@ class Pipeline:
             span = plan.stages[s]
             module = build_layers(
                 workload, draw, device, span.start, span.stop,
-                recompute=self.configuration.recompute, offload=self.configuration.offload,
+                recompute=self.configuration.recompute, offload=self.configuration.offload.activations is not None,
             )  # fmt: skip
             if mesh is not None:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
@@ -122,6 +123,11 @@ class Pipeline:
         start, stop = self.layout.rows(self.place) if self._is_first or self._is_last else (0, 0)
         places = np.arange(self.workload.batch_size).reshape(-1, self.layout.microbatch_size)
         return places[:, start:stop].ravel()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Make the optimizer of the rank's weights, with its state where the plan keeps it."""
+        on_host = self.configuration.offload.optimizer is not None
+        return make_optimizer(self.workload.optimizer, self.parameters(), on_host=on_host)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for module in self.modules.values():

@@ -40,6 +40,10 @@ KEPT = 2  # the last ones; and the best, of those that were evaluated on what is
 State = dict[str, torch.Tensor]
 
 
+class StateOnHost(torch.optim.Optimizer):
+    """An optimizer whose state is in the host's memory, whatever devices its weights are on."""
+
+
 class CheckpointError(DejavuError):
     """A saved state lacks what a stage needs, or could not be saved."""
 
@@ -75,7 +79,7 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
         states_of(optimizer)[OF_ALL] = shared
     for name, parameter in module.named_parameters():
         if found := _of(name, state):
-            optimizer.state[parameter] = {what: _like(value, parameter) for what, value in found.items()}
+            optimizer.state[parameter] = {what: _like(value, parameter, optimizer) for what, value in found.items()}
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
@@ -114,11 +118,17 @@ def own_part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
 
 
-def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def moment_like(parameter: torch.nn.Parameter, dtype: torch.dtype, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Make zeros for a moment or a master, split as its weight is, where the optimizer keeps its state."""
+    device = "cpu" if isinstance(optimizer, StateOnHost) else None
+    return torch.zeros_like(parameter.data, dtype=dtype, device=device)
+
+
+def _like(whole: torch.Tensor, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Shard a moment of the optimizer, or a master, as its weight is."""
     if whole.dim() == 0:  # the number of steps; torch keeps it on the CPU
         return whole
-    moment = torch.zeros_like(parameter.data, dtype=whole.dtype)
+    moment = moment_like(parameter, whole.dtype, optimizer)
     local_of(moment).copy_(own_part(whole, moment))
     return moment
 

@@ -33,7 +33,6 @@ with gc_frozen():
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.suspects import Suspect
     from dejavu.runtime.layout import Layout
-    from dejavu.runtime.optimizer import make_optimizer
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, group, name_process
     from dejavu.runtime.process.gradients import GradientWatch
@@ -97,7 +96,7 @@ def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: He
     compiling = CompileClock(heartbeat.beat) if workload.compile else None
     pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
     modules = pipeline.modules
-    optimizer = make_optimizer(workload.optimizer, pipeline.parameters())
+    optimizer = pipeline.make_optimizer()
     pipeline.clock.watch_optimizer(optimizer)
     memory, rank = Memory.from_environment(), dist.get_rank()
     resumed = _restore(job, modules.values(), optimizer, memory)

@@ -50,6 +50,9 @@ def random_problem(seed: int, *, max_layers: int = 5, max_devices: int = 4) -> P
     one_link = rng.random() < 0.3
     latency, per_byte = (np.full((C, C), rng.random()) if one_link else draw(C, C) / 2 for _ in range(2))
     fixed, activations = draw(C, L), draw(C, L)
+    host_rng = np.random.default_rng((seed, 1))
+    away_C1 = (host_rng.random((C, 1)) < 0.5) & (host_rng.random() < 0.3)  # some keep something in their nodes
+    host_2CL = host_rng.integers(0, 5, (2, C, L)) * away_C1 * (host_rng.random((2, 1, 1)) < 0.7)
     return Problem(
         layers=tuple(f"layer {i}" for i in range(L)),
         configurations=configurations,
@@ -62,6 +65,9 @@ def random_problem(seed: int, *, max_layers: int = 5, max_devices: int = 4) -> P
             activation_bytes_CL=activations,
             temporary_bytes_CL=draw(C, L),
             capacity_bytes_C=np.full(C, rng.choice([8.0, 12.0, 20.0, 40.0, 1e6])),
+            host_fixed_bytes_CL=host_2CL[0].astype(float),
+            host_activation_bytes_CL=host_2CL[1].astype(float),
+            host_capacity_bytes_C=np.full(C, host_rng.choice([4.0, 8.0, 20.0, 1e6])),
         ),
         cut_bytes_L1=draw(L + 1) * (rng.random() < 0.6),
         link_latency_seconds_CC=latency * (rng.random() < 0.6),

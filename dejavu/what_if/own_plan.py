@@ -18,7 +18,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, price
 from dejavu.plans.plan import Stage, StageConfiguration
-from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.priced_problem import Away, PricedProblem
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.simulation import Simulation, StageSeconds, simulate_plan, simulate_plan_blocking
@@ -39,6 +39,7 @@ class OwnPlan:
         is_blocking: messages were simulated as blocking.
         stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
         peak_bytes_S, capacity_bytes_S: on a device of each stage.
+        away_S: what such a device keeps in its node.
         notes: what a reader should know of the simulation.
     """
 
@@ -50,12 +51,14 @@ class OwnPlan:
     stage_seconds_S: tuple[float, ...]
     peak_bytes_S: tuple[float, ...]
     capacity_bytes_S: tuple[float, ...]
+    away_S: tuple[Away, ...]
     notes: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether no stage holds more than its device has."""
-        return all(held <= room for held, room in zip(self.peak_bytes_S, self.capacity_bytes_S, strict=True))
+        """Whether no stage holds more than its device has, and its device's part of the node."""
+        on_devices = all(held <= room for held, room in zip(self.peak_bytes_S, self.capacity_bytes_S, strict=True))
+        return on_devices and all(one.fits for one in self.away_S)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: seconds and bytes by name."""
@@ -76,6 +79,7 @@ class OwnPlan:
                     "peak_bytes": self.peak_bytes_S[s],
                     "peak_bytes_range": list(memory_range(self.peak_bytes_S[s])),
                     "capacity_bytes": self.capacity_bytes_S[s],
+                    **(self.away_S[s]._asdict() if stage.configuration.offload else {}),
                 }
                 for s, stage in enumerate(self.plan.stages)
             ],
@@ -113,7 +117,7 @@ def _stage(place: str, row: Any) -> Stage:
     if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
         raise InputError(f"{place}: start and stop are {ends[0]!r} and {ends[1]!r}; wanted whole numbers")
     try:
-        configuration = StageConfiguration(**row.get("configuration", {}))
+        configuration = StageConfiguration.from_dict(row.get("configuration", {}))
     except TypeError as error:
         fields = ", ".join(StageConfiguration.__dataclass_fields__)
         raise InputError(f"{place}: configuration: {error}; wanted an object of {fields}") from error
@@ -161,7 +165,8 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
     priced = prices.priced(plan.num_microbatches)
     costs = priced.problem.costs
     assert isinstance(costs, AdditiveCosts)
-    roomy = replace(costs, capacity_bytes_C=np.full(len(configurations), _ANY_BYTES))
+    any_bytes_C = np.full(len(configurations), _ANY_BYTES)
+    roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
     problem = replace(priced.problem, costs=roomy, max_stages=None)
     by_formula = price(problem, plan)
     step_of = simulate_plan_blocking if is_blocking else _beside_computing
@@ -177,6 +182,7 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         stage_seconds_S=by_formula.stage_seconds,
         peak_bytes_S=by_formula.peak_bytes,
         capacity_bytes_S=tuple(map(float, rooms)),
+        away_S=tuple(priced.away(stage, problem.in_flight(s, len(plan.stages))) for s, stage in enumerate(plan.stages)),
         notes=(FEW if few else BLOCKING,) if is_blocking else (),
     )
 

@@ -64,7 +64,7 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     rows = {"schedule": plan["schedule"], "microbatches": str(plan["num_microbatches"])}
     for number, stage in enumerate(plan["stages"]):
-        its = StageConfiguration(**stage["configuration"])
+        its = StageConfiguration.from_dict(stage["configuration"])
         rows[f"stage {number}"] = str(Stage(stage["start"], stage["stop"], its))
     return rows
 

@@ -101,9 +101,10 @@ def _stage_rows(
             stage_times.replica
             or configuration.tensor_parallel > 1
             or configuration.context_parallel > 1
+            or configuration.offload
             or workload.microbatch_size % configuration.data_parallel
         ):
-            continue  # one replica speaks for all; parts of layers are no layers
+            continue  # one replica speaks for all; parts of layers are no layers, nor are copies to the node's memory
         record = StageRecord.of(graph, stage, workload.optimizer)
         for direction, seconds, repeats, what in (
             ("forward", stage_times.forward_seconds, steps * workload.microbatches_in_a_step, "microbatch"),

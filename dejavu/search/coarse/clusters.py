@@ -67,6 +67,9 @@ def clustered(problem: Problem, cuts: Ints) -> Problem:
             capacity_bytes_C=costs.capacity_bytes_C,
             message_bytes_CL1=costs.message_bytes_CL1[:, cuts],
             step_bytes_CL=summed(costs.step_bytes_CL),
+            host_fixed_bytes_CL=summed(costs.host_fixed_bytes_CL),
+            host_activation_bytes_CL=summed(costs.host_activation_bytes_CL),
+            host_capacity_bytes_C=costs.host_capacity_bytes_C,
         ),
         cut_bytes_L1=problem.cut_bytes_L1[cuts],
     )

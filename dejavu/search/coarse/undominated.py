@@ -40,8 +40,9 @@ class Undominated:
         costs = problem.costs
         assert isinstance(costs, AdditiveCosts)
         class_C, _ = link_classes(problem)
-        tables = [getattr(costs, name) for name in AdditiveCosts.__dataclass_fields__ if name != "capacity_bytes_C"]
-        tables = [table.reshape(len(problem.configurations), -1) for table in (*tables, -costs.capacity_bytes_C)]
+        rooms = ("capacity_bytes_C", "host_capacity_bytes_C")  # of which more is better
+        tables = [getattr(costs, name) * (-1 if name in rooms else 1) for name in AdditiveCosts.__dataclass_fields__]
+        tables = [table.reshape(len(problem.configurations), -1) for table in tables]
         instead_C = np.full(len(problem.configurations), -1, dtype=np.int64)
         kept: list[int] = []
         order = sorted(range(len(problem.configurations)), key=lambda c: (problem.configurations[c].num_devices, c))

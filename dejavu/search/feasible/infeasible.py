@@ -41,6 +41,10 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
         rule = " with every device used" if problem.use_all_devices else ""
         few = few or _too_few_stages(roomy, clock)
         return f"no plan fits, whatever the memory: no stages cover the layers on {counts}{rule}{few}"
+    only_devices = replace(problem, costs=_with_all_memory(problem, of_nodes=False))
+    in_nodes = isinstance(problem.costs, AdditiveCosts) and problem.costs.host_shares_2CL1.any()
+    if with_memory and in_nodes and clock.is_feasible(only_devices) is False:
+        return f"no plan fits, whatever the devices' memory: that of their nodes is too small{few}"
     least = _least_memory(problem, clock) if with_memory else None
     would_do = f"; {least:,.0f} bytes on every device would do" if least is not None else ""
     together = f"no stages together fit their memory under {problem.schedule}{few}"
@@ -90,6 +94,8 @@ def _layer_in_no_stage(problem: Problem) -> int | None:
         held = np.maximum(least * costs.activation_bytes_CL + costs.temporary_bytes_CL, costs.step_bytes_CL)
         need_CL = costs.fixed_bytes_CL + held + 2 * costs.message_bytes_CL1.min(axis=1)[:, None]
         alone_CL = costs.can_run_CL & (need_CL <= costs.room_bytes_C[:, None] * (1 + _ROUNDING))
+        in_node_2CL = np.diff(costs.host_shares_2CL1, axis=2)
+        alone_CL &= in_node_2CL[0] + least * in_node_2CL[1] <= 1 + _ROUNDING
         nowhere = np.flatnonzero(~alone_CL[usable].any(axis=0))
         return int(nowhere[0]) if len(nowhere) else None
     finite = np.logical_and(np.isfinite(costs.seconds_CLL1), np.isfinite(costs.per_step_seconds_CLL1))
@@ -107,19 +113,24 @@ def _alone(problem: Problem, layer: int) -> str:
     if not isinstance(costs, AdditiveCosts):
         return ""
     for c, configuration in enumerate(problem.configurations):
-        if configuration.num_devices <= problem.device_counts[configuration.device_type] and costs.can_run_CL[c, layer]:
+        if configuration.num_devices > problem.device_counts[configuration.device_type]:
+            continue
+        if costs.can_run_CL[c, layer] and costs.host_share(layer, layer + 1, c, problem.in_flight(0, 1)) <= 1:
             needs.append((costs.peak_bytes(layer, layer + 1, c, problem.in_flight(0, 1)), c))
     if not needs:
-        return "; it can run under no configuration that the cluster has devices for"
+        return "; it can run under no configuration that the cluster has devices and memory in their nodes for"
     need, c = min(needs)
     has = float(costs.capacity_bytes_C[c])
     return f"; alone it needs at least {need:,.0f} bytes (on {problem.configurations[c]}, which has {has:,.0f})"
 
 
-def _with_all_memory(problem: Problem) -> AdditiveCosts | DenseCosts:
+def _with_all_memory(problem: Problem, *, of_nodes: bool = True) -> AdditiveCosts | DenseCosts:
+    """The costs on devices, and perhaps in nodes, with more memory than any stage needs."""
     costs = problem.costs
     if isinstance(costs, AdditiveCosts):
-        return replace(costs, capacity_bytes_C=np.full(len(costs.capacity_bytes_C), _enough_bytes(problem)))
+        roomy = replace(costs, capacity_bytes_C=np.full(len(costs.capacity_bytes_C), _enough_bytes(problem)))
+        none = np.zeros((1, 1))
+        return replace(roomy, host_fixed_bytes_CL=none, host_activation_bytes_CL=none) if of_nodes else roomy
     return replace(costs, max_in_flight_CLL1=np.full_like(costs.max_in_flight_CLL1, problem.num_microbatches))
 
 

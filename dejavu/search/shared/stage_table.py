@@ -35,6 +35,7 @@ _NEAR_WHOLE = 1e-9  # a quotient this near to a whole number, relative, is round
 _SECONDS, _ONCE, _FIXED, _ACTIVE, _STEP = np.arange(5)
 _REST = 5
 _MESSAGE, _LATENCY, _ROOM, _BLOCKED = range(10, 14)
+_HOST_ALWAYS, _HOST_EACH = range(14, 16)
 _COLUMNS = 16  # two lines of cache
 _LAYER, _TAIL, _HEAD = range(3)  # columns of scratch_CL3
 TYPE, DEVICES = range(2)  # columns of kind_C2
@@ -46,10 +47,10 @@ class StageTable:
 
     Attributes:
         costs: sums_CL1N (up to each cut the sums of `SUMMED` and how many layers cannot run; then bytes of messages
-            at the cut, and what does not depend on it), scratch_CL3 (temporary bytes of a layer, the largest from it
-            to the end of its block, the largest from the block's beginning to it), span_CKM (the largest of 2**k
-            blocks from a block on), dense_CLL13 (seconds, per-step seconds and microbatches that fit, of every stage).
-            Of the two forms of costs the other's are empty.
+            at the cut, what does not depend on it, and sums of the parts of the node's memory), scratch_CL3 (temporary
+            bytes of a layer, the largest from it to the end of its block, the largest from the block's beginning to
+            it), span_CKM (the largest of 2**k blocks from a block on), dense_CLL13 (seconds, per-step seconds and
+            microbatches that fit, of every stage). Of the two forms of costs the other's are empty.
         links: link_CC2 (latency, seconds for each byte) and cut_bytes_L1.
         kinds: kind_C2 (the type, how many devices a stage takes), count_D (how many there are), member_C, first_G1 (the
             configurations that the cluster has devices for, in groups of the same type and number of devices), group_C.
@@ -140,6 +141,7 @@ def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
     sums_CL1N[:, :, _MESSAGE] = costs.message_bytes_CL1
     sums_CL1N[:, :, _LATENCY] = costs.per_step_latency_seconds_C[:, None]
     sums_CL1N[:, :, _ROOM] = costs.room_bytes_C[:, None]
+    sums_CL1N[:, :, _HOST_ALWAYS], sums_CL1N[:, :, _HOST_EACH] = costs.host_shares_2CL1
     blocks = -(-L // _BLOCK)
     padded = np.pad(costs.temporary_bytes_CL, ((0, 0), (0, blocks * _BLOCK - L))).reshape(C, blocks, _BLOCK)
     tail = np.maximum.accumulate(padded[:, :, ::-1], axis=2)[:, :, ::-1]
@@ -180,6 +182,18 @@ def _between(sums_CL1N: Floats, start: int, stop: int, c: int, column: np.int64)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def _times(room: float, held: float) -> int:
+    """How often what is held fits the room; float for float as the problem's costs say it."""
+    if held <= 0 or room / held >= UNBOUNDED:
+        return UNBOUNDED
+    quotient = room / held
+    whole = np.floor(quotient)
+    if abs(quotient - np.floor(quotient + 0.5)) <= _NEAR_WHOLE * quotient:
+        whole = room // held  # several times slower: the remainder is taken exactly
+    return int(whole)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def stage_cost(costs: Costs, start: int, stop: int, c: int) -> tuple[float, float, int]:
     """(seconds, per-step seconds, microbatches that fit) of a stage, float for float as the problem's costs say it."""
     sums_CL1N, scratch_CL3, span_CKM, dense_CLL13 = costs
@@ -195,10 +209,11 @@ def stage_cost(costs: Costs, start: int, stop: int, c: int) -> tuple[float, floa
     held = _between(sums_CL1N, start, stop, c, _ACTIVE)
     if room < 0 or free < _between(sums_CL1N, start, stop, c, _STEP):
         return seconds, once, 0
-    if held <= 0 or room / held >= UNBOUNDED:
-        return seconds, once, UNBOUNDED
-    quotient = room / held
-    whole = np.floor(quotient)
-    if abs(quotient - np.floor(quotient + 0.5)) <= _NEAR_WHOLE * quotient:
-        whole = room // held  # several times slower: the remainder is taken exactly
-    return seconds, once, int(whole)
+    host_always: float = sums_CL1N[c, stop, _HOST_ALWAYS] - sums_CL1N[c, start, _HOST_ALWAYS]
+    host_each: float = sums_CL1N[c, stop, _HOST_EACH] - sums_CL1N[c, start, _HOST_EACH]
+    if host_always > 1.0:
+        return seconds, once, 0
+    fits = _times(room, held)
+    if host_each > 0:
+        fits = min(fits, _times(1.0 - host_always, host_each))
+    return seconds, once, fits

@@ -254,6 +254,8 @@ class Place:
                 needed = sum(problem.costs.peak_bytes(*spans[s], int(in_flight[s])) for s in own)
                 if needed > problem.costs.capacity_bytes_C[spans[own[0]][2]] * (1.0 + 1e-9):
                     return None
+                if sum(problem.costs.host_share(*spans[s], int(in_flight[s])) for s in own) > 1.0 + 1e-9:
+                    return None
         configuration = problem.configurations
         stages = tuple(Stage(a, b, configuration[c]) for a, b, c in spans)
         plan = Plan(stages, self.schedule, self.problem.num_microbatches)
