@@ -233,7 +233,7 @@ class _Prices:
             ),
             forward_seconds_CL=before.forward_seconds_CL[index] * slow_C1,
             backward_seconds_CL=before.backward_seconds_CL[index] * slow_C1,
-            offloaded=before.offloaded and before.offloaded.of(index),
+            on_disk=before.on_disk and before.on_disk.of(index),
             pass_costs={
                 kind.name: _slower(before.pass_costs[kind.type_name], kind.slowness)
                 for kind in kinds
