@@ -22,7 +22,7 @@ from dejavu.migration.joint.strategies import Strategies
 from dejavu.migration.problem_now import problem_now
 from dejavu.migration.replanning import best_on, held_now
 from dejavu.plans import is_valid, price, solved, step_seconds
-from dejavu.plans.priced_problem import Offloaded
+from dejavu.plans.priced_problem import OnDisk
 from dejavu.runtime.job.migration import Gain, Migration
 from dejavu.search import Exact
 from dejavu.workload import ReplanSettings
@@ -239,11 +239,11 @@ def test_what_stages_keep_in_their_node_is_told_of_every_kind_of_device() -> Non
     """A slower device is of a kind of its own, with a row of its own in every table."""
     wrong = case(6, 3, 0)
     priced = wrong.true.priced
-    kept = Offloaded(np.zeros((1, 6)), np.full(1, 1e9))
-    running = replace(wrong.true, priced=replace(priced, offloaded=kept))
+    kept = OnDisk(np.zeros((1, 6)), np.full(1, 1e9))
+    running = replace(wrong.true, priced=replace(priced, on_disk=kept))
     current = problem_now(running, wrong.true_now)
-    assert current.every.offloaded is not None
-    assert len(current.every.offloaded.capacity_bytes_C) == len(current.every.problem.configurations) == 2
+    assert current.every.on_disk is not None
+    assert len(current.every.on_disk.capacity_bytes_C) == len(current.every.problem.configurations) == 2
     assert true_step_seconds(current, first(wrong)) > 0
 
 
