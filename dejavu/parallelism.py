@@ -121,15 +121,16 @@ class Parallelism:
                 _check_possible(one, cluster, microbatch_size, most_tensor_parallel)
                 _check_split(one, cluster, sequence_length, num_experts, context_length)
             return self.only
+        offloads = {name: self._offloads(cluster, name) for name in cluster.device_counts}
         return tuple(
-            replace(configuration, offload=offload)
+            replace(configuration, offload=offload) if offload else configuration
             for name in cluster.device_counts
             for nodes, per_node in meshes(cluster, name)
             for own in self._on_mesh(name, nodes, per_node, most_tensor_parallel)
             for plain in self._with_context_parallel(own, microbatch_size, sequence_length, context_length)
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
-            for offload in self._offloads(cluster, name)
+            for offload in offloads[name]
         )
 
     def _offloads(self, cluster: Cluster, device_type: str) -> tuple[Offload, ...]:
@@ -138,8 +139,10 @@ class Parallelism:
 
     def _choices(self, name: str, plain: StageConfiguration, shared: int) -> Iterator[StageConfiguration]:
         """Yield it with and without the choice, where its devices can have equal numbers of what they would share."""
-        can = plain.tensor_parallel > 1 and shared > 0 and shared % plain.tensor_parallel == 0
-        for chosen in getattr(self, name) if can else (False,):
+        if plain.tensor_parallel == 1 or shared <= 0 or shared % plain.tensor_parallel:
+            yield plain
+            return
+        for chosen in getattr(self, name):
             choice: dict[str, Any] = {name: chosen}
             yield replace(plain, **choice)
 

@@ -15,7 +15,7 @@ from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
 BOUND_SHARE = 0.5  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn
 LEAST_RISE = 0.01  # of the gap; a turn that closes less of it is idle
-MOST_IDLE = 2  # turns in succession, each as long as all before it
+MOST_IDLE_SHARE = 0.4  # of the time that was spent, in turns at the end that were idle
 
 Tell = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
@@ -57,7 +57,7 @@ class RequestBounds:
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
         on_their_way, found = self._on_their_way(best_seconds), dict[int, SimulatedBound]()
         more = dict.fromkeys(counts, seconds / (4 * len(counts)))
-        gap, idle = inf, 0
+        gap, spent, idle = inf, 0.0, 0.0
         with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
             while True:
                 self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
@@ -66,13 +66,16 @@ class RequestBounds:
                 bound = min(best_seconds, *(one.seconds for one in found.values()))
                 self.hear(bound)
                 before, gap = gap, met - bound
-                idle = 0 if gap < (1 - LEAST_RISE) * before else idle + 1
-                left = seconds - sum(one.spent_seconds for one in found.values())
+                earlier, spent = spent, sum(one.spent_seconds for one in found.values())
+                idle = 0.0 if gap < (1 - LEAST_RISE) * before else idle + spent - earlier
+                left = seconds - spent
                 open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
                 least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                if not least or not found[least[0]].can_rise or left <= LEAST_SHARE * seconds or idle >= MOST_IDLE:
+                is_over = left <= LEAST_SHARE * seconds or idle > MOST_IDLE_SHARE * spent
+                if is_over or not least or not found[least[0]].can_rise:
                     return found
-                more = {count: min(found[count].spent_seconds, left / workers) for count in least}
+                again = max(found[count].spent_seconds for count in least)  # they run side by side
+                more = dict.fromkeys(least, min(again, left / workers))
 
     def looked(self) -> dict[int, SimulatedBound]:
         """Bound where no plan is known: each number gets its part of the budget, and returns the plan it found."""
