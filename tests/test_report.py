@@ -507,6 +507,7 @@ class Moved(NamedTuple):
     to_plan: Plan
     seconds: float
     steps_lost: int
+    gain: str | None = None
 
 
 def test_changes_of_plan_are_listed_and_only_then(run, html):
@@ -514,7 +515,9 @@ def test_changes_of_plan_are_listed_and_only_then(run, html):
     plan = run.plan
     fewer = replace(plan, stages=(*plan.stages[:-2], replace(plan.stages[-2], stop=plan.stages[-1].stop)))
     lost = Moved(12, "desk:<2> was lost", plan, fewer, 4.5, 2)
-    text = Page(page(replace(run, migrations=(lost, Moved(20, "a rank ended", fewer, fewer, 1.0, 0))))).text
+    faster = Moved(30, "fewer cuts", plan, fewer, 2.0, 0, gain="a step took 9 ms")
+    text = Page(page(replace(run, migrations=(lost, Moved(20, "a rank ended", fewer, fewer, 1.0, 0), faster)))).text
+    assert "30 fewer cuts; a step took 9 ms 1f1b" in text
     assert "Changes of plan" in text
     cuts = ", ".join(map(str, fewer.cuts))
     assert f"1f1b, {plan.num_microbatches} microbatches, cut before layers {cuts} 4.5 s 2" in text

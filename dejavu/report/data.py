@@ -86,6 +86,10 @@ class Migration(Protocol):
     def steps_lost(self) -> int:
         """Steps that had to be trained again."""
 
+    @property
+    def gain(self) -> object:
+        """A sentence, as text: the step before, as predicted and as measured; None: it was not for a faster step."""
+
 
 class Compared(NamedTuple):
     """One predicted time beside the measured one; `work` is None for the whole step."""
