@@ -12,10 +12,11 @@ from dejavu.planning.request import PlanRequest
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
 
-BOUND_SHARE = 0.5  # of the budget, at most
+BOUND_SHARE = 0.6  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn
 LEAST_RISE = 0.01  # of the gap; a turn that closes less of it is idle
-MOST_IDLE_SHARE = 0.4  # of the time that was spent, in turns at the end that were idle
+HOPELESS = 1.5  # times what is left of the budget: an idle turn at whose rate all would take longer to close
+MOST_IDLE = 2  # turns in succession without hope
 
 Tell = Callable[[str, int, int], None]  # the current item, how many are done, the total
 
@@ -56,22 +57,18 @@ class RequestBounds:
         counts, workers = self.request.counts, min(self.num_workers, len(self.request.counts))
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
         on_their_way, found = self._on_their_way(best_seconds), dict[int, SimulatedBound]()
-        more = dict.fromkeys(counts, seconds / (4 * len(counts)))
-        gap, spent, idle = inf, 0.0, 0.0
+        more, state, idle = dict.fromkeys(counts, seconds / (4 * len(counts))), _Progress(0.0, inf, inf, 0.0), 0
         with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
             while True:
                 self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
                 found |= _side_by_side(pool, on_their_way, more)
-                met = min(one.plan_seconds for one in found.values())
-                bound = min(best_seconds, *(one.seconds for one in found.values()))
-                self.hear(bound)
-                before, gap = gap, met - bound
-                earlier, spent = spent, sum(one.spent_seconds for one in found.values())
-                idle = 0.0 if gap < (1 - LEAST_RISE) * before else idle + spent - earlier
-                left = seconds - spent
+                before, state = state, _Progress.of(found, best_seconds)
+                self.hear(state.bound_seconds)
+                left = seconds - state.spent_seconds
+                idle = idle + 1 if state.is_idle_after(before, left) else 0
                 open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
                 least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                is_over = left <= LEAST_SHARE * seconds or idle > MOST_IDLE_SHARE * spent
+                is_over = left <= LEAST_SHARE * seconds or idle >= MOST_IDLE
                 if is_over or not least or not found[least[0]].can_rise:
                     return found
                 again = max(found[count].spent_seconds for count in least)  # they run side by side
@@ -91,6 +88,45 @@ class RequestBounds:
             count: bounding(prices.priced(count), schedules=schedules, best_seconds=best_seconds)
             for count in self.request.counts
         }
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far all numbers of microbatches together are.
+
+    Attributes:
+        bound_seconds, met_seconds: no plan is faster; the fastest one met, or given.
+        shortfall: see `SimulatedBound`.
+        spent_seconds: processor time of all threads.
+    """
+
+    bound_seconds: float
+    met_seconds: float
+    shortfall: float
+    spent_seconds: float
+
+    @classmethod
+    def of(cls, found: Mapping[int, SimulatedBound], best_seconds: float) -> _Progress:
+        return cls(
+            bound_seconds=min(best_seconds, *(one.seconds for one in found.values())),
+            met_seconds=min(one.plan_seconds for one in found.values()),
+            shortfall=sum(one.shortfall for one in found.values()),
+            spent_seconds=sum(one.spent_seconds for one in found.values()),
+        )
+
+    @property
+    def gap_seconds(self) -> float:
+        return self.met_seconds - self.bound_seconds
+
+    def is_idle_after(self, before: _Progress, left_seconds: float) -> bool:
+        """Whether the turn closed next to nothing of the gap, and at its rate all would be close long after the budget.
+
+        The rate is that of the shortfall: bounds of other schedules and numbers of ranks rise before the least does.
+        """
+        if self.gap_seconds < (1 - LEAST_RISE) * before.gap_seconds:
+            return False
+        won, took_seconds = before.shortfall - self.shortfall, self.spent_seconds - before.spent_seconds
+        return self.shortfall * took_seconds > HOPELESS * left_seconds * won
 
 
 def _side_by_side(

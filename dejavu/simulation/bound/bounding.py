@@ -37,7 +37,8 @@ class SimulatedBound:
         proved_by: what gave the weakest part of it.
         plan, plan_seconds: a plan faster than the best one given, where one was met; else None, and the step given.
         spent_seconds: processor time of the calling thread.
-        can_rise: whether more time may raise it.
+        shortfall: how far bounds that more time may raise are below the best step, as shares of it, summed over
+            schedules and numbers of ranks.
     """
 
     seconds: float
@@ -46,7 +47,11 @@ class SimulatedBound:
     plan: Plan | None
     plan_seconds: float
     spent_seconds: float
-    can_rise: bool
+    shortfall: float
+
+    @property
+    def can_rise(self) -> bool:
+        return self.shortfall > 0
 
 
 def simulated_lower_bound(
@@ -178,5 +183,5 @@ class Bounding:
             plan=self.plan,
             plan_seconds=self.best_seconds,
             spent_seconds=self.spent_seconds,
-            can_rise=bool(self._left()),
+            shortfall=sum(1.0 - place.bound_seconds / self.best_seconds for place in self._left()),
         )
