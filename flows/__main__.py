@@ -320,7 +320,7 @@ def plan(
         from rich.console import Console
 
         from dejavu.foundation.compiled import told_of_compiling
-        from dejavu.planning import Planner, choice_to_dict, in_this_process, on_dask, print_choice, write_answer
+        from dejavu.planning import Planner, choice_to_dict, on_dask, print_choice, write_answer
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if
         from flows.progress import rows_bar
@@ -337,7 +337,7 @@ def plan(
     request = typed.request(wanted, machines, database, wanted.seed if seed is None else seed)
     target = None if json_target in (None, STDOUT) else Path(str(json_target))
     with ExitStack() as stack:
-        ask: Ask = in_this_process
+        ask: Ask | None = None
         if dask:
             from dejavu.trials import searching_client
 
@@ -345,7 +345,7 @@ def plan(
             ask = on_dask(stack.enter_context(searching_client(dask, machines, Path(".dejavu"), say)))
         tell = stack.enter_context(rows_bar(Console(stderr=True), unit="", what="capturing the model"))
         stack.enter_context(told_of_compiling(lambda: typer.echo(COMPILING, err=True)))
-        planner = Planner(ask, tell=tell)
+        planner = Planner(ask, tell=tell, forks=not dask)
         several = asked.answer(request, planner.plan) if asked.is_asked else None
         choice = None if several else planner.plan(asked.one(request))
     if several is not None:

@@ -21,7 +21,7 @@ import psutil
 from rich.table import Table
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.process_start import started_at
+from dejavu.foundation.processes.start import started_at
 from dejavu.foundation.units import format_bytes
 from flows import service_record, services
 from flows.processes import is_free, listener

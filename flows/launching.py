@@ -61,7 +61,7 @@ def _planned_job(folder: Path, workload: Path, cluster: Path, budget_seconds: fl
     from flows.inputs import read_inputs
 
     machines, wanted = read_inputs(cluster, workload, train=False)
-    choice = Planner().plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
+    choice = Planner(forks=True).plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
     binding = bind(choice.priced.problem, choice.plan, machines)
     job = TrainingJob(
         workload=split_into(wanted, choice.plan.num_microbatches),

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from dejavu.foundation.process_start import start_seconds, started_at
+from dejavu.foundation.processes.start import start_seconds, started_at
 from flows.room import PRIVATE_UMASK
 from flows.server_settings import LOOPBACK, SECRETS
 

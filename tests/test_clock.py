@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dejavu.foundation.process_start import start_seconds, started_at
+from dejavu.foundation.processes.start import start_seconds, started_at
 from dejavu.launch.training_lock import alone_in, holder_in
 from flows.processes import start
 from tests.test_flow import Watched, check_records, needs_two_cores

@@ -180,9 +180,13 @@ def test_searches_that_are_named_are_asked_and_no_other(folder: Path) -> None:
     assert {row.search for row in found.considered} - {"bound"} == {"mcmc", "exact", *BASELINES}
 
 
-def test_equal_requests_get_equal_answers(folder: Path, choice: Choice) -> None:
-    again = Planner(num_workers=1).plan(request(folder))
+@pytest.mark.parametrize("planner", [Planner(num_workers=1), Planner(num_workers=2, forks=True)])
+def test_equal_requests_get_equal_answers(planner: Planner, folder: Path, choice: Choice) -> None:
+    again = planner.plan(request(folder))
     assert again.plan == choice.plan
+    assert {(row.search, row.priced.problem.num_microbatches) for row in again.considered} == {
+        (row.search, row.priced.problem.num_microbatches) for row in choice.considered
+    }
 
 
 def test_too_little_memory_is_proved_and_said_with_what_would_do(folder: Path) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from dejavu.foundation.errors import DejavuError, InputError
-from dejavu.foundation.process_start import start_seconds
+from dejavu.foundation.processes.start import start_seconds
 from flows import service_record, services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free

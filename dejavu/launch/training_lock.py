@@ -20,7 +20,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dejavu.foundation.errors import DejavuError
-from dejavu.foundation.process_start import start_seconds, started_at
+from dejavu.foundation.processes.start import start_seconds, started_at
 from dejavu.runtime.job import write_json
 
 LOCK, HOLDER = "training.lock", "training.json"

@@ -2,7 +2,7 @@
 
 request.py     everything a plan depends on
 prices.py      the problems: every layer priced in every way that it may be spread
-questions.py   searches run on problems, in threads or on Dask
+questions.py   searches run on problems, side by side or on Dask
 candidates.py  plans as they would run: under a schedule, simulated, corrected by earlier trainings
 bounds.py      lower bounds on any plan's simulated step
 planner.py     runs searches, simulates, takes the fastest plan that fits
@@ -16,7 +16,7 @@ from dejavu.planning.considered import print_choice
 from dejavu.planning.plan_json import choice_to_dict, write_answer
 from dejavu.planning.planner import Planner
 from dejavu.planning.prices import Prices, price_workload
-from dejavu.planning.questions import BASELINES, Question, in_this_process, on_dask
+from dejavu.planning.questions import BASELINES, Question, on_dask
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.sentences import reason
 
@@ -30,7 +30,6 @@ __all__ = [
     "Prices",
     "Question",
     "choice_to_dict",
-    "in_this_process",
     "on_dask",
     "price_workload",
     "print_choice",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 
-from dejavu.planning.prices import Prices
+from dejavu.foundation.processes.homes import Homes
+from dejavu.planning.questions import Posed
 from dejavu.planning.request import PlanRequest
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.simulation.bound import CLOSE, Bounding, SimulatedBound, bounding
+from dejavu.simulation.bound import CLOSE, SimulatedBound, bounding
 
 BOUND_SHARE = 0.6  # of the budget, at most
 LEAST_SHARE = 0.01  # of that; less is not worth another turn
@@ -34,60 +34,77 @@ class RequestBounds:
     """The bounds on the simulated steps of a request's plans.
 
     Attributes:
-        num_workers: how many numbers of microbatches are bounded side by side, in threads.
+        homes: where the problems of all numbers of microbatches live, in their order.
         hear: called with the bound over all numbers, as it rises.
     """
 
     request: PlanRequest
-    prices: Prices
-    num_workers: int
+    homes: Homes[Posed]
     tell: Tell = quietly
     hear: Callable[[float], None] = unheard
 
     def raised(self, best_seconds: float) -> dict[int, SimulatedBound]:
         """Return lower bounds by number of microbatches, as close to the best step as the budget allows.
 
-        The bound over all numbers is the least of them. So each gets a little of the budget first; then, in parallel,
-        the least ones get as much again as they had, until all are close, the least cannot rise, the budget ends, or
-        turns do no more than find that there is nothing to be found.
+        The bound over all numbers is the least of them. So each gets a little of the budget first; then, side by side,
+        the least one of each home gets as much again as it had, until all are close, the least cannot rise, the budget
+        ends, or turns do no more than find that there is nothing to be found.
 
         Args:
             best_seconds: step of the best plan known.
         """
-        counts, workers = self.request.counts, min(self.num_workers, len(self.request.counts))
+        counts, workers = self.request.counts, self.homes.num_homes
         seconds = BOUND_SHARE * self.request.budget_seconds * workers
-        on_their_way, found = self._on_their_way(best_seconds), dict[int, SimulatedBound]()
-        more, state, idle = dict.fromkeys(counts, seconds / (4 * len(counts))), _Progress(0.0, inf, inf, 0.0), 0
-        with ThreadPoolExecutor(workers, thread_name_prefix="bound") as pool:
-            while True:
-                self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
-                found |= _side_by_side(pool, on_their_way, more)
-                before, state = state, _Progress.of(found, best_seconds)
-                self.hear(state.bound_seconds)
-                left = seconds - state.spent_seconds
-                idle = idle + 1 if state.is_idle_after(before, left) else 0
-                open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
-                least = sorted(open_, key=lambda count: found[count].seconds)[:workers]
-                is_over = left <= LEAST_SHARE * seconds or idle >= MOST_IDLE
-                if is_over or not least or not found[least[0]].can_rise:
-                    return found
-                again = max(found[count].spent_seconds for count in least)  # they run side by side
-                more = dict.fromkeys(least, min(again, left / workers))
+        self._begin(best_seconds)
+        more, found = dict.fromkeys(counts, seconds / (4 * len(counts))), dict[int, SimulatedBound]()
+        state, idle = _Progress(0.0, inf, inf, 0.0), 0
+        while True:
+            self.tell(f"bounding {', '.join(map(str, more))} microbatches", len(found), len(counts))
+            found |= self._go_on(more)
+            before, state = state, _Progress.of(found, best_seconds)
+            self.hear(state.bound_seconds)
+            left = seconds - state.spent_seconds
+            idle = idle + 1 if state.is_idle_after(before, left) else 0
+            open_ = [count for count in counts if found[count].seconds < (1 - CLOSE) * best_seconds]
+            open_.sort(key=lambda count: found[count].seconds)
+            is_over = left <= LEAST_SHARE * seconds or idle >= MOST_IDLE
+            if is_over or not open_ or not found[open_[0]].can_rise:
+                return found
+            least = self._one_of_each_home([count for count in open_ if found[count].can_rise])
+            again = max(found[count].spent_seconds for count in least)  # they run side by side
+            more = dict.fromkeys(least, min(again, left / workers))
 
     def looked(self) -> dict[int, SimulatedBound]:
         """Bound where no plan is known: each number gets its part of the budget, and returns the plan it found."""
         counts = self.request.counts
         self.tell("looking at every schedule", 0, len(counts))
-        seconds = self.request.budget_seconds * min(self.num_workers, len(counts)) / len(counts)
-        with ThreadPoolExecutor(self.num_workers, thread_name_prefix="bound") as pool:
-            return _side_by_side(pool, self._on_their_way(inf), dict.fromkeys(counts, seconds))
+        self._begin(inf)
+        return self._go_on(dict.fromkeys(counts, self.request.budget_seconds * self.homes.num_homes / len(counts)))
 
-    def _on_their_way(self, best_seconds: float) -> dict[int, Bounding]:
-        schedules, prices = self.request.allowed_schedules, self.prices
-        return {
-            count: bounding(prices.priced(count), schedules=schedules, best_seconds=best_seconds)
-            for count in self.request.counts
-        }
+    def _one_of_each_home(self, counts: Sequence[int]) -> list[int]:
+        """Return the first of these numbers in each home."""
+        first = dict[int, int]()
+        for count in counts:
+            first.setdefault(self.homes.home_of(self.request.counts.index(count)), count)
+        return list(first.values())
+
+    def _begin(self, best_seconds: float) -> None:
+        asked = (self.request.allowed_schedules, best_seconds)
+        self.homes.each([(k, asked) for k in range(len(self.request.counts))], _begin)
+
+    def _go_on(self, seconds: Mapping[int, float]) -> dict[int, SimulatedBound]:
+        """Continue each side by side for so much more time."""
+        calls = [(self.request.counts.index(count), (more,)) for count, more in seconds.items()]
+        return dict(zip(seconds, self.homes.each(calls, _go_on), strict=True))
+
+
+def _begin(posed: Posed, schedules: Sequence[str], best_seconds: float) -> None:
+    posed.bounding = bounding(posed.priced, schedules=schedules, best_seconds=best_seconds)
+
+
+def _go_on(posed: Posed, seconds: float) -> SimulatedBound:
+    assert posed.bounding is not None
+    return posed.bounding.go_on(seconds)
 
 
 @dataclass(frozen=True)
@@ -127,14 +144,6 @@ class _Progress:
             return False
         won, took_seconds = before.shortfall - self.shortfall, self.spent_seconds - before.spent_seconds
         return self.shortfall * took_seconds > HOPELESS * left_seconds * won
-
-
-def _side_by_side(
-    pool: ThreadPoolExecutor, on_their_way: Mapping[int, Bounding], seconds: Mapping[int, float]
-) -> dict[int, SimulatedBound]:
-    """Continue each in parallel for so much more time."""
-    bounds = pool.map(lambda count: on_their_way[count].go_on(seconds[count]), seconds)
-    return dict(zip(seconds, bounds, strict=True))
 
 
 def has_no_plan(priced: PricedProblem, bound: SimulatedBound) -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
+from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_seconds
 from dejavu.parallelism import Parallelism
 from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import BASELINES, QUICK, Ask, Question, in_this_process, num_cores
+from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home, load_compiled_loops, num_cores
 from dejavu.planning.request import PlanRequest
 from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
@@ -45,15 +47,18 @@ class Planner:
     """The one way from a request to a plan, for the commands and the flows.
 
     Attributes:
-        ask: runs searches: in threads, on Dask, as task runs of a flow.
+        ask: runs searches: on Dask, as task runs of a flow; None: side by side on this machine.
         num_workers: how many searches run at the same time.
+        forks: whether side by side is in forked processes, each with some of the numbers of microbatches, or in
+            threads, of which Python runs one at a time: for a process with other threads that compute.
         tell: called with the progress.
         found: called with the best simulated step so far and the bound that no plan is simulated below, when one of
             them changes; None: not known yet.
     """
 
-    ask: Ask = in_this_process
+    ask: Ask | None = None
     num_workers: int = field(default_factory=num_cores)
+    forks: bool = False
     tell: Tell = quietly
     found: Found = nothing_heard
 
@@ -109,7 +114,7 @@ def plan(workload: Workload | str | Path, cluster: Cluster | str | Path, **optio
     """
     asked = workload if isinstance(workload, Workload) else load_workload(workload)
     devices = cluster if isinstance(cluster, Cluster) else load_cluster(Path(cluster))
-    return Planner().plan(PlanRequest(asked, devices, **options))
+    return Planner(forks=True).plan(PlanRequest(asked, devices, **options))
 
 
 class _Planning:
@@ -120,7 +125,6 @@ class _Planning:
         self.simulator = Simulator(prices)
         self.left_seconds = request.budget_seconds
         self.rows: list[Considered] = []
-        self.bounds = RequestBounds(request, prices, planner.num_workers, self._tell, self._hear_bound)
         self.heard: tuple[float | None, float | None] = (None, None)
         self.looked: dict[int, SimulatedBound] = {}  # by microbatches, where every schedule had to be searched
 
@@ -130,6 +134,20 @@ class _Planning:
             tell(f"pricing {count} microbatches", done, len(counts))
             self.prices.priced(count)
         priced = [self.prices.priced(count) for count in counts]
+        with self._homes(priced) as homes:
+            return self._choice(priced, homes)
+
+    @contextmanager
+    def _homes(self, priced: Sequence[PricedProblem]) -> Iterator[Homes[Posed]]:
+        """Let the problems live where what is asked about them is computed."""
+        if self.planner.forks:
+            load_compiled_loops()
+        with Homes(list(map(Posed, priced)), self.planner.num_workers, forks=self.planner.forks) as homes:
+            self.ask = self.planner.ask or at_home(homes)
+            yield homes
+
+    def _choice(self, priced: Sequence[PricedProblem], homes: Homes[Posed]) -> Choice:
+        bounds = RequestBounds(self.request, homes, self._tell, self._hear_bound)
         named = self.request.searches
         searches = [name for name in named if name not in BASELINES] if named else [PROVER]
         self._ask(BASELINES if named else QUICK, priced, QUICK_SHARE)
@@ -139,18 +157,19 @@ class _Planning:
             self._ask([PROVER, *FURTHER], [one for one in priced if self._is_open(one)], 1.0)
         if not self._has_plan:
             left = [under_gpipe_memory(one) for one in priced if not self._is_proved_empty(one)]
-            self._ask(searches, left, 1.0)
+            with self._homes(left):
+                self._ask(searches, left, 1.0)
         if not self._has_plan:
-            self._meet()
-        tell("moving cuts", 0, 1)
+            self._meet(bounds)
+        self._tell("moving cuts", 0, 1)
         origin, best = self._fastest()
         chosen = self.simulator.polished(best)
-        bounds = self._raised(chosen)
+        raised = self._raised(bounds, chosen)
         other, best = self._fastest()  # maybe one that was found while bounding
         if best.step_seconds < chosen.step_seconds:
             origin, chosen = other, self.simulator.polished(best)
         origin, chosen = self._unless_kept(origin, chosen)
-        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, bounds)
+        return Choice(self.request, self.prices, tuple(self.rows), chosen, origin, self.simulator, raised)
 
     def _tell(self, what: str, done: int, total: int) -> None:
         """Report the progress, with the best step so far and the bound, where they are known."""
@@ -184,7 +203,7 @@ class _Planning:
         seconds = max(self.left_seconds, 0.0) * share * workers / len(pairs)
         questions = [Question(name, one, seconds, self.request.seed, self._start(one)) for name, one in pairs]
         self._tell(f"searching: {', '.join(dict.fromkeys(name for name, _ in pairs))}", 0, len(questions))
-        answers = self.planner.ask(questions)
+        answers = self.ask(questions)
         self.left_seconds -= sum(answer.seconds for answer in answers) / workers
         for done, (question, answer) in enumerate(zip(questions, answers, strict=True)):
             self._tell(f"simulating {question}", done, len(questions))
@@ -280,18 +299,18 @@ class _Planning:
         looked = self.looked.get(priced.problem.num_microbatches)
         return looked is not None and has_no_plan(priced, looked)
 
-    def _meet(self) -> None:
+    def _meet(self, bounds: RequestBounds) -> None:
         """Look for a plan under every allowed schedule with the bound's search, where no other search found one.
 
         The searches' plans have one stage on each rank; with two, layers that are not neighbours share a rank's memory.
         """
-        self.looked = self.bounds.looked()
+        self.looked = bounds.looked()
         for count, bound in self.looked.items():
             self._consider_met(count, bound)
 
-    def _raised(self, chosen: Candidate) -> dict[int, SimulatedBound]:
+    def _raised(self, bounds: RequestBounds, chosen: Candidate) -> dict[int, SimulatedBound]:
         """Return lower bounds on the simulated step by number of microbatches; plans found meanwhile are candidates."""
-        found = self.bounds.raised(chosen.simulated_seconds)
+        found = bounds.raised(chosen.simulated_seconds)
         for count, bound in found.items():
             self._consider_met(count, bound)
         return found

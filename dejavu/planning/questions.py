@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.registry import named
 from dejavu.foundation.units import plural
 from dejavu.plans import Answer, Plan
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.search import SEARCHES, Search
+from dejavu.search import SEARCHES, Search, exact, feasible, pipedream
 from dejavu.search.fan_out import Client, answers
+from dejavu.simulation import bound
+from dejavu.simulation.bound import Bounding
 
 BASELINES = ("uniform", "proportional", "balanced")  # what people do without a planner; always run, always shown
 QUICK = (*BASELINES, "pipedream")  # end by themselves in milliseconds; the others start from their plans
@@ -57,12 +59,34 @@ class Question:
 Ask = Callable[[Sequence[Question]], list[Answer]]  # one answer for each question, in their order
 
 
-def in_this_process(questions: Sequence[Question]) -> list[Answer]:
-    """Run the searches in threads, one for each core: their compiled loops release the GIL."""
-    if len(questions) < 2:
-        return [question.answer() for question in questions]
-    with ThreadPoolExecutor(num_cores(), thread_name_prefix="search") as pool:
-        return list(pool.map(Question.answer, questions))
+def load_compiled_loops() -> None:
+    """Load what every planning runs, or compile it, once for all processes that are forked then."""
+    for package in (exact, feasible, pipedream, bound):
+        package.load_compiled_loops()
+
+
+@dataclass
+class Posed:
+    """A problem, and its bound on its way, once that was begun; see `Homes`."""
+
+    priced: PricedProblem
+    bounding: Bounding | None = None
+
+
+def at_home(homes: Homes[Posed]) -> Ask:
+    """Run the searches where their problems live."""
+    places = {id(posed.priced): k for k, posed in enumerate(homes.kept)}
+
+    def ask(questions: Sequence[Question]) -> list[Answer]:
+        return homes.each(
+            [(places[id(q.priced)], (q.search, q.budget_seconds, q.seed, q.start)) for q in questions], _answer
+        )
+
+    return ask
+
+
+def _answer(posed: Posed, search: str, budget_seconds: float, seed: int, start: Plan | None) -> Answer:
+    return Question(search, posed.priced, budget_seconds, seed, start).answer()
 
 
 def on_dask(client: Client) -> Ask:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from dejavu.foundation.process_start import start_seconds, started_at
+from dejavu.foundation.processes.start import start_seconds, started_at
 
 KEY_TAG, HOST_TAG, PID_TAG, START_TAG = "dejavu.key", "dejavu.host", "dejavu.pid", "dejavu.process_start_seconds"
 GIT_SECONDS = 5.0  # a repository on a slow disk must not delay a run

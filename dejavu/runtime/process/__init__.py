@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,35 +9,30 @@ from contextlib import suppress
 
 import torch
 
+from dejavu.foundation.processes.parents import PARENT, die_with_parent, name_process, named_parent
 from dejavu.runtime.process.group import shares_gpus
 
-PARENT = "DEJAVU_PARENT_PID"
+__all__ = [
+    "ATTEMPT",
+    "GRACE_SECONDS",
+    "KEEPS_MEMORY",
+    "MEASURING",
+    "PARENT",
+    "attempt_number",
+    "claim_device",
+    "die_with_parent",
+    "end_agent",
+    "go_first",
+    "name_process",
+    "named_parent",
+    "rank_environment",
+    "rank_settings",
+]
+
 ATTEMPT = "DEJAVU_ATTEMPT"
 MEASURING = -20  # the priority of measuring processes
 GRACE_SECONDS = 15.0  # an agent that takes longer to end its ranks is killed together with them
 _NOT_FOR_RANKS = ("MLFLOW_RUN_ID", "PREFECT__FLOW_RUN_ID")
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
-
-
-def named_parent() -> dict[str, str]:
-    """Return environment variables for a child that is to die with this process."""
-    return {PARENT: str(os.getpid())}
-
-
-def die_with_parent(number: signal.Signals) -> None:
-    """Ask the kernel for this signal when the parent ends, however it ends; send it at once if it already has.
-
-    The latter is detected only if the parent passed `named_parent`.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    named = os.environ.get(PARENT)
-    if named and os.getppid() != int(named):
-        os.kill(os.getpid(), number)
-
-
-def name_process(name: str) -> None:
-    """Set the name that `ps -e`, `top` and psutil show for this process; at most 15 bytes."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def go_first() -> None:

@@ -211,6 +211,12 @@ def _table_steps(options: Options) -> float:
     return float(D) * J * (len(options.stop_N) + L1 * A * A)
 
 
+def load_compiled_loops() -> None:
+    """Compile all loops, or load them from numba's cache."""
+    _compile_table()
+    _compile_prices()
+
+
 @cache
 def _compile_table() -> None:
     """Compile the loops over tables, or load them from numba's cache, on a problem of one layer."""

@@ -47,7 +47,7 @@ class PipeDream(Search):
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         with best.clock_stopped():
-            _load_compiled_loops()
+            load_compiled_loops()
         return self._least_bottleneck(problem, best, seed)
 
     def _least_bottleneck(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
@@ -220,7 +220,7 @@ def _cuts(problem: Problem, most: int) -> np.ndarray:
 
 
 @cache
-def _load_compiled_loops() -> None:
+def load_compiled_loops() -> None:
     """Compile, or load from numba's cache, on a problem of one layer."""
     problem = tiny_problem()
     PipeDream()._least_bottleneck(problem, Incumbent(problem, PipeDream.name, np.inf), seed=0)

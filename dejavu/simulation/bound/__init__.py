@@ -5,7 +5,22 @@ The searches' bounds are about the formula (`plans.price`); what will run is wha
 
 from __future__ import annotations
 
-from dejavu.simulation.bound.bounding import CLOSE, Bounding, SimulatedBound, bounding, simulated_lower_bound
+from dejavu.simulation.bound.bounding import (
+    CLOSE,
+    Bounding,
+    SimulatedBound,
+    bounding,
+    load_compiled_loops,
+    simulated_lower_bound,
+)
 from dejavu.simulation.bound.proof import Proof
 
-__all__ = ["CLOSE", "Bounding", "Proof", "SimulatedBound", "bounding", "simulated_lower_bound"]
+__all__ = [
+    "CLOSE",
+    "Bounding",
+    "Proof",
+    "SimulatedBound",
+    "bounding",
+    "load_compiled_loops",
+    "simulated_lower_bound",
+]

@@ -85,13 +85,13 @@ def bounding(priced: PricedProblem, *, schedules: Sequence[str], best_seconds: f
     Raises:
         InputError: there is no such schedule.
     """
-    _compile()
+    load_compiled_loops()
     return Bounding(priced, schedules, best_seconds, close)
 
 
 @lru_cache(maxsize=1)
-def _compile() -> None:
-    """Compile the loops, or load them, before a clock starts."""
+def load_compiled_loops() -> None:
+    """Compile the loops, or load them from numba's cache, before a clock starts."""
     C, L = 1, 4
     ones = np.ones((C, L))
     costs = AdditiveCosts(ones, ones, np.ones(C), ones, ones, ones, np.full(C, 1e9))

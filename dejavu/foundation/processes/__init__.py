@@ -1,0 +1,6 @@
+"""Processes: who started which and when, and objects that live in forked ones.
+
+parents.py   a process that ends with its parent
+start.py     which process a pid means
+homes.py     objects shared out among forked processes, each of which keeps what it computes about its own
+"""
