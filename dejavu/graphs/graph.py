@@ -57,6 +57,7 @@ class FoundSplit:
     Attributes:
         degree: the number of devices.
         weights: (the weight's place in the layer's `weight_names`, the dimension that it is split by).
+        whole_sums: sums over the devices are made whole where they arise; see `sharding.propagation`.
         kernels: a device's, by direction.
         moves: by direction, collectives among the devices: name, and bytes of the whole tensor.
         parameter_bytes: of the weights on one device; `largest_parameter_bytes`: of the largest.
@@ -65,6 +66,7 @@ class FoundSplit:
 
     degree: int
     weights: tuple[tuple[int, int], ...]
+    whole_sums: bool
     kernels: Mapping[str, tuple[Kernel, ...]]
     moves: Mapping[str, tuple[tuple[str, float], ...]]
     parameter_bytes: float

@@ -179,11 +179,13 @@ class LayerSplit(NamedTuple):
         layer: its name.
         degree: of the devices.
         weights: (name inside the layer, the dimension that is split).
+        whole_sums: sums over the devices are made whole where they arise; see `sharding.propagation`.
     """
 
     layer: str
     degree: int
     weights: tuple[tuple[str, int], ...]
+    whole_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,10 +202,9 @@ class Plan:
     num_microbatches: int
     splits: tuple[LayerSplit, ...] = field(default=(), compare=False)
 
-    def split_of(self, layer: str, degree: int) -> Mapping[str, int]:
-        """Return which weights of a layer so many devices split, and by which dimension; empty: none was found."""
-        found = (dict(one.weights) for one in self.splits if (one.layer, one.degree) == (layer, degree))
-        return next(found, {})
+    def split_of(self, layer: str, degree: int) -> LayerSplit | None:
+        """Return how so many devices split a layer; None: nothing was found."""
+        return next((one for one in self.splits if (one.layer, one.degree) == (layer, degree)), None)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -244,7 +245,7 @@ class Plan:
             for row in data["stages"]
         )
         splits = (
-            LayerSplit(layer, degree, tuple((name, dim) for name, dim in weights))
-            for layer, degree, weights in data.get("splits", ())
+            LayerSplit(layer, degree, tuple((name, dim) for name, dim in weights), *rest)
+            for layer, degree, weights, *rest in data.get("splits", ())
         )
         return cls(tuple(stages), data["schedule"], data["num_microbatches"], tuple(splits))

@@ -60,8 +60,8 @@ def spread(
     at its end, 2 reduces them in every microbatch, 3 also frees each layer's weights and gathers them again.
     """
     for layer, builder in zip(module.children(), builders, strict=True):
-        if weights := plan.split_of(builder.name, configuration.tensor_parallel):
-            carry_out(layer, weights, mesh["shard"])
+        if split := plan.split_of(builder.name, configuration.tensor_parallel):
+            carry_out(layer, dict(split.weights), mesh["shard"], whole_sums=split.whole_sums)
         elif configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
             cuts = builder.tensor_parallel.weights
             outside = Shard(_SEQUENCE) if configuration.sequence_parallel else Replicate()

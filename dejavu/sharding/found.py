@@ -33,11 +33,13 @@ class Found:
 
     Attributes:
         weights: by name, the dimension that each is split by; all others are whole. Empty: the layer is whole.
+        whole_sums: see `carried_out`.
         cost_seconds: a pass's, forward and backward, with what its bytes cost.
         tried: how many placements were followed through torch.
     """
 
     weights: Weights
+    whole_sums: bool
     carried: Carried
     cost_seconds: float
     tried: int
@@ -67,7 +69,7 @@ class _Search:
             name: (REPLICATED,) if name in fixed else placements_of(tensor, self._size)
             for name, tensor in self._weights.items()
         }
-        self._known: dict[Weights, Found | None] = {}
+        self._known: dict[tuple[Weights, bool], Found | None] = {}
 
     def found(self) -> Found:
         best = self._tried({})
@@ -77,14 +79,15 @@ class _Search:
         for byte in (0.0, self._byte, self._byte * _MEMORY_ALONE):
             weights, bound = self._solved(byte)
             least = bound if byte == self._byte else least
-            best = _cheaper(best, self._tried(weights))
+            for whole_sums in (False, True):
+                best = _cheaper(best, self._tried(weights, whole_sums))
         improves = True
         while improves and best.cost_seconds > least * (1 + CLOSE):
             before = best
             for changed in self._neighbours(dict(best.weights)):
                 if len(self._known) >= MOST_TRIED:
                     break
-                best = _cheaper(best, self._tried(changed))
+                best = _cheaper(best, self._tried(changed, before.whole_sums))
             improves = best is not before
         return replace(best, tried=len(self._known))
 
@@ -94,15 +97,16 @@ class _Search:
                 if way != weights.get(name, REPLICATED):
                     yield {**weights, name: way}
 
-    def _tried(self, weights: Mapping[str, int]) -> Found | None:
+    def _tried(self, weights: Mapping[str, int], whole_sums: bool = False) -> Found | None:
         split = tuple(sorted((name, dim) for name, dim in weights.items() if dim != REPLICATED))
-        if split not in self._known:
+        if (split, whole_sums) not in self._known:
             try:
-                carried = carried_out(self._layer, dict(split), self._size)
-                self._known[split] = Found(split, carried, self._cost(dict(split), carried), 0)
+                carried = carried_out(self._layer, dict(split), self._size, whole_sums=whole_sums)
+                found = Found(split, whole_sums, carried, self._cost(dict(split), carried), 0)
+                self._known[split, whole_sums] = found
             except ShardingError:
-                self._known[split] = None
-        return self._known[split]
+                self._known[split, whole_sums] = None
+        return self._known[split, whole_sums]
 
     def _cost(self, weights: Mapping[str, int], carried: Carried) -> float:
         kernels = [one for some in carried.kernels.values() for one in some]

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves
 
 from dejavu.graphs.dtensor import REPLICATED, VIEW, lie_alike, tell_torch
@@ -48,22 +49,25 @@ class Carried:
     peak_bytes: float
 
 
-def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int) -> Carried:
+def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int, *, whole_sums: bool = False) -> Carried:
     """Follow a layer whose weights are split over so many devices, and whose input and output are whole on each.
 
     Args:
         weights: by name, the dimension that each is split by; all others are whole on each device.
+        whole_sums: sums over the devices are made whole where they arise going forward, as Megatron-LM does; else where
+            torch first needs them whole or in parts, which may be one part on each device, to be gathered later.
 
     Raises:
         ShardingError: torch has no way to run it so, or devices would draw other numbers than one alone.
     """
     tell_torch()
-    return _Propagation(layer, weights, size).run()
+    return _Propagation(layer, weights, size, whole_sums).run()
 
 
 class _Propagation:
-    def __init__(self, layer: OperatorGraph, weights: Mapping[str, int], size: int) -> None:
+    def __init__(self, layer: OperatorGraph, weights: Mapping[str, int], size: int, whole_sums: bool) -> None:
         self._layer, self._weights, self._mesh, self._size = layer, weights, mesh_of(size), size
+        self._whole_sums = whole_sums
         self._specs: dict[Value, DTensorSpec] = {}
         self._plain: set[Value] = set()  # not distributed: made from nothing, or buffers
         self._kernels: dict[str, list[Kernel]] = {"forward": [], "backward": []}
@@ -85,9 +89,9 @@ class _Propagation:
             if returns is not None and number == returns.node:
                 self._begin_backward(returns)
         if self._layer.leaving is not None:
-            self._move("backward", self._layer.leaving, REPLICATED)
+            self._move("backward", self._layer.leaving, Replicate())
         for name, value in self._layer.gradients.items():
-            self._move("backward", value, self._weights.get(name, REPLICATED))
+            self._move("backward", value, _placement_of(self._weights.get(name, REPLICATED)))
         held, peak = self._memory()
         return Carried(
             {way: tuple(some) for way, some in self._kernels.items()},
@@ -106,7 +110,7 @@ class _Propagation:
         """Make the layer's output whole: what follows, such as the loss, is computed by each device."""
         leaves = self._layer.leaves
         self._end = self._code(leaves)
-        self._move("forward", leaves, REPLICATED)
+        self._move("forward", leaves, Replicate())
         self._set(leaves, REPLICATED)
 
     def _begin_backward(self, returns: Value) -> None:
@@ -116,7 +120,7 @@ class _Propagation:
     def _set(self, value: Value, placement: int) -> None:
         known, tensor = self._specs.get(value), self._layer.type_of(value)
         meta = known.tensor_meta if known is not None else meta_of(tensor)
-        self._specs[value] = DTensorSpec(self._mesh, (Replicate() if placement < 0 else Shard(placement),), meta)
+        self._specs[value] = DTensorSpec(self._mesh, (_placement_of(placement),), meta)
         self._check_parts(self._specs[value])
 
     def _code(self, value: Value) -> int:
@@ -139,6 +143,11 @@ class _Propagation:
         kernel = kernel_on(node, given, option, (self._size,))
         if kernel is not None:
             self._kernels[node.direction].append(kernel)
+        if self._whole_sums and node.direction == "forward" and not any(_placement(one) < REPLICATED for one in wanted):
+            for value in made:
+                if self._code(value) < REPLICATED:
+                    self._move("forward", value, Replicate())
+                    self._set(value, REPLICATED)
 
     def _distributed(self, number: int, node: Node, made: list[Value], plain: list[bool]) -> list[DTensorSpec]:
         """Ask torch for the placements of an operator's inputs, which are moved there, and of its results."""
@@ -158,7 +167,7 @@ class _Propagation:
             raise ShardingError(f"{node.kind} writes to a tensor that would have to be moved")
         for value, spec in zip(node.inputs, wanted, strict=True):
             self._check_parts(spec)
-            self._move(node.direction, value, _placement(spec))
+            self._move(node.direction, value, spec.placements[0])
             if _placement(spec) == REPLICATED and self._code(value) >= 0:
                 self._copies[number] = self._copies.get(number, 0.0) + self._layer.type_of(value).size_bytes
         left = [one for one in tree_leaves(answer.output_spec) if isinstance(one, DTensorSpec)]
@@ -192,11 +201,12 @@ class _Propagation:
         assert isinstance(answer, OutputSharding)
         return answer
 
-    def _move(self, direction: str, value: Value, placement: int) -> None:
-        now = self._code(value)
-        if now == placement or placement < REPLICATED:
+    def _move(self, direction: str, value: Value, placement: Placement) -> None:
+        if self._specs[value].placements[0] == placement or _number(placement) < REPLICATED:
             return  # what is whole becomes one device's part of a sum by itself
-        name = collective_of(now, placement)
+        now, wanted = self._specs[value].placements[0], placement
+        gathers = isinstance(now, _StridedShard) or (isinstance(wanted, _StridedShard) and _number(now) >= 0)
+        name = collective_of(_number(now), REPLICATED if gathers else _number(wanted))
         if name is not None:
             tensor = self._layer.type_of(value)
             self._moves[direction].append(Move(name, float(tensor.size_bytes)))
@@ -213,7 +223,7 @@ class _Propagation:
         """
         lying = list[torch.Tensor | None]()
         for value, spec in zip(node.inputs, wanted, strict=True):
-            if _placement(spec) != self._code(value):
+            if spec.placements != self._specs[value].placements:
                 as_known = _on_meta(self._specs[value])
                 lying.append(_unless_alike(torch.empty(as_known.shape, dtype=as_known.dtype, device="meta"), as_known))
             else:
@@ -292,12 +302,21 @@ def _draws(node: Node) -> bool:
 
 
 def _placement(spec: DTensorSpec) -> int:
-    """Return a placement's number; of what this leaves out, such as parts in strides, there is none.
+    """Return the number of a tensor's placement."""
+    return _number(spec.placements[0])
+
+
+def _number(placement: Placement) -> int:
+    """Return a placement's number; parts in strides, as of heads merged with examples, have their dimension's.
 
     Raises:
-        ShardingError: it is left out.
+        ShardingError: there is none.
     """
-    found = code_of(spec.placements[0])
+    found = placement.dim if isinstance(placement, _StridedShard) else code_of(placement)
     if found is None:
-        raise ShardingError(f"a tensor would be placed as {spec.placements[0]}, which is not priced")
+        raise ShardingError(f"a tensor would be placed as {placement}, which is not priced")
     return found
+
+
+def _placement_of(number: int) -> Placement:
+    return Replicate() if number < 0 else Shard(number)

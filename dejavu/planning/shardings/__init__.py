@@ -36,10 +36,20 @@ from dejavu.workload.models.ties import ties_of
 
 
 class _Kind(NamedTuple):
-    """What is equal for layers that are split alike: their operators, and their weights up to numbers in names."""
+    """What is equal for layers that are split alike, at all microbatch sizes.
 
-    signature: str
+    Their operators, the shapes of single examples, and their weights up to numbers in names.
+    """
+
+    family: str
     weights: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class _Decision(NamedTuple):
+    """Which weights are split, by their places, and how sums are made; see `Found`."""
+
+    weights: tuple[tuple[int, int], ...] = ()
+    whole_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,14 +70,15 @@ class FoundSplits:
 
     def __init__(self, request: PlanRequest, database: ProfileDatabase, graph_at: Callable[[int], Graph]) -> None:
         self._request, self._database, self._graph_at = request, database, graph_at
-        self._weights: dict[tuple[_Kind, int], tuple[tuple[int, int], ...]] = {}
+        self._decisions: dict[tuple[_Kind, int], _Decision] = {}
         self._prices: dict[int, ShardingPrices] = {}
+        self._byte_seconds: dict[int, float] = {}
         self._known_names: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made again when it is asked for: a flow keeps its choice on disk."""
-        kept = {name: getattr(self, name) for name in ("_request", "_database", "_graph_at", "_weights")}
-        return {**kept, "_prices": {}, "_known_names": {}}
+        kept = {name: getattr(self, name) for name in ("_request", "_database", "_graph_at", "_decisions")}
+        return {**kept, "_prices": {}, "_byte_seconds": {}, "_known_names": {}}
 
     def added(self, graph: Graph) -> Graph:
         """Return the graph with the splits of each layer that declares none.
@@ -106,30 +117,31 @@ class FoundSplits:
     def _records(self, kind: _Kind, position: int, graph: Graph) -> list[FoundSplit]:
         found, traced = list[FoundSplit](), None
         for degree in self._degrees(graph):
-            weights = self._decided(kind, position, degree)
-            if not weights:
+            decision = self._decided(kind, position, degree)
+            if not decision.weights:
                 continue
             traced = traced or self._trace(position, graph)
             try:
-                found.append(_record(traced, weights, degree))
+                found.append(_record(traced, decision, degree))
             except ShardingError:  # a smaller microbatch does not divide
                 continue
         return found
 
-    def _decided(self, kind: _Kind, position: int, degree: int) -> tuple[tuple[int, int], ...]:
-        """Return which weights are split, by their places; empty: the layer stays whole."""
+    def _decided(self, kind: _Kind, position: int, degree: int) -> _Decision:
+        """Return which weights are split; none: the layer stays whole."""
         key = kind, degree
-        if key not in self._weights:
+        if key not in self._decisions:
             graph = self._graph_at(self._request.workload.microbatch_size)
             prices = self._prices_of(degree)
             try:
                 traced = self._trace(position, graph).graph
                 found = find(traced, prices, self._seconds_per_byte(degree), self._tied.get(position, ()))
                 places = {name: k for k, name in enumerate(traced.weights)}
-                self._weights[key] = tuple((places[name], dim) for name, dim in found.weights)
+                split = tuple((places[name], dim) for name, dim in found.weights)
+                self._decisions[key] = _Decision(split, found.whole_sums)
             except ShardingError:
-                self._weights[key] = ()
-        return self._weights[key]
+                self._decisions[key] = _Decision()
+        return self._decisions[key]
 
     def _prices_of(self, degree: int) -> ShardingPrices:
         if degree not in self._prices:
@@ -145,16 +157,19 @@ class FoundSplits:
         A model of a hundredth of a device's memory is split by time alone; of one that needs several devices, what a
         weight occupies counts as much as what it computes.
         """
-        graph = self._graph_at(self._request.workload.microbatch_size)
-        device = self._request.cluster.device_types[self._degrees(graph)[degree]]
-        ways = ("forward", "backward")
-        kernels = [one for layer in graph.layers for way in ways for one in layer_kernels(layer, way)]
-        return float(self._prices_of(degree).kernels(kernels).sum()) / device.memory_bytes
+        if degree not in self._byte_seconds:
+            graph = self._graph_at(self._request.workload.microbatch_size)
+            device = self._request.cluster.device_types[self._degrees(graph)[degree]]
+            ways = ("forward", "backward")
+            kernels = [one for layer in graph.layers for way in ways for one in layer_kernels(layer, way)]
+            seconds = float(self._prices_of(degree).kernels(kernels).sum())
+            self._byte_seconds[degree] = seconds / device.memory_bytes
+        return self._byte_seconds[degree]
 
     def _kind(self, position: int, layer: Layer) -> tuple[_Kind, tuple[str, ...]]:
         weights = self._named(position)
         alike = tuple((re.sub(r"\d+", "#", name), shape) for name, shape in weights)
-        return _Kind(layer.signature, alike), tuple(name for name, _ in weights)
+        return _Kind(layer.family, alike), tuple(name for name, _ in weights)
 
     @cached_property
     def _builders(self) -> tuple[LayerBuilder, ...]:
@@ -205,17 +220,19 @@ class FoundSplits:
         return _Trace(traced, carried_out(traced, {}, 1))
 
 
-def _record(traced: _Trace, weights: Sequence[tuple[int, int]], degree: int) -> FoundSplit:
+def _record(traced: _Trace, decision: _Decision, degree: int) -> FoundSplit:
     graph, whole = traced.graph, traced.whole
-    names, split = list(graph.weights), dict(weights)
-    carried = carried_out(graph, {names[k]: dim for k, dim in weights}, degree)
+    names, split = list(graph.weights), dict(decision.weights)
+    placed = {names[k]: dim for k, dim in decision.weights}
+    carried = carried_out(graph, placed, degree, whole_sums=decision.whole_sums)
     sizes = [
         graph.nodes[node].outputs[0].size_bytes / (degree if k in split else 1)
         for k, node in enumerate(graph.weights.values())
     ]
     return FoundSplit(
         degree=degree,
-        weights=tuple(weights),
+        weights=decision.weights,
+        whole_sums=decision.whole_sums,
         kernels=carried.kernels,
         moves={way: tuple((move.name, move.size_bytes) for move in some) for way, some in carried.moves.items()},
         parameter_bytes=sum(sizes),

@@ -20,13 +20,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dejavu.graphs.dtensor import tell_torch
 
 
-def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh) -> None:
+def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh, *, whole_sums: bool = False) -> None:
     """Split a layer's weights over the devices of a mesh in place; what it receives and returns stays whole on each.
 
     Every device draws the same weights, so each takes its part of its own.
 
     Args:
         weights: by name, the dimension that each is split by; all others are whole.
+        whole_sums: sums over the devices are made whole where they arise going forward.
     """
     tell_torch()
     # Operators that make tensors inside, as attention does with its mask, give no distributed ones.
@@ -43,7 +44,7 @@ def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh) ->
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         received = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-        with _AllDistributed(mesh):
+        with _AllDistributed(mesh, whole_sums):
             output = type(layer).forward(layer, received) if inner is None else inner(received)
         whole: torch.Tensor = output
         if isinstance(output, DTensor):
@@ -70,20 +71,50 @@ def _as_its_weight(gradient: torch.Tensor, placements: list[Placement]) -> torch
 
 
 class _AllDistributed(TorchFunctionMode):
-    """Makes a tensor that is whole on every device, such as a mask, a distributed one where it meets one."""
+    """Makes a tensor that is whole on every device, such as a mask, a distributed one where it meets one.
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    Makes sums whole where they arise, if that is wanted.
+    """
+
+    def __init__(self, mesh: DeviceMesh, whole_sums: bool) -> None:
         super().__init__()
-        self._mesh = mesh
+        self._mesh, self._whole_sums = mesh, whole_sums
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         tensors = [one for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
         if any(isinstance(one, DTensor) for one in tensors) and any(not isinstance(one, DTensor) for one in tensors):
             given = tree_map_only(torch.Tensor, self._distributed, given)
-        return func(*given[0], **given[1])
+        made = func(*given[0], **given[1])
+        if self._whole_sums and not any(map(_is_sum, tensors)):
+            return tree_map_only(DTensor, _whole, made)
+        return made
 
     def _distributed(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
             return tensor
         return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
+
+
+def _is_sum(tensor: torch.Tensor) -> bool:
+    """Return whether the devices' tensors have to be added up."""
+    return isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements)
+
+
+def _whole(tensor: DTensor) -> torch.Tensor:
+    made: torch.Tensor = tensor
+    if _is_sum(tensor):
+        made = _Whole.apply(tensor)  # type: ignore[no-untyped-call]  # torch's has no types
+    return made
+
+
+class _Whole(torch.autograd.Function):
+    """Adds up; a gradient, which is the whole tensor's however it is placed, passes as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> DTensor:
+        return tensor.redistribute(placements=[Replicate()])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
