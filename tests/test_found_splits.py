@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.operators.losses import WANTED, difference, found_job, workload_of
 from benchmarks.pipeline.plans import by_hand, one_device
@@ -23,6 +29,7 @@ from dejavu.planning.request import PlanRequest
 from dejavu.plans import LayerSplit, Offload, Plan, Stage
 from dejavu.profiles.kernel import Kernel
 from dejavu.runtime.single import train_single
+from dejavu.runtime.splits import carry_out
 from dejavu.sharding.assembly import ShardingPrices
 from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.found import find
@@ -32,7 +39,7 @@ from dejavu.sharding.propagation import carried_out
 from dejavu.workload import Workload
 from dejavu.workload.models import layers_of as builders_of
 from tests.test_pipeline import DROPOUT
-from tests.test_sharding import DEVICE, MODELS
+from tests.test_sharding import BATCH, DEVICE, MODELS
 from tests.test_sharding import workload_of as of_sharding
 
 WIDE = Workload.model_validate(
@@ -77,6 +84,59 @@ def test_megatron_s_split_is_carried_out_with_one_sum_for_each_pair(size: int) -
         for carried in (whole, split)
     ]
     assert products[1] == pytest.approx(products[0] / size)
+
+
+@pytest.fixture
+def two_devices() -> Iterator[DeviceMesh]:
+    """The first of two devices, whose collectives bring nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+NAMES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+
+
+@pytest.mark.parametrize("whole_sums", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "bert", "llama", "t5", "mlp"])
+def test_what_is_priced_is_what_is_sent(name: str, whole_sums: bool, two_devices: DeviceMesh) -> None:
+    workload, checked = of_sharding(name), 0
+    builders = builders_of(workload)
+    for position, (builder, graph) in enumerate(zip(builders, layers_of(name), strict=True)):
+        weights = dict(find(graph, prices_of(2, 0.0), 0.0).weights)
+        if not weights or position in (0, len(builders) - 1):  # numbers of tokens, and the loss
+            continue
+        carried, module = carried_out(graph, weights, 2, whole_sums=whole_sums), builder.build()
+        carry_out(module, weights, two_devices, whole_sums=whole_sums)
+        received = torch.randn(graph.nodes[0].outputs[0].shape, requires_grad=True)
+        with CommDebugMode() as forward:
+            output = module(received)
+        with CommDebugMode() as backward:
+            output.backward(torch.randn_like(output))
+        for way, counted in (("forward", forward), ("backward", backward)):
+            sent = {str(call).rpartition(".")[2]: count for call, count in counted.get_comm_counts().items()}
+            # On CPUs torch gathers what it sends from each device to each on others.
+            expected = Counter(move.name.replace("all_to_all", "all_gather") for move in carried.moves[way])
+            assert {NAMES.get(call, call): count for call, count in sent.items()} == expected, (builder.name, way)
+        checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_whole_sums_of_t5_are_megatron_s(size: int) -> None:
+    """Two sums each way in a block of the encoder, three and four in one of the decoder, whatever the microbatch."""
+    for count in (1, 2, 8):
+        workload = of_sharding("t5", num_microbatches=BATCH["batch_size"] // count)
+        for graph, sums in zip(capture_operators(workload, "cpu")[1:4:2], ((2, 2), (3, 4)), strict=True):
+            columns = ("query", "key", "value", "expand", "gate")
+            weights = {
+                name: 0 if name.split(".")[-2] in columns else 1
+                for name in graph.weights
+                if "norm" not in name and name.endswith("weight")
+            }
+            moves = carried_out(graph, weights, size, whole_sums=True).moves
+            names = tuple(Counter(move.name for move in moves[way]) for way in ("forward", "backward"))
+            assert names == tuple(Counter(all_reduce=number) for number in sums)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "mlp", "cnn"])

@@ -54,8 +54,9 @@ def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int, *, 
 
     Args:
         weights: by name, the dimension that each is split by; all others are whole on each device.
-        whole_sums: sums over the devices are made whole where they arise going forward, as Megatron-LM does; else where
-            torch first needs them whole or in parts, which may be one part on each device, to be gathered later.
+        whole_sums: sums over the devices are made whole as Megatron-LM does, at once going forward, and a gradient when
+            all products with split weights have added to it; else where torch first needs them whole or in parts, which
+            may be one part on each device, to be gathered later.
 
     Raises:
         ShardingError: torch has no way to run it so, or devices would draw other numbers than one alone.
@@ -68,6 +69,10 @@ class _Propagation:
     def __init__(self, layer: OperatorGraph, weights: Mapping[str, int], size: int, whole_sums: bool) -> None:
         self._layer, self._weights, self._mesh, self._size = layer, weights, mesh_of(size), size
         self._whole_sums = whole_sums
+        self._of_split = {  # split weights, and what is made of nothing else
+            Value(k) for k, node in enumerate(layer.nodes) if node.kind == WEIGHT and node.name in weights
+        }
+        self._pending: set[Value] = set()  # sums of gradients to be made whole, whose specs say that they are
         self._specs: dict[Value, DTensorSpec] = {}
         self._plain: set[Value] = set()  # not distributed: made from nothing, or buffers
         self._kernels: dict[str, list[Kernel]] = {"forward": [], "backward": []}
@@ -89,8 +94,10 @@ class _Propagation:
             if returns is not None and number == returns.node:
                 self._begin_backward(returns)
         if self._layer.leaving is not None:
+            self._finish(self._layer.leaving)
             self._move("backward", self._layer.leaving, Replicate())
         for name, value in self._layer.gradients.items():
+            self._finish(value)
             self._move("backward", value, _placement_of(self._weights.get(name, REPLICATED)))
         held, peak = self._memory()
         return Carried(
@@ -128,6 +135,7 @@ class _Propagation:
 
     def _call(self, number: int, node: Node) -> None:
         made = [Value(number, k) for k in range(len(node.outputs))]
+        adds_up = self._adds_up(node)
         plain = [value in self._plain for value in node.inputs]
         if all(plain):  # also where there are none: nothing is distributed
             for value in made:
@@ -143,11 +151,40 @@ class _Propagation:
         kernel = kernel_on(node, given, option, (self._size,))
         if kernel is not None:
             self._kernels[node.direction].append(kernel)
-        if self._whole_sums and node.direction == "forward" and not any(_placement(one) < REPLICATED for one in wanted):
-            for value in made:
-                if self._code(value) < REPLICATED:
+        if node.inputs and self._of_split.issuperset(node.inputs):
+            self._of_split.update(made)
+        elif adds_up:
+            self._pending.update(made)
+        elif self._whole_sums and not any(self._code(value) < REPLICATED for value in node.inputs):
+            self._make_sums_whole(node, made)
+
+    def _adds_up(self, node: Node) -> bool:
+        """Return whether the operator passes gradients on that are to be made whole later; if not, they are now."""
+        pending = self._pending.intersection(node.inputs)
+        if not pending:
+            return False
+        passes = node.is_view or node.kind in ("aten.add", "aten._to_copy")
+        if passes and all(self._code(value) == REPLICATED for value in node.inputs):
+            return True
+        for value in pending:
+            self._finish(value)
+        return False
+
+    def _finish(self, value: Value) -> None:
+        if value in self._pending:
+            self._pending.remove(value)
+            self._moves["backward"].append(Move("all_reduce", float(self._layer.type_of(value).size_bytes)))
+
+    def _make_sums_whole(self, node: Node, made: list[Value]) -> None:
+        for value in made:
+            if self._code(value) < REPLICATED:
+                if node.direction == "forward":
                     self._move("forward", value, Replicate())
-                    self._set(value, REPLICATED)
+                elif self._of_split.intersection(node.inputs):
+                    self._pending.add(value)
+                else:
+                    continue
+                self._set(value, REPLICATED)
 
     def _distributed(self, number: int, node: Node, made: list[Value], plain: list[bool]) -> list[DTensorSpec]:
         """Ask torch for the placements of an operator's inputs, which are moved there, and of its results."""

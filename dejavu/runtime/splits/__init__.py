@@ -27,7 +27,8 @@ def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh, *,
 
     Args:
         weights: by name, the dimension that each is split by; all others are whole.
-        whole_sums: sums over the devices are made whole where they arise going forward.
+        whole_sums: sums over the devices are made whole at once going forward, and a gradient when all products with
+            split weights have added to it; else where torch needs them so.
     """
     tell_torch()
     # Operators that make tensors inside, as attention does with its mask, give no distributed ones.
@@ -73,22 +74,46 @@ def _as_its_weight(gradient: torch.Tensor, placements: list[Placement]) -> torch
 class _AllDistributed(TorchFunctionMode):
     """Makes a tensor that is whole on every device, such as a mask, a distributed one where it meets one.
 
-    Makes sums whole where they arise, if that is wanted.
+    Makes sums whole where they arise, if that is wanted, and gradients of what split weights are multiplied with.
     """
 
     def __init__(self, mesh: DeviceMesh, whole_sums: bool) -> None:
         super().__init__()
         self._mesh, self._whole_sums = mesh, whole_sums
+        self._of_split = dict[int, torch.Tensor]()  # made of split weights alone
+        self._entered = dict[int, tuple[DTensor, DTensor]]()  # what they are multiplied with, before and as it is used
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         tensors = [one for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
         if any(isinstance(one, DTensor) for one in tensors) and any(not isinstance(one, DTensor) for one in tensors):
             given = tree_map_only(torch.Tensor, self._distributed, given)
+        return self._with_whole_sums(func, given) if self._whole_sums else func(*given[0], **given[1])
+
+    def _with_whole_sums(self, func: Any, given: Any) -> Any:
+        tensors = [one for one in tree_leaves(given) if isinstance(one, DTensor)]
+        of_split = [one for one in tensors if self._is_of_split(one)]
+        if of_split and len(of_split) < len(tensors):
+            given = tree_map_only(DTensor, self._entering, given)
         made = func(*given[0], **given[1])
-        if self._whole_sums and not any(map(_is_sum, tensors)):
-            return tree_map_only(DTensor, _whole, made)
-        return made
+        if of_split and len(of_split) == len(tensors):
+            self._of_split.update({id(one): one for one in tree_leaves(made) if isinstance(one, DTensor)})
+            return made
+        return made if any(map(_is_sum, tensors)) else tree_map_only(DTensor, _whole, made)
+
+    def _is_of_split(self, tensor: DTensor) -> bool:
+        is_split = isinstance(tensor, nn.Parameter) and any(one.is_shard() for one in tensor.placements)
+        return is_split or id(tensor) in self._of_split
+
+    def _entering(self, tensor: DTensor) -> DTensor:
+        """Return what split weights are multiplied with, once for all of them: its gradient adds up first."""
+        if self._is_of_split(tensor) or not tensor.requires_grad or tensor.placements != (Replicate(),):
+            return tensor
+        if id(tensor) not in self._entered:
+            entering: DTensor = _Entering.apply(tensor)  # type: ignore[no-untyped-call]  # torch's has no types
+            self._entered[id(tensor)] = tensor, entering
+            self._entered[id(entering)] = entering, entering
+        return self._entered[id(tensor)][1]
 
     def _distributed(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
@@ -118,3 +143,18 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
+
+
+class _Entering(torch.autograd.Function):
+    """Changes nothing going forward; adds a gradient up over the devices."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        gradient = gradients[0]
+        if isinstance(gradient, DTensor) and _is_sum(gradient):
+            return gradient.redistribute(placements=[Replicate()])
+        return gradient
