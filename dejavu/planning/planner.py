@@ -76,7 +76,8 @@ class Planner:
             InputError: the model cannot be captured.
             CostError: a number is missing; it names layer and device.
         """
-        return _Planning(self, request, prices or Prices(request)).choice()
+        prices = prices or Prices(request, num_forks=self.num_workers if self.forks else 1)
+        return _Planning(self, request, prices).choice()
 
 
 class PlanOptions(TypedDict, total=False):

@@ -38,6 +38,7 @@ class Prices:
     Args:
         remembers: correct prices by what earlier trainings measured.
         graph_at: a microbatch size -> the captured model; None: captured here.
+        num_forks: in so many forked processes splits of layers that declare none are looked for; see `Planner.forks`.
 
     Attributes:
         rows: the measurements, as they were when they were first asked for.
@@ -46,9 +47,14 @@ class Prices:
     """
 
     def __init__(
-        self, request: PlanRequest, *, remembers: bool = True, graph_at: Callable[[int], Graph] | None = None
+        self,
+        request: PlanRequest,
+        *,
+        remembers: bool = True,
+        graph_at: Callable[[int], Graph] | None = None,
+        num_forks: int = 1,
     ) -> None:
-        self.request, self._remembers = request, remembers
+        self.request, self._remembers, self._num_forks = request, remembers, num_forks
         self.rows = ProfileDatabase(request.database).snapshot()
         self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
         self._undeclared = dict[int, Graph]()
@@ -113,7 +119,10 @@ class Prices:
     def _splits(self) -> FoundSplits:
         from dejavu.planning.shardings import FoundSplits  # with torch's own rules: a second to import
 
-        return FoundSplits(self.request, self.rows, self._captured)
+        found = FoundSplits(self.request, self.rows, self._captured)
+        if self._num_forks > 1:
+            found.search([self.request.workload.run_size // count for count in self.request.counts], self._num_forks)
+        return found
 
     def _captured(self, microbatch_size: int) -> Graph:
         if microbatch_size not in self._undeclared:

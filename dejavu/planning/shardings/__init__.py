@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from dejavu.cost.kernels.sharding import layer_kernels
+from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.tracing import FakeMode, fake_tensors
 from dejavu.graphs.capture import Form, loss_of, on_kind
-from dejavu.graphs.graph import DTYPES, FoundSplit, Graph, Layer
+from dejavu.graphs.graph import DTYPES, FoundSplit, Graph
 from dejavu.graphs.layer_trace import built
 from dejavu.parallelism import meshes
 from dejavu.planning.request import PlanRequest
@@ -36,12 +37,12 @@ from dejavu.workload.models.ties import ties_of
 
 
 class _Kind(NamedTuple):
-    """What is equal for layers that are split alike, at all microbatch sizes.
+    """What is equal for layers that are split alike.
 
-    Their operators, the shapes of single examples, and their weights up to numbers in names.
+    Their operators at the workload's own microbatch, and their weights up to numbers in names.
     """
 
-    family: str
+    signature: str
     weights: tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -71,14 +72,36 @@ class FoundSplits:
     def __init__(self, request: PlanRequest, database: ProfileDatabase, graph_at: Callable[[int], Graph]) -> None:
         self._request, self._database, self._graph_at = request, database, graph_at
         self._decisions: dict[tuple[_Kind, int], _Decision] = {}
+        self._records: dict[tuple[_Kind, int], tuple[FoundSplit, ...]] = {}  # by microbatch size
         self._prices: dict[int, ShardingPrices] = {}
         self._byte_seconds: dict[int, float] = {}
         self._known_names: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        self._traces: dict[int, _Trace] = {}  # by position, at the workload's own microbatch
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made again when it is asked for: a flow keeps its choice on disk."""
         kept = {name: getattr(self, name) for name in ("_request", "_database", "_graph_at", "_decisions")}
-        return {**kept, "_prices": {}, "_byte_seconds": {}, "_known_names": {}}
+        made = ("_records", "_prices", "_byte_seconds", "_known_names", "_traces")
+        return {**kept, **{name: {} for name in made}}
+
+    def search(self, sizes: Sequence[int], num_homes: int) -> None:
+        """Find the splits at all these microbatch sizes side by side, in so many forked processes."""
+        own = self._graph_at(self._own_size)
+        kinds: dict[_Kind, int] = {}
+        for position, layer in enumerate(own.layers):
+            if layer.parameter_bytes and not layer.keeps_its_split:
+                kinds.setdefault(self._kind(position)[0], position)
+        for degree in self._degrees(own):
+            self._seconds_per_byte(degree)  # a fork has it then, and the kernels' prices
+        for size in sizes:
+            self._graph_at(size)
+        with Homes([self] * num_homes, num_homes, forks=True) as homes:
+            asked = [(kind, position, degree) for kind, position in kinds.items() for degree in self._degrees(own)]
+            found = homes.each([(k % num_homes, one) for k, one in enumerate(asked)], FoundSplits._decided)
+            self._decisions.update({(kind, degree): one for (kind, _, degree), one in zip(asked, found, strict=True)})
+            at = [(kind, position, size, self._decisions) for size in sizes for kind, position in kinds.items()]
+            records = homes.each([(k % num_homes, one) for k, one in enumerate(at)], FoundSplits._recorded_by)
+            self._records.update({(kind, size): one for (kind, _, size, _), one in zip(at, records, strict=True)})
 
     def added(self, graph: Graph) -> Graph:
         """Return the graph with the splits of each layer that declares none.
@@ -88,7 +111,6 @@ class FoundSplits:
         """
         if not self._degrees(graph):
             return graph
-        records: dict[_Kind, tuple[FoundSplit, ...]] = {}
         layers = list(graph.layers)
         for position, layer in enumerate(layers):
             if layer.keeps_its_split:
@@ -96,11 +118,14 @@ class FoundSplits:
             layers[position] = layer = replace(layer, tensor_parallel=None)
             if not layer.parameter_bytes:
                 continue
-            kind, names = self._kind(position, layer)
-            if kind not in records:
-                records[kind] = tuple(self._records(kind, position, graph))
-            layers[position] = replace(layer, found=records[kind], weight_names=names)
+            kind, names = self._kind(position)
+            found = self._recorded(kind, position, graph.microbatch_size)
+            layers[position] = replace(layer, found=found, weight_names=names)
         return replace(graph, layers=tuple(layers))
+
+    @property
+    def _own_size(self) -> int:
+        return self._request.workload.microbatch_size
 
     def _degrees(self, graph: Graph) -> Mapping[int, str]:
         """Return the degrees that a stage may have, each with the type of device that it is searched for."""
@@ -114,7 +139,19 @@ class FoundSplits:
                         found.setdefault(degree, name)
         return dict(sorted(found.items()))
 
-    def _records(self, kind: _Kind, position: int, graph: Graph) -> list[FoundSplit]:
+    def _recorded_by(
+        self, kind: _Kind, position: int, size: int, decisions: Mapping[tuple[_Kind, int], _Decision]
+    ) -> tuple[FoundSplit, ...]:
+        """Return the splits of a kind of layer at a microbatch size, as they were decided elsewhere."""
+        self._decisions.update(decisions)
+        return self._recorded(kind, position, size)
+
+    def _recorded(self, kind: _Kind, position: int, size: int) -> tuple[FoundSplit, ...]:
+        if (kind, size) not in self._records:
+            self._records[kind, size] = self._found(kind, position, self._graph_at(size))
+        return self._records[kind, size]
+
+    def _found(self, kind: _Kind, position: int, graph: Graph) -> tuple[FoundSplit, ...]:
         found, traced = list[FoundSplit](), None
         for degree in self._degrees(graph):
             decision = self._decided(kind, position, degree)
@@ -125,16 +162,15 @@ class FoundSplits:
                 found.append(_record(traced, decision, degree))
             except ShardingError:  # a smaller microbatch does not divide
                 continue
-        return found
+        return tuple(found)
 
     def _decided(self, kind: _Kind, position: int, degree: int) -> _Decision:
         """Return which weights are split; none: the layer stays whole."""
         key = kind, degree
         if key not in self._decisions:
-            graph = self._graph_at(self._request.workload.microbatch_size)
             prices = self._prices_of(degree)
             try:
-                traced = self._trace(position, graph).graph
+                traced = self._trace(position, self._graph_at(self._own_size)).graph
                 found = find(traced, prices, self._seconds_per_byte(degree), self._tied.get(position, ()))
                 places = {name: k for k, name in enumerate(traced.weights)}
                 split = tuple((places[name], dim) for name, dim in found.weights)
@@ -146,7 +182,7 @@ class FoundSplits:
     def _prices_of(self, degree: int) -> ShardingPrices:
         if degree not in self._prices:
             request = self._request
-            name = self._degrees(self._graph_at(request.workload.microbatch_size))[degree]
+            name = self._degrees(self._graph_at(self._own_size))[degree]
             prices = prices_on(request.cluster, name, (degree,), request.workload, self._database)
             self._prices[degree] = replace(prices, kernels=_Remembered(prices.kernels))
         return self._prices[degree]
@@ -158,7 +194,7 @@ class FoundSplits:
         weight occupies counts as much as what it computes.
         """
         if degree not in self._byte_seconds:
-            graph = self._graph_at(self._request.workload.microbatch_size)
+            graph = self._graph_at(self._own_size)
             device = self._request.cluster.device_types[self._degrees(graph)[degree]]
             ways = ("forward", "backward")
             kernels = [one for layer in graph.layers for way in ways for one in layer_kernels(layer, way)]
@@ -166,10 +202,11 @@ class FoundSplits:
             self._byte_seconds[degree] = seconds / device.memory_bytes
         return self._byte_seconds[degree]
 
-    def _kind(self, position: int, layer: Layer) -> tuple[_Kind, tuple[str, ...]]:
+    def _kind(self, position: int) -> tuple[_Kind, tuple[str, ...]]:
         weights = self._named(position)
         alike = tuple((re.sub(r"\d+", "#", name), shape) for name, shape in weights)
-        return _Kind(layer.family, alike), tuple(name for name, _ in weights)
+        own = self._graph_at(self._own_size).layers[position]
+        return _Kind(own.signature, alike), tuple(name for name, _ in weights)
 
     @cached_property
     def _builders(self) -> tuple[LayerBuilder, ...]:
@@ -203,6 +240,13 @@ class FoundSplits:
         Raises:
             ShardingError: torch cannot run it on distributed tensors.
         """
+        if graph.microbatch_size != self._own_size:
+            return self._traced(position, graph)
+        if position not in self._traces:
+            self._traces[position] = self._traced(position, graph)
+        return self._traces[position]
+
+    def _traced(self, position: int, graph: Graph) -> _Trace:
         workload, builders = self._request.workload, self._builders
         data, dtype, model = dataset_of(workload).shape, DTYPES[graph.dtype], model_of(workload)
         shape, given = (graph.microbatch_size, *data.input_shape), data.input_dtype
