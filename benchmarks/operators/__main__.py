@@ -5,6 +5,7 @@ python -m benchmarks.operators --partitioning --agents vgg19,bert48,t5-base --mo
 python -m benchmarks.operators --data-parallel
 python -m benchmarks.operators --peers --referee-seconds 60
 python -m benchmarks.operators --placement --json benchmarks/results/operators-placement.json
+python -m benchmarks.operators --plans --json benchmarks/results/operators-plans.json
 python -m benchmarks.operators --losses --json benchmarks/results/operators-losses.json
 python -m benchmarks.operators --pipeline      # half an hour; --seeds 0, without agents: minutes
 """
@@ -29,6 +30,7 @@ def main(
     placement: Annotated[bool, typer.Option("--placement", help="branching graphs on several devices")] = False,
     pipeline: Annotated[bool, typer.Option("--pipeline", help="cuts of operators and devices, tables 7 and 8")] = False,
     losses: Annotated[bool, typer.Option("--losses", help="trainings under found splits, beside one process")] = False,
+    plans: Annotated[bool, typer.Option("--plans", help="plans with found splits, beside declared ones")] = False,
     models: Annotated[str, typer.Option(help="which, of all but --peers and --placement; default: all")] = "",
     most_layers: Annotated[int, typer.Option(min=2, help="of --peers")] = 32,
     referee_seconds: Annotated[
@@ -45,10 +47,16 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of them."""
-    if partitioning + data_parallel + peers + placement + pipeline + losses != 1:
+    if partitioning + data_parallel + peers + placement + pipeline + losses + plans != 1:
         raise typer.BadParameter(
-            "wanted one of --partitioning, --data-parallel, --peers, --placement, --pipeline and --losses"
+            "wanted one of --partitioning, --data-parallel, --peers, --placement, --pipeline, --losses and --plans"
         )
+    if plans:
+        from benchmarks.operators import plans as planned
+
+        rows, summary = planned.measure(_chosen(models, planned.MODELS))
+        report("Plans with found and with declared splits", rows, summary, json_path)
+        return
     if losses:
         from benchmarks.operators import losses as trained
 
