@@ -97,13 +97,23 @@ def two_devices() -> Iterator[DeviceMesh]:
 NAMES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 
 
+@pytest.mark.parametrize("seconds_per_byte", [0.0, 1e3])
 @pytest.mark.parametrize("whole_sums", [False, True])
 @pytest.mark.parametrize("name", ["gpt", "bert", "llama", "t5", "mlp"])
-def test_what_is_priced_is_what_is_sent(name: str, whole_sums: bool, two_devices: DeviceMesh) -> None:
+def test_what_is_priced_is_what_is_sent(
+    name: str, whole_sums: bool, seconds_per_byte: float, two_devices: DeviceMesh
+) -> None:
+    """Where a byte is dear everything is split that can be, norms too; there the way that was chosen alone is held.
+
+    The other one's prices may have more gathers than torch sends, since gradients add up in another order.
+    """
     workload, checked = of_sharding(name), 0
     builders = builders_of(workload)
     for position, (builder, graph) in enumerate(zip(builders, layers_of(name), strict=True)):
-        weights = dict(find(graph, prices_of(2, 0.0), 0.0).weights)
+        found = find(graph, prices_of(2, 0.0), seconds_per_byte)
+        weights = dict(found.weights)
+        if seconds_per_byte and whole_sums != found.whole_sums:
+            continue
         if not weights or position in (0, len(builders) - 1):  # numbers of tokens, and the loss
             continue
         carried, module = carried_out(graph, weights, 2, whole_sums=whole_sums), builder.build()
@@ -119,7 +129,7 @@ def test_what_is_priced_is_what_is_sent(name: str, whole_sums: bool, two_devices
             expected = Counter(move.name.replace("all_to_all", "all_gather") for move in carried.moves[way])
             assert {NAMES.get(call, call): count for call, count in sent.items()} == expected, (builder.name, way)
         checked += 1
-    assert checked
+    assert checked or seconds_per_byte
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -54,9 +54,9 @@ def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int, *, 
 
     Args:
         weights: by name, the dimension that each is split by; all others are whole on each device.
-        whole_sums: sums over the devices are made whole as Megatron-LM does, at once going forward, and a gradient when
-            all products with split weights have added to it; else where torch first needs them whole or in parts, which
-            may be one part on each device, to be gathered later.
+        whole_sums: sums over the devices that products with split weights give are made whole as Megatron-LM does, at
+            once going forward, and a gradient when all of them have added to it; else where torch first needs them
+            whole or in parts, which may be one part on each device, to be gathered later.
 
     Raises:
         ShardingError: torch has no way to run it so, or devices would draw other numbers than one alone.
@@ -69,8 +69,10 @@ class _Propagation:
     def __init__(self, layer: OperatorGraph, weights: Mapping[str, int], size: int, whole_sums: bool) -> None:
         self._layer, self._weights, self._mesh, self._size = layer, weights, mesh_of(size), size
         self._whole_sums = whole_sums
-        self._of_split = {  # split weights, and what is made of nothing else
-            Value(k) for k, node in enumerate(layer.nodes) if node.kind == WEIGHT and node.name in weights
+        self._of_split = {  # split weights of products, and what is made of nothing else
+            Value(k)
+            for k, node in enumerate(layer.nodes)
+            if node.kind == WEIGHT and node.name in weights and len(node.outputs[0].shape) > 1
         }
         self._pending: set[Value] = set()  # sums of gradients to be made whole, whose specs say that they are
         self._specs: dict[Value, DTensorSpec] = {}
@@ -155,7 +157,7 @@ class _Propagation:
             self._of_split.update(made)
         elif adds_up:
             self._pending.update(made)
-        elif self._whole_sums and not any(self._code(value) < REPLICATED for value in node.inputs):
+        elif self._whole_sums and self._of_split.intersection(node.inputs):
             self._make_sums_whole(node, made)
 
     def _adds_up(self, node: Node) -> bool:
@@ -176,14 +178,14 @@ class _Propagation:
             self._moves["backward"].append(Move("all_reduce", float(self._layer.type_of(value).size_bytes)))
 
     def _make_sums_whole(self, node: Node, made: list[Value]) -> None:
+        if any(self._code(value) < REPLICATED for value in node.inputs):
+            return
         for value in made:
             if self._code(value) < REPLICATED:
                 if node.direction == "forward":
                     self._move("forward", value, Replicate())
-                elif self._of_split.intersection(node.inputs):
-                    self._pending.add(value)
                 else:
-                    continue
+                    self._pending.add(value)
                 self._set(value, REPLICATED)
 
     def _distributed(self, number: int, node: Node, made: list[Value], plain: list[bool]) -> list[DTensorSpec]:

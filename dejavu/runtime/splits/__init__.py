@@ -99,11 +99,14 @@ class _AllDistributed(TorchFunctionMode):
         if of_split and len(of_split) == len(tensors):
             self._of_split.update({id(one): one for one in tree_leaves(made) if isinstance(one, DTensor)})
             return made
-        return made if any(map(_is_sum, tensors)) else tree_map_only(DTensor, _whole, made)
+        if not of_split or any(map(_is_sum, tensors)):
+            return made
+        return tree_map_only(DTensor, _whole, made)
 
     def _is_of_split(self, tensor: DTensor) -> bool:
+        """Return whether it is a split weight of products, or made of such alone; scales and biases are not."""
         is_split = isinstance(tensor, nn.Parameter) and any(one.is_shard() for one in tensor.placements)
-        return is_split or id(tensor) in self._of_split
+        return (is_split and tensor.dim() > 1) or id(tensor) in self._of_split
 
     def _entering(self, tensor: DTensor) -> DTensor:
         """Return what split weights are multiplied with, once for all of them: its gradient adds up first."""
