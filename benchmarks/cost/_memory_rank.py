@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.layout import Layout
+from dejavu.runtime.layout import World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device
@@ -46,8 +46,8 @@ def main(path: Path) -> None:
     workload = job.workload
 
     def work() -> None:
-        layout = Layout(job.binding, workload.microbatch_size)
-        executor = Pipeline(workload, job.draw, layout, job.binding.placements[rank], device)
+        world = World.of(job.binding, workload)
+        executor = Pipeline(job.draw, world, job.binding.placements[rank], device)
         optimizer = make_optimizer(workload.optimizer, executor.parameters())
         train(executor, optimizer, workload, range(job.last_step), device=device, on_step=lambda *times: None)
 

@@ -30,7 +30,7 @@ from dejavu.binding.binding import Binding
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.batches import HeldOut
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.layout import Layout
+from dejavu.runtime.layout import World
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, end_agent, named_parent, rank_environment
 from dejavu.runtime.process.group import join_group
@@ -211,7 +211,7 @@ class _Enough(Exception):
 
 def _one(job: TrainingJob, device: torch.device, cores: Cores | None) -> dict[str, Any]:
     workload, place = job.workload, job.binding.placements[dist.get_rank()]
-    pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
+    pipeline = Pipeline(job.draw, World.of(job.binding, workload), place, device)
     optimizer = pipeline.make_optimizer()
     for module in pipeline.modules.values() if workload.pretrained else ():
         start_from_pretrained(module, workload)

@@ -10,6 +10,6 @@ reasons.py         why each rank is where it is
 """
 
 from dejavu.binding.binder import RANDOM_BINDINGS, bind
-from dejavu.binding.binding import BindError, Binding, Placement
+from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
 
-__all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "bind"]
+__all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "VirtualWorker", "bind"]

@@ -180,13 +180,13 @@ def _turn(job: TrainingJob, rank: int, device: Any) -> list[float]:
     """Train this rank's part from the first step; return the slowest rank's seconds of each measured step."""
     import torch.distributed as dist
 
-    from dejavu.runtime.layout import Layout
+    from dejavu.runtime.layout import World
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.training import train
 
     workload, own = job.workload, list[float]()
-    layout, place = Layout(job.binding, workload.microbatch_size), job.binding.placements[rank]
-    pipeline = Pipeline(workload, job.draw, layout, place, device)
+    place = job.binding.placements[rank]
+    pipeline = Pipeline(job.draw, World.of(job.binding, workload), place, device)
     optimizer = pipeline.make_optimizer()
 
     def on_step(step: int, loss: float | None, step_seconds: float, per_step_seconds: float) -> None:

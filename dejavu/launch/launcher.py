@@ -149,8 +149,7 @@ def _start(
 
 def _watch(job: TrainingJob, ranks: Sequence[int], stall_seconds: float) -> Watch:
     places = job.binding.placements
-    stages = job.binding.plan.ranks
-    own = tuple((rank, stages[places[rank].pipeline_rank], places[rank].device.host) for rank in ranks)
+    own = tuple((rank, job.binding.stages_of(rank), places[rank].device.host) for rank in ranks)
     return Watch(job.folder, stall_seconds, len(places), own)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from dejavu.cluster import Cluster, this_machine
 from dejavu.cluster.catalogue import catalogue
@@ -13,10 +14,10 @@ from dejavu.foundation.registry import named
 from dejavu.graphs.compiling import check_compiler
 from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
-from dejavu.plans import StageConfiguration
+from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
 from dejavu.runtime.job import TrainingJob
-from dejavu.runtime.layout import Layout
+from dejavu.runtime.layout import Layout, World, workload_of
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
@@ -25,11 +26,64 @@ from dejavu.workload.models import LayerBuilder, layers_of
 
 
 def check_plan(job: TrainingJob) -> None:
-    """Check that the plan fits this model and batch.
+    """Check that the plan fits this model and batch; of virtual workers, each one's, and all of them together.
 
     Raises:
         LaunchError: it is not.
+        InputError: virtual workers have not the whole batch, or split layers differently.
     """
+    _check_each(job, _check_plan)
+    if job.binding.workers:
+        _check_workers(job)
+
+
+def _check_each(job: TrainingJob, check: Callable[[TrainingJob], None]) -> None:
+    """Check every pipeline by itself; of several, an error names the virtual worker."""
+    for number, own in enumerate(of_pipelines(job)):
+        try:
+            check(own)
+        except (LaunchError, InputError) as error:
+            if not job.binding.workers:
+                raise
+            raise type(error)(f"virtual worker {number}: {error}") from error
+
+
+def of_pipelines(job: TrainingJob) -> list[TrainingJob]:
+    """Return the job of each pipeline by itself; this one, if it is the only.
+
+    Raises:
+        InputError: a virtual worker's examples do not divide into its microbatches.
+    """
+    if not job.binding.workers:
+        return [job]
+    pairs = zip(job.binding.workers, job.binding.pipelines, strict=True)
+    return [replace(job, workload=workload_of(job.workload, worker), binding=own) for worker, own in pairs]
+
+
+def _check_workers(job: TrainingJob) -> None:
+    """Check that virtual workers can sum their gradients, and that nothing is asked that works on one plan alone."""
+    world, workload = World.of(job.binding, job.workload), job.workload
+    for number, layout in enumerate(world.layouts):
+        for rank in range(len(layout.plan.ranks)):
+            if level := layout.plan.rank_configuration(rank).zero_level:
+                raise LaunchError(
+                    f"virtual worker {number} has ZeRO level {level} on pipeline rank {rank}; gradients of several "
+                    "pipelines are summed whole: wanted level 0"
+                )
+    _ = world.holders  # rejects layers that are split over different numbers of devices
+    if workload.gradients.gathers:
+        raise LaunchError(
+            f"gradients: {workload.gradients.rule} judges the replicas of one plan, and there are "
+            f"{len(world.layouts)} virtual workers; wanted gradients: mean"
+        )
+    if workload.replan.action == "migrate":
+        raise LaunchError(
+            "replan: {action: migrate} changes one running plan, and there are "
+            f"{len(world.layouts)} virtual workers; wanted action: notify or plan"
+        )
+
+
+def _check_plan(job: TrainingJob) -> None:
     plan, workload = job.binding.plan, job.workload
     num_layers, num_stages = len(layers_of(workload)), len(plan.stages)
     if num_stages > num_layers:
@@ -58,6 +112,10 @@ def check_spreading(job: TrainingJob) -> None:
         LaunchError: it cannot; the message names the rank or the layer.
         InputError: there are more replicas than examples in a microbatch, or a layer mixes examples.
     """
+    _check_each(job, _check_spreading)
+
+
+def _check_spreading(job: TrainingJob) -> None:
     plan, workload, builders = job.binding.plan, job.workload, layers_of(job.workload)
     if workload.num_microbatches != plan.num_microbatches:
         raise LaunchError(
@@ -128,23 +186,28 @@ def check_compiled(job: TrainingJob) -> None:
     """
     if not job.workload.compile:
         return
-    if named(SCHEDULES, job.binding.plan.schedule).splits_backward:
+    for own in of_pipelines(job):
+        _check_compiled_plan(own.binding.plan)
+    if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
+        check_compiler()
+
+
+def _check_compiled_plan(plan: Plan) -> None:
+    if named(SCHEDULES, plan.schedule).splits_backward:
         raise InputError(
-            f"the plan's schedule {job.binding.plan.schedule} runs the backward pass in two parts, and layers are "
+            f"the plan's schedule {plan.schedule} runs the backward pass in two parts, and layers are "
             "compiled; wanted another schedule, or compile: false"
         )
-    if any(stage.configuration.expert_parallel for stage in job.binding.plan.stages):
+    if any(stage.configuration.expert_parallel for stage in plan.stages):
         raise InputError(
             "layers are compiled, and devices of the plan hold whole experts, whose rows are counted as they come; "
             "wanted expert_parallel false, or compile: false"
         )
-    if any(stage.configuration.context_parallel > 1 for stage in job.binding.plan.stages):
+    if any(stage.configuration.context_parallel > 1 for stage in plan.stages):
         raise InputError(
             "layers are compiled, and replicas of the plan share examples, for which torch's attention is replaced; "
             "wanted context_parallel 1, or compile: false"
         )
-    if not any(_is_gpu(placement.device.type_name) for placement in job.binding.placements):
-        check_compiler()
 
 
 def check_draw(job: TrainingJob) -> None:

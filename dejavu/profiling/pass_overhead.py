@@ -25,7 +25,7 @@ from dejavu.cluster import Device
 from dejavu.init import Draw
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.profiling.measuring import figures_of_ranks, measured_here
-from dejavu.runtime.layout import Layout
+from dejavu.runtime.layout import World
 from dejavu.runtime.pipeline import Pipeline
 from dejavu.runtime.process import claim_device, die_with_parent, go_first
 from dejavu.timing.interference import InterferenceProbe, TimedWork, counted, waited_seconds
@@ -122,8 +122,8 @@ def _beside_layers(
     bounds = (0, 2) if num_ranks == 1 else (0, 1, 2)
     plan = Plan(tuple(Stage(a, b, how) for a, b in itertools.pairwise(bounds)), "1f1b", B)
     places = tuple(Placement(r, 0, 0, Device("cpu", "here", "localhost", 0, r)) for r in range(num_ranks))
-    layout = Layout(Binding(plan, places, 0.0, 0.0), 1)
-    pipeline = Pipeline(workload, Draw(), layout, places[rank], device)
+    world = World.of(Binding(plan, places, 0.0, 0.0), workload)
+    pipeline = Pipeline(Draw(), world, places[rank], device)
     batch, targets = torch.randn(B, 1, 1, width), torch.zeros(B, dtype=torch.int64)
     loss, has_loss = model_of(workload).loss, rank == num_ranks - 1
     (module,) = pipeline.modules.values()

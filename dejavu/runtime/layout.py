@@ -5,19 +5,27 @@ examples ⌊r·b/R⌋ to ⌊(r+1)·b/R⌋ of b. Neighbours may have other number
 sends and receives the examples that it has in common with each of theirs.
 
 Of context-parallel replicas each run of C shares its examples, and each has one of C parts of the sequence, in order.
+
+A training has one pipeline, or several virtual workers' (HetPipe, Park et al., USENIX ATC 2020): each has the whole
+model, cut as suits its devices, and some examples of every batch. Here they make each step together: after their
+backward passes all ranks that hold a layer, in whatever pipeline and replica, sum its gradients. As each loss is
+weighted by its examples, the sum is one process's gradient, and all make the same step.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.binding.binding import Binding, Placement
+from dejavu.binding.binding import Binding, Placement, VirtualWorker
 from dejavu.foundation.errors import InputError
 from dejavu.plans import Plan
+from dejavu.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,14 @@ class Layout:
 
     Attributes:
         microbatch_size: examples in a microbatch, over all replicas.
+        first_rank: the rank of the world that the first placement is.
+        first_example: of a run's examples, the first that this pipeline has.
     """
 
     binding: Binding
     microbatch_size: int
+    first_rank: int = 0
+    first_example: int = 0
 
     def __post_init__(self) -> None:
         for rank, grid in enumerate(self.grids):
@@ -67,11 +79,15 @@ class Layout:
             grid = np.full((configuration.data_parallel, configuration.tensor_parallel), -1, dtype=np.int64)
             for number, placed in enumerate(self.binding.placements):
                 if placed.pipeline_rank == rank:
-                    grid[placed.replica, placed.shard] = number
+                    grid[placed.replica, placed.shard] = self.first_rank + number
             if (grid < 0).any():
                 raise InputError(f"the binding places {int((grid >= 0).sum())} of {grid.size} devices of rank {rank}")
             found.append(grid)
         return tuple(found)
+
+    def placed(self, rank: int) -> Placement:
+        """Return where a rank of the world is."""
+        return self.binding.placements[rank - self.first_rank]
 
     def rows(self, place: Placement) -> tuple[int, int]:
         """Return the range of examples of every microbatch that the rank has, the end not included."""
@@ -127,3 +143,114 @@ def _common(own: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | N
     """Return the positions of both, counted from the own first one; None: there is none."""
     start, stop = max(own[0], other[0]), min(own[1], other[1])
     return (start - own[0], stop - own[0]) if start < stop else None
+
+
+class Holders(NamedTuple):
+    """Who has the weights of layers `start` to `stop` (not included).
+
+    Attributes:
+        ranks: of the world; a row for each of the shards that split these layers, a rank of each replica in it.
+    """
+
+    start: int
+    stop: int
+    ranks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """The pipelines of a training, in the order of their ranks.
+
+    Attributes:
+        layouts: one of each pipeline.
+        workload: of the whole training.
+    """
+
+    layouts: tuple[Layout, ...]
+    workload: Workload
+
+    @classmethod
+    def of(cls, binding: Binding, workload: Workload) -> World:
+        """Lay out the ranks of a binding.
+
+        Raises:
+            InputError: a microbatch has fewer examples than its replicas, or the workers' examples are not the batch.
+        """
+        if not binding.workers:
+            return cls((Layout(binding, workload.microbatch_size),), workload)
+        found, rank, example = list[Layout](), 0, 0
+        for worker, pipeline in zip(binding.workers, binding.pipelines, strict=True):
+            own = workload_of(workload, worker)
+            found.append(Layout(pipeline, own.microbatch_size, rank, example))
+            rank, example = rank + len(pipeline.placements), example + worker.num_examples
+        if example != workload.run_size:
+            shares = " + ".join(str(worker.num_examples) for worker in binding.workers)
+            raise InputError(f"the virtual workers have {shares} examples; wanted {workload.run_size} in all")
+        return cls(tuple(found), workload)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several pipelines train together."""
+        return len(self.layouts) > 1
+
+    def number_of(self, place: Placement) -> int:
+        """Return which of the pipelines a rank is in."""
+        return place.worker if self.is_shared else 0
+
+    @property
+    def ranks(self) -> list[list[int]]:
+        """The ranks of each pipeline."""
+        return [list(range(one.first_rank, one.first_rank + len(one.binding.placements))) for one in self.layouts]
+
+    def workload_of(self, place: Placement) -> Workload:
+        """Return what the pipeline trains that a rank is in: some examples of every batch."""
+        workers = self.workers
+        return workload_of(self.workload, workers[place.worker]) if workers else self.workload
+
+    @cached_property
+    def workers(self) -> tuple[VirtualWorker, ...]:
+        """The virtual workers; empty: there is one pipeline."""
+        if not self.is_shared:
+            return ()
+        sizes = [layout.microbatch_size * layout.plan.num_microbatches for layout in self.layouts]
+        return tuple(VirtualWorker(one.plan, size) for one, size in zip(self.layouts, sizes, strict=True))
+
+    @cached_property
+    def holders(self) -> tuple[Holders, ...]:
+        """Runs of layers that no pipeline cuts, in order, and who holds them.
+
+        Raises:
+            InputError: pipelines split one of them over different numbers of shards.
+        """
+        plans = [layout.plan for layout in self.layouts]
+        ends = sorted({0, *(stage.stop for plan in plans for stage in plan.stages)})
+        found = []
+        for start, stop in itertools.pairwise(ends):
+            grids = []
+            for layout, plan in zip(self.layouts, plans, strict=True):
+                s = next(s for s, stage in enumerate(plan.stages) if stage.start <= start < stage.stop)
+                rank = next(rank for rank, stages in enumerate(plan.ranks) if s in stages)
+                grids.append(layout.grids[rank])
+            if len(shards := {grid.shape[1] for grid in grids}) > 1:
+                raise InputError(
+                    f"virtual workers split layers {start} to {stop - 1} over {' and '.join(map(str, sorted(shards)))} "
+                    "tensor-parallel devices; wanted the same number in all"
+                )
+            ranks = (tuple(sorted(int(r) for grid in grids for r in grid[:, t])) for t in range(shards.pop()))
+            found.append(Holders(start, stop, tuple(ranks)))
+        return tuple(found)
+
+
+def workload_of(workload: Workload, worker: VirtualWorker) -> Workload:
+    """Return what a virtual worker trains.
+
+    Raises:
+        InputError: its examples do not divide into its plan's microbatches.
+    """
+    if worker.num_examples < 1 or worker.num_examples % worker.plan.num_microbatches:
+        raise InputError(
+            f"a virtual worker has {worker.num_examples} examples of a batch in {worker.plan.num_microbatches} "
+            "microbatches; wanted a number of examples that they divide"
+        )
+    own = {"batch_size": worker.num_examples * workload.accumulate, "num_microbatches": worker.plan.num_microbatches}
+    return workload.model_copy(update=own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from dejavu.init import Draw
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.held_out import HeldOutGradient
 from dejavu.runtime.gradients.replicas import ReplicaGradients, ReplicaGroups
-from dejavu.runtime.gradients.tied import TiedGradients, without_copies
+from dejavu.runtime.gradients.shared import SharedGradients, own_group
+from dejavu.runtime.gradients.tied import TiedGradients, ends_of, without_copies
 from dejavu.runtime.job.suspects import Suspect
-from dejavu.runtime.layout import Layout
+from dejavu.runtime.layout import World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
@@ -26,7 +27,6 @@ from dejavu.runtime.splits.sequence import context_meshes, sequence_part
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
-from dejavu.workload import Workload
 from dejavu.workload.models import layers_of, model_of
 from dejavu.workload.models.ties import ties_of
 
@@ -34,18 +34,27 @@ from dejavu.workload.models.ties import ties_of
 class Pipeline:
     """The executor of one rank. Every rank of the world makes one at the same time.
 
+    Args:
+        workload: of the whole training.
+
     Attributes:
+        workload: of the own pipeline: of several, some examples of every batch.
         modules: the layers of each of the rank's stages, by stage.
         clock: when each pass ran.
         loss_scale: what the loss of the next step is multiplied by, and with it the gradients.
     """
 
-    def __init__(self, workload: Workload, draw: Draw, layout: Layout, place: Placement, device: torch.device) -> None:
-        self.layout, self.place, self.workload = layout, place, workload
-        plan, self.device = layout.plan, device
+    def __init__(self, draw: Draw, world: World, place: Placement, device: torch.device) -> None:
+        number = world.number_of(place)
+        layout, workload = world.layouts[number], world.workload_of(place)
+        self.layout, self.place, self.world = layout, place, world
+        plan, self.workload, self.device = layout.plan, workload, device
         self.configuration = plan.rank_configuration(place.pipeline_rank)
-        every, cuts, builders = meshes(layout, device), boundaries(workload), layers_of(workload)
-        mesh, sharing = every[place.pipeline_rank], context_meshes(layout, device)[place.pipeline_rank]
+        cuts, builders, ties = boundaries(workload), layers_of(workload), ties_of(layers_of(workload))
+        # Every rank of the world makes the groups of all pipelines, in one order.
+        every = [(meshes(one, device), context_meshes(one, device), ends_of(ties, one)) for one in world.layouts]
+        mesh, sharing = (found[place.pipeline_rank] for found in every[number][:2])
+        self._own_pipeline = own_group(world, place)
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
@@ -64,7 +73,7 @@ class Pipeline:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
             if workload.compile:
                 compile_layers(module)
-            module.first_example = layout.rows(place)[0]
+            module.first_example = layout.first_example + layout.rows(place)[0]
             module.sequence = sequence
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
@@ -77,7 +86,7 @@ class Pipeline:
         self._stages = {stage.stage_index: stage for stage in stages}
         start, stop = layout.rows(place)
         self.loss_scale = 1.0
-        self._part = (stop - start) / workload.batch_size  # of the step that this replica has of each microbatch
+        self._part = (stop - start) / world.workload.batch_size  # of the step that this replica has of each microbatch
         loss: Loss = model_of(workload).loss
         by_position = sequence is not None and sequence.loss_by_position
         # Replicas that share examples have each a part of their loss, or all of them the same one.
@@ -89,16 +98,24 @@ class Pipeline:
             lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
         )
         self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
-        self._ties = ties_of(builders)
+        self._ties = ties
         layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
-        tied = TiedGradients(self._ties, layers, layout, place)
-        self._sum_tied = self.clock.watch_once(tied.sum_gradients) if self._ties else tied.sum_gradients
+        tied = TiedGradients(ties, layers, every[number][2], place)
+        self._sum_tied = self.clock.watch_once(tied.sum_gradients) if ties else tied.sum_gradients
+        self._sum_shared: Callable[[], object] = _nothing
+        if world.is_shared:
+            spans = ((plan.stages[s].start, module) for s, module in self.modules.items())
+            held = {start + k: layer for start, module in spans for k, layer in enumerate(module)}
+            shared = SharedGradients(world, held)
+            self._sum_shared, self._losses_group = self.clock.watch_once(shared.sum), shared.of_last
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
 
     def _combining(
         self, stage: int, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup | None
     ) -> ReplicaGradients | None:
         if replicas is None or self.configuration.zero_level:  # alone, or torch's FSDP sums gradients
+            return None
+        if self.world.is_shared:  # with all others who hold the layers, in other pipelines
             return None
         module, settings = self.modules[stage], self.workload.gradients
         held_out = HeldOutGradient(self.workload, module, self.device) if settings.rule == "zeno" else None
@@ -115,14 +132,17 @@ class Pipeline:
     @property
     def has_loss(self) -> bool:
         """Whether this rank is the one that reports the loss."""
-        return self._is_last and self.place.replica == 0 and self.place.shard == 0
+        is_first = self.world.number_of(self.place) == 0
+        return is_first and self._is_last and self.place.replica == 0 and self.place.shard == 0
 
     @property
     def rows(self) -> np.ndarray:
         """This replica's examples of every microbatch, as places in the batch; none without the first or last stage."""
         start, stop = self.layout.rows(self.place) if self._is_first or self._is_last else (0, 0)
-        places = np.arange(self.workload.batch_size).reshape(-1, self.layout.microbatch_size)
-        return places[:, start:stop].ravel()
+        runs = np.arange(self.world.workload.batch_size).reshape(self.workload.accumulate, -1)
+        first = self.layout.first_example
+        own = runs[:, first : first + self.workload.run_size].reshape(-1, self.layout.microbatch_size)
+        return own[:, start:stop].ravel()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Make the optimizer of the rank's weights, with its state where the plan keeps it."""
@@ -142,6 +162,7 @@ class Pipeline:
         losses = self._schedule.train(
             inputs.chunk(runs) if self._is_first else None, targets.chunk(runs) if self._is_last else None, runs=runs
         )
+        self._sum_shared()
         self._sum_tied()
         loss = self._whole(losses)
         if self.device.type == "cuda":
@@ -162,10 +183,10 @@ class Pipeline:
         """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
         if not self._is_last:
             return None
-        mean = torch.stack(losses).sum().detach()
+        mean = torch.stack(losses).sum().detach() / self._times_counted
         if self._losses_group is not None:
             dist.all_reduce(mean, group=self._losses_group)
-        return float(mean) / self._times_counted / self.loss_scale
+        return float(mean) / self.loss_scale
 
     def arrived_finite(self, stage: int) -> bool:
         """Return whether all gradients are finite that this rank's stage was sent in the last step."""
@@ -173,8 +194,13 @@ class Pipeline:
 
     def clip_gradients(self, most: float) -> None:
         counted = [one for module in self.modules.values() for one in without_copies(module, self._ties)]
-        clip_gradients(list(self.parameters()), counted, self.configuration.num_devices, most)
+        own, devices = list(self.parameters()), self.configuration.num_devices
+        clip_gradients(own, counted, devices, most, self._own_pipeline)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""
         return batch[torch.from_numpy(self.rows)]
+
+
+def _nothing() -> None:
+    """Sum with nobody."""

@@ -218,16 +218,21 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], counted: Iterable[nn.Parameter], num_devices: int, most: float
+    parameters: Iterable[nn.Parameter],
+    counted: Iterable[nn.Parameter],
+    num_devices: int,
+    most: float,
+    group: dist.ProcessGroup | None = None,
 ) -> float:
     """Clip the gradients of the whole model to a global norm of at most `most`; return the norm before.
 
-    Every rank of the world calls it. Gradients that several devices of a pipeline rank hold alike are counted once.
+    Every rank of its pipeline calls it. Gradients that several devices of a pipeline rank hold alike are counted once.
 
     Args:
         parameters: of this rank's stages.
         counted: those of them that count in the norm.
         num_devices: of this rank's pipeline rank.
+        group: all ranks of the pipeline; None: all of the world.
     """
     gradients, in_norm = ([p.grad for p in some if p.grad is not None] for some in (parameters, counted))
     squares = torch.zeros((), dtype=torch.float64)
@@ -235,7 +240,7 @@ def clip_gradients(
         squares += local_of(gradient).double().square().sum().cpu() * (parts_of(gradient) / num_devices)
     device = local_of(gradients[0]).device if gradients else torch.device("cpu")
     total = squares.to(device if device.type == "cuda" else "cpu")
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     norm = float(total.sqrt())
     if norm > most:
         for gradient in gradients:

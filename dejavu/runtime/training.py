@@ -164,7 +164,7 @@ class WholeModel:
         self.module, self.loss, self.num_microbatches = module, model_of(workload).loss, workload.microbatches_in_a_step
         self.loss_scale = 1.0
         self.ties = ties_of(layers_of(workload))
-        self._tied = TiedGradients(self.ties, dict(module.named_children()), None, None)
+        self._tied = TiedGradients(self.ties, dict(module.named_children()), (), None)
 
     def __call__(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         losses = []

@@ -32,7 +32,7 @@ with gc_frozen():
     from dejavu.runtime.job import TrainingJob, TrainingResult, Waited, read_evaluations, read_losses, write_json
     from dejavu.runtime.job.copies import Copier
     from dejavu.runtime.job.suspects import Suspect
-    from dejavu.runtime.layout import Layout
+    from dejavu.runtime.layout import World
     from dejavu.runtime.pipeline import Pipeline
     from dejavu.runtime.process import attempt_number, claim_device, die_with_parent, group, name_process
     from dejavu.runtime.process.gradients import GradientWatch
@@ -94,7 +94,7 @@ def join_group(rank: int, device: torch.device) -> None:
 def _run(job: TrainingJob, place: Placement, device: torch.device, heartbeat: Heartbeat) -> None:
     workload = job.workload
     compiling = CompileClock(heartbeat.beat) if workload.compile else None
-    pipeline = Pipeline(workload, job.draw, Layout(job.binding, workload.microbatch_size), place, device)
+    pipeline = Pipeline(job.draw, World.of(job.binding, workload), place, device)
     modules = pipeline.modules
     optimizer = pipeline.make_optimizer()
     pipeline.clock.watch_optimizer(optimizer)
@@ -181,7 +181,9 @@ def _tell_result(
         per_step = median(steps[k].per_step_seconds for k in chosen.places) / len(modules)
         own = [stage_times(clock, s, place, per_step, peak_bytes(pipeline.device)) for s in modules]
     dist.all_gather_object(everyone, own)
-    stages = sorted((times for rank in everyone for times in rank), key=lambda times: (times.stage, times.replica))
+    stages = sorted(
+        (times for rank in everyone for times in rank), key=lambda times: (times.worker, times.stage, times.replica)
+    )
     waits: list[Waited | None] = [None] * dist.get_world_size()
     dist.all_gather_object(waits, waited)
     compiled: list[float | None] = [None] * dist.get_world_size()
@@ -272,6 +274,7 @@ def stage_times(clock: Clock, stage: int, place: Placement, per_step_seconds: fl
     return StageTimes(
         stage=stage,
         replica=place.replica,
+        worker=place.worker,
         forward_seconds=clock.median_seconds(stage, Pass.FORWARD),
         backward_seconds=clock.median_seconds(stage, Pass.BACKWARD),
         backward_input_seconds=clock.median_seconds(stage, Pass.BACKWARD_INPUT),

@@ -16,6 +16,7 @@ class StageTimes:
         backward_seconds: of the whole pass; 0.0 where the schedule splits every one.
         backward_input_seconds, backward_weight_seconds: its two parts; 0.0 where the schedule never splits it.
         peak_bytes: the process's largest resident memory (CPU) or the allocator's (GPU).
+        worker: the virtual worker whose stage it is.
     """
 
     stage: int
@@ -26,6 +27,7 @@ class StageTimes:
     backward_input_seconds: float = 0.0
     backward_weight_seconds: float = 0.0
     replica: int = 0
+    worker: int = 0
 
     @property
     def is_split(self) -> bool:

@@ -60,7 +60,7 @@ class ReplicaGradients:
         replica_of = {int(rank): replica for replica, row in enumerate(grid) for rank in row}
         # The group's order is of the world's ranks, which need not be that of the replicas.
         self._order = [replica_of[rank] for rank in dist.get_process_group_ranks(groups.replicas)]
-        rows = [layout.rows(layout.binding.placements[int(grid[n, place.shard])]) for n in range(len(grid))]
+        rows = [layout.rows(layout.placed(int(grid[n, place.shard]))) for n in range(len(grid))]
         self._share_N = torch.tensor([(stop - start) / layout.microbatch_size for start, stop in rows])
         self._faults = FaultyGradients.of_rank(dist.get_rank())
         self._trust_SN = torch.zeros(0)
@@ -139,7 +139,7 @@ class ReplicaGradients:
         for position, sections in self._watch.named().items():
             replica = self._order[position]
             rank = int(grid[replica, groups.place.shard])
-            device = groups.layout.binding.placements[rank].device
+            device = groups.layout.placed(rank).device
             # Of several layers the one that says it most often.
             most = max((self._watch.tallies[s][position] for s in sections), key=lambda tally: tally.num_steps)
             ratios = sorted(most.ratios)

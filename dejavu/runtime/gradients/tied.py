@@ -28,28 +28,52 @@ def without_copies(module: nn.Module, ties: Iterable[Tie]) -> list[nn.Parameter]
     return [parameter for parameter in module.parameters() if id(parameter) not in copies]
 
 
+class Ends(NamedTuple):
+    """The pipeline ranks that hold a tied weight's two ends.
+
+    Attributes:
+        group: all ranks that hold an end; None: the two are one.
+        roots: of each end, the rank of the world that tells its gradient.
+    """
+
+    holders: tuple[int, int]
+    group: dist.ProcessGroup | None
+    roots: tuple[int, ...]
+
+
+def ends_of(ties: Iterable[Tie], layout: Layout) -> tuple[Ends, ...]:
+    """Find where the ends of tied weights are; every rank of the world makes the groups: a name counts them."""
+    found = []
+    for tie in ties:
+        stage_of = [s for s, span in enumerate(layout.plan.stages) for _ in range(span.start, span.stop)]
+        rank_of = {s: rank for rank, stages in enumerate(layout.plan.ranks) for s in stages}
+        first, second = (rank_of[stage_of[end.position]] for end in tie.ends)
+        if first == second:
+            found.append(Ends((first, second), None, ()))
+            continue
+        grids = layout.grids[first], layout.grids[second]
+        group = dist.new_group(sorted(int(rank) for grid in grids for rank in grid.flat))
+        found.append(Ends((first, second), group, tuple(int(grid[0, 0]) for grid in grids)))
+    return tuple(found)
+
+
 class TiedGradients:
-    """The tied weights that a rank holds, and with whom. Every rank of the world makes one at the same time."""
+    """The tied weights that a rank holds, and with whom."""
 
     def __init__(
-        self, ties: Sequence[Tie], layers: Mapping[str, nn.Module], layout: Layout | None, place: Placement | None
+        self, ties: Sequence[Tie], layers: Mapping[str, nn.Module], ends: Sequence[Ends], place: Placement | None
     ) -> None:
-        """Find where both ends are; without a layout all layers are here.
+        """Find the own ends; without a place all layers are here.
 
         Args:
             layers: of all this rank's stages.
+            ends: of its own pipeline.
         """
         self._held: list[_Held] = []
-        for tie in ties:
+        for number, tie in enumerate(ties):
             group, roots = None, list[int]()
-            if layout is not None and place is not None:
-                stage_of = [s for s, span in enumerate(layout.plan.stages) for _ in range(span.start, span.stop)]
-                rank_of = {s: rank for rank, stages in enumerate(layout.plan.ranks) for s in stages}
-                holders = [rank_of[stage_of[end.position]] for end in tie.ends]
-                if holders[0] != holders[1]:  # every rank of the world makes the group: its name counts groups
-                    grids = [layout.grids[rank] for rank in holders]
-                    group = dist.new_group(sorted(int(rank) for grid in grids for rank in grid.flat))
-                    roots = [int(grid[0, 0]) for grid in grids]
+            if place is not None:
+                holders, group, (*roots,) = ends[number]
                 if place.pipeline_rank not in holders:
                     continue
             weights = [weight for end in tie.ends if (weight := end.of(layers)) is not None]
