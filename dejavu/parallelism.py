@@ -29,6 +29,7 @@ class Parallelism:
     Attributes:
         max_data_parallel, max_tensor_parallel: the highest degrees; None: as the devices allow. Replicas that share
             examples count, too.
+        min_tensor_parallel: the lowest degree.
         recompute: which of False and True are considered.
         zero_levels: which levels are considered where there are replicas.
         sequence_parallel: which of False and True are considered where there are tensor-parallel devices.
@@ -53,9 +54,10 @@ class Parallelism:
     also_unsplit: bool = False
     offload: tuple[Offload, ...] = OFFLOADS
     only: tuple[StageConfiguration, ...] = ()
+    min_tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_data_parallel", "max_tensor_parallel"):
+        for name in ("max_data_parallel", "max_tensor_parallel", "min_tensor_parallel"):
             most = getattr(self, name)
             if most is not None and most < 1:
                 raise InputError(f"{name} is {most}; wanted 1 or more, or nothing for no bound")
@@ -166,7 +168,7 @@ class Parallelism:
             data = nodes * per_node // tensor
             if data > (self.max_data_parallel or data):
                 continue
-            if tensor > (self.max_tensor_parallel or tensor):
+            if not self.min_tensor_parallel <= tensor <= (self.max_tensor_parallel or tensor):
                 continue
             for recompute, zero in product(self.recompute, self.zero_levels if data > 1 else (0,)):
                 yield StageConfiguration(name, nodes, per_node, data, tensor, recompute, zero)

@@ -310,6 +310,9 @@ def plan(
     within: Annotated[str, typer.Option(help="of --goal: the time there is, as 14days")] = "",
     tokens: Annotated[str, typer.Option(help="of --goal: what is trained on, as 300e9")] = "",
     nodes: Annotated[str, typer.Option(help="of --goal: how many of each, as 1-16; default: up to the file's")] = "",
+    virtual_workers: Annotated[
+        bool, typer.Option("--virtual-workers", help="also plan several pipelines that share each batch")
+    ] = False,
 ) -> None:
     """What if: find the best plan for a model on any cluster, present or not, and bound how far it is from optimal."""
     from contextlib import ExitStack
@@ -324,6 +327,7 @@ def plan(
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if
         from flows.progress import rows_bar
+        from flows.virtual_workers import beside
         from flows.what_if import WhatIf, wide_console
 
     clusters = tuple(cluster or (Path("cluster.yaml"),))
@@ -348,6 +352,7 @@ def plan(
         planner = Planner(ask, tell=tell, forks=not dask)
         several = asked.answer(request, planner.plan) if asked.is_asked else None
         choice = None if several else planner.plan(asked.one(request))
+        team = beside(choice, planner) if choice and virtual_workers else None
     if several is not None:
         if json_target != STDOUT:
             several.show(wide_console())
@@ -356,8 +361,10 @@ def plan(
     elif choice is not None:
         if json_target != STDOUT:
             print_choice(choice)
+            if team is not None:
+                team.show(wide_console())
         if json_target is not None:
-            write_answer(choice_to_dict(choice), target)
+            write_answer(choice_to_dict(choice) | (team.content if team is not None else {}), target)
 
 
 @app.command(

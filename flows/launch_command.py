@@ -22,6 +22,13 @@ def launch(
     workload: Annotated[Path | None, typer.Option(help="for a new folder: what to train")] = None,
     cluster: Annotated[Path | None, typer.Option(help="for a new folder: the cluster file to plan for")] = None,
     budget_seconds: Annotated[float, typer.Option(min=0.0, help="of planning: search time")] = 8.0,
+    virtual_workers: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|always",
+            help="of planning: several pipelines that share each batch; auto: where they are predicted to be faster",
+        ),
+    ] = "",
     address: Annotated[
         list[str] | None, typer.Option(metavar="HOST=ADDRESS", help="where a host's name does not lead to it")
     ] = None,
@@ -42,7 +49,7 @@ def launch(
         raise InputError("wanted one of --torchrun, which prints lines, and --slurm, which writes a batch script")
     if dry_run and not slurm:
         raise InputError("--dry-run is for --slurm; --torchrun only prints")
-    job = prepared_job(training, workload, cluster, budget_seconds)
+    job = prepared_job(training, workload, cluster, budget_seconds, virtual_workers)
     places = Places(Path.cwd(), addresses_of(address or ()), interface, port)
     if torchrun:
         print_lines(job, places, typer.echo)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.preflight import check_draw, check_plan, check_spreading
 from dejavu.runtime.job import TrainingJob
+
+if TYPE_CHECKING:
+    from dejavu.planning import Choice, Planner
+    from dejavu.virtual_workers import Team
 
 SCRIPT = "train.sbatch"
 
@@ -30,16 +36,25 @@ def addresses_of(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def prepared_job(folder: Path, workload: Path | None, cluster: Path | None, budget_seconds: float) -> TrainingJob:
+def prepared_job(
+    folder: Path, workload: Path | None, cluster: Path | None, budget_seconds: float, virtual_workers: str = ""
+) -> TrainingJob:
     """Read the folder's job, or plan the workload on the cluster file's devices and write one into the folder.
+
+    Args:
+        virtual_workers: `always`, or `auto`, where they are predicted to be faster than one pipeline; empty: never.
 
     Raises:
         InputError: there is no job and nothing to make one of, or there is one and the options say another.
     """
     path = folder / "job.json"
+    if virtual_workers not in ("", "auto", "always"):
+        raise InputError(f"--virtual-workers {virtual_workers}: wanted auto or always, or no --virtual-workers")
     if path.is_file():
-        if workload is not None or cluster is not None:
-            raise InputError(f"{path} is there already; leave out --workload and --cluster, or name a new folder")
+        if workload is not None or cluster is not None or virtual_workers:
+            raise InputError(
+                f"{path} is there already; leave out --workload, --cluster and --virtual-workers, or name a new folder"
+            )
         try:
             return TrainingJob.read(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -50,10 +65,12 @@ def prepared_job(folder: Path, workload: Path | None, cluster: Path | None, budg
             f"{folder} has no prepared training: {path} is not there; wanted a folder of .dejavu/runs, or --workload "
             "FILE and --cluster FILE to plan one"
         )
-    return _planned_job(folder, workload, cluster, budget_seconds)
+    return _planned_job(folder, workload, cluster, budget_seconds, virtual_workers)
 
 
-def _planned_job(folder: Path, workload: Path, cluster: Path, budget_seconds: float) -> TrainingJob:
+def _planned_job(
+    folder: Path, workload: Path, cluster: Path, budget_seconds: float, virtual_workers: str
+) -> TrainingJob:
     from dejavu.binding import bind
     from dejavu.cost.priced_problem import split_into
     from dejavu.init import Draw
@@ -61,8 +78,10 @@ def _planned_job(folder: Path, workload: Path, cluster: Path, budget_seconds: fl
     from flows.inputs import read_inputs
 
     machines, wanted = read_inputs(cluster, workload, train=False)
-    choice = Planner(forks=True).plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
-    binding = bind(choice.priced.problem, choice.plan, machines)
+    planner = Planner(forks=True)
+    choice = planner.plan(PlanRequest(wanted, machines, budget_seconds=budget_seconds, seed=wanted.seed))
+    team = _team(choice, planner, virtual_workers) if virtual_workers else None
+    binding = bind(choice.priced.problem, choice.plan, machines) if team is None else team.binding
     job = TrainingJob(
         workload=split_into(wanted, choice.plan.num_microbatches),
         binding=binding,
@@ -76,6 +95,23 @@ def _planned_job(folder: Path, workload: Path, cluster: Path, budget_seconds: fl
         check(job)
     job.write()
     return job
+
+
+def _team(choice: Choice, planner: Planner, wanted: str) -> Team | None:
+    """Return virtual workers where they are wanted, and say how they compare with one pipeline.
+
+    Raises:
+        InputError: they are always wanted, and there are none.
+    """
+    from dejavu.virtual_workers import NoTeam, Teams, what_a_team_yields
+
+    found = Teams(choice, planner).best()
+    if isinstance(found, NoTeam):
+        if wanted == "always":
+            raise InputError(f"--virtual-workers always: {found}")
+        return None
+    print(what_a_team_yields(found), file=sys.stderr)
+    return found if wanted == "always" or found.speedup > 1 else None
 
 
 def print_lines(job: TrainingJob, places: Places, say: Callable[[str], object]) -> None:

@@ -24,7 +24,7 @@ FLOORS = (
     ("graphs", "importers", "init", "measured_plans", "placement", "timing"),
     ("cost", "runtime", "sharding"),
     ("launch", "operator_cuts", "planning", "profiling", "schedules", "testing", "trials", "watching"),
-    ("migration", "report", "what_if"),
+    ("migration", "report", "virtual_workers", "what_if"),
     ("tasks", "benchmarks"),
     ("flows",),
 )

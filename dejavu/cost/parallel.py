@@ -214,6 +214,20 @@ class ParallelPrices:
         room = max(host.size_bytes - staged, 0.0)
         return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes))
 
+    def sum_seconds(
+        self, configuration: StageConfiguration, span: slice, microbatch_size: int, gradient_bytes: float
+    ) -> float:
+        """Return what is priced for summing the gradients of some layers over a stage's replicas, once a step.
+
+        Args:
+            gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
+        """
+        kinds, kind_L = self.at(microbatch_size // configuration.example_parts).graph.kinds
+        weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
+        sizes = [float(size) for size in weights_L]
+        latency, per_byte = self._collectives.per_step_line(configuration, sizes, gradient_bytes)
+        return latency + per_byte * float(weights_L[span].sum())
+
     def _communication(
         self,
         configuration: StageConfiguration,

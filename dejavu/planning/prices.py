@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import StageCollectives
+from dejavu.cost.memory import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.pass_overhead import backward_parts, pass_cost
@@ -24,6 +25,7 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
+from dejavu.plans import Stage
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
@@ -110,6 +112,11 @@ class Prices:
                 {name: backward_parts(self.rows, graph, name) for name in types},
             )
         return self._posed[num_microbatches]
+
+    def sum_seconds(self, stage: Stage, microbatch_size: int) -> float:
+        """Return what is priced for summing a stage's gradients over its replicas, once a step."""
+        span, each_byte = slice(stage.start, stage.stop), ForEachByte.of(self.request.workload.optimizer)
+        return self._parallel.sum_seconds(stage.configuration, span, microbatch_size, each_byte.gradient_bytes)
 
     def _with_splits(self, microbatch_size: int) -> Graph:
         graph = self._captured(microbatch_size)
