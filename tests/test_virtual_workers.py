@@ -11,9 +11,11 @@ import pytest
 from dejavu.binding import VirtualWorker
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.collectives.costs import CollectiveCosts
+from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.launch.preflight import check_plan, check_spreading
-from dejavu.planning import Planner, PlanRequest
+from dejavu.parallelism import Parallelism
+from dejavu.planning import Planner, PlanRequest, Prices
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
@@ -191,3 +193,10 @@ def test_one_device_is_no_team() -> None:
     choice = planner.plan(PlanRequest(MLP, cluster, searches=("exact",), microbatches=(1,), budget_seconds=0.5))
     found = Teams(choice, planner).best()
     assert isinstance(found, NoTeam) and "one device" in str(found)
+
+
+def test_a_degree_that_no_stage_can_have_is_said() -> None:
+    cluster = load_cluster(Path("examples/clusters/two-generations.yaml"))
+    wanted = Parallelism(min_tensor_parallel=2, max_tensor_parallel=2)
+    with pytest.raises(InputError, match=r"no stage can have 2 tensor-parallel devices .* wanted a lower"):
+        Prices(PlanRequest(Workload(model="cnn", data="digits"), cluster, parallelism=wanted)).priced(1)

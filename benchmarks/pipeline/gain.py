@@ -122,20 +122,20 @@ def table(
 @contextmanager
 def _unequal(slowness: float, passes: list[Measurement], workload: Workload = TRANSFORMER) -> Iterator[Site]:
     """A whole core and a slower one."""
-    kind = _core()
+    kind = core()
     group = NodeGroup("here", 1, ("localhost",), ((WHOLE, 1), (SLOW, 1)), this_machine().groups[0].link)
     cluster = Cluster("unequal cores", (group,), {WHOLE: replace(kind, name=WHOLE), SLOW: replace(kind, name=SLOW)}, {})
     with slowed("slow", 1 / slowness) as quota:
         emulation = Emulation({("localhost", 1): quota})
         graph = capture(workload)
         rows = [row for name in (WHOLE, SLOW) for row in measure_emulated(workload, graph, cluster, emulation, name)]
-        yield Site(cluster, emulation, workload, (*rows, *_passes(passes, {WHOLE: 1.0, SLOW: 1 / slowness})))
+        yield Site(cluster, emulation, workload, (*rows, *passes_of(passes, {WHOLE: 1.0, SLOW: 1 / slowness})))
 
 
 @contextmanager
 def _slow_link(passes: list[Measurement], workload: Workload = CONVOLUTIONS) -> Iterator[Site]:
     """Two hosts of two devices each, equal but for their name: the search knows links by the kinds of devices."""
-    kind, link = _core(), Link(LINK_BITS_PER_SECOND / 8, LINK_LATENCY_SECONDS)
+    kind, link = core(), Link(LINK_BITS_PER_SECOND / 8, LINK_LATENCY_SECONDS)
     names = {host: f"core-{host}" for host in HOSTS}
     inside = this_machine().groups[0].link
     groups = tuple(NodeGroup(host, 1, (host,), ((names[host], 2),), inside) for host in HOSTS)
@@ -147,7 +147,7 @@ def _slow_link(passes: list[Measurement], workload: Workload = CONVOLUTIONS) -> 
         emulation = Emulation(quotas, stack.enter_context(apart(HOSTS, LINK_BITS_PER_SECOND)))
         once = measure_emulated(workload, capture(workload), cluster, emulation, names[HOSTS[0]])
         rows = [replace(row, device_type=name) for name in types for row in once]
-        yield Site(cluster, emulation, workload, (*rows, *_passes(passes, dict.fromkeys(types, SHARE))))
+        yield Site(cluster, emulation, workload, (*rows, *passes_of(passes, dict.fromkeys(types, SHARE))))
 
 
 SITES: dict[str, Callable[[list[Measurement]], AbstractContextManager[Site]]] = {
@@ -157,12 +157,12 @@ SITES: dict[str, Callable[[list[Measurement]], AbstractContextManager[Site]]] = 
 }
 
 
-def _core() -> DeviceType:
+def core() -> DeviceType:
     (kind,) = this_machine().device_types.values()
     return kind
 
 
-def _passes(rows: list[Measurement], shares: Mapping[str, float]) -> list[Measurement]:
+def passes_of(rows: list[Measurement], shares: Mapping[str, float]) -> list[Measurement]:
     """What the runtime takes of each kind of device: processor seconds, of which it has this share."""
     return [
         replace(

@@ -57,6 +57,12 @@ def price_problem(
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
         0 if workload.compile else context_length(graph),
     )
+    if not configurations:
+        raise InputError(
+            f"no stage can have {parallelism.min_tensor_parallel} tensor-parallel devices or more: the nodes have up to "
+            f"{max(group.devices_per_node for group in cluster.groups)}, and the model splits over up to "
+            f"{most_tensor_parallel(graph)}; wanted a lower min_tensor_parallel"
+        )
     configurations = _that_can_combine(configurations, workload, parallelism)
     if not parallelism.also_unsplit:
         configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
