@@ -279,6 +279,7 @@ RemoveOption = Annotated[
     cls=Listing,
     epilog="Examples:  dejavu plan --model t5-11b --cluster examples/clusters/4x8-v100.yaml  |  "
     "dejavu plan --workload my.yaml --microbatches 8,16 --json plan.json  |  dejavu plan --add 2xa100  |  "
+    "dejavu plan --virtual-workers  |  "
     "dejavu plan --cluster a.yaml --cluster b.yaml --goal cheapest --within 14days --tokens 300e9",
 )
 def plan(
@@ -323,6 +324,7 @@ def plan(
         from rich.console import Console
 
         from dejavu.foundation.compiled import told_of_compiling
+        from dejavu.foundation.errors import InputError
         from dejavu.planning import Planner, choice_to_dict, on_dask, print_choice, write_answer
         from dejavu.planning.questions import Ask
         from flows.inputs import TypedQuestion, read_what_if
@@ -336,6 +338,8 @@ def plan(
         *(tuple(add or ()), tuple(remove or ())),
         *(sequence_length, batch_size, goal, within, tokens, nodes),
     )
+    if virtual_workers and asked.is_asked:
+        raise InputError("--virtual-workers is for one question; found options of several, such as --add or --goal")
     machines, wanted = read_what_if(clusters[0], model, workload)
     typed = TypedQuestion(search, schedule, microbatches, data_parallel, tensor_parallel, budget_seconds)
     request = typed.request(wanted, machines, database, wanted.seed if seed is None else seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.pipeline.plans import by_hand, one_device
 from benchmarks.pipeline.ranks import train_all
 from dejavu.binding import Binding, VirtualWorker
 from dejavu.foundation.errors import InputError
+from dejavu.launch.launcher import launch
 from dejavu.launch.preflight import check_plan, check_spreading
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
@@ -146,3 +148,23 @@ def test_what_cannot_be_trained_together_is_said() -> None:
     assert "gradients: median" in refused((one, 8), (one, 4), gradients=GradientSettings(rule="median"))
     replan = ReplanSettings(action="migrate")
     assert "replan: {action: migrate}" in refused((one, 8), (one, 4), replan=replan)
+
+
+@pytest.mark.integration
+def test_a_training_goes_on_under_one_pipeline_and_back(tmp_path: Path) -> None:
+    """A checkpoint knows no plan, of however many pipelines; a launch trains, tells its losses and its stages."""
+    alone = by_hand("1f1b", (0, 2, L), [ONE, ONE], 4)
+    losses = list[float]()
+    for steps, binding in ((2, world("two stages beside one")), (3, alone), (4, world("two stages beside one"))):
+        workload = GPT.model_copy(update={"num_steps": steps, "evaluate_every": 0, "checkpoint_every": 1})
+        if not binding.workers:
+            workload = workload.model_copy(update={"num_microbatches": binding.plan.num_microbatches})
+        job = TrainingJob(workload, binding, DRAW, None, 0, steps, folder=str(tmp_path / "run"))
+        job.write()
+        result = launch(job)
+        losses = list(result.losses)
+        measured = [(one.worker, one.stage, one.replica) for one in result.stages]
+        held = {(p.worker, s, p.replica) for rank, p in enumerate(binding.placements) for s in binding.stages_of(rank)}
+        assert not measured or set(measured) == held
+    expected = train_single(GPT.model_copy(update={"evaluate_every": 0}), DRAW, range(4))
+    assert losses == pytest.approx(expected, abs=TOLERANCE)
