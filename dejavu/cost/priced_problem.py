@@ -58,10 +58,11 @@ def price_problem(
         0 if workload.compile else context_length(graph),
     )
     if not configurations:
+        most = max(group.devices_per_node for group in cluster.groups)
         raise InputError(
-            f"no stage can have {parallelism.min_tensor_parallel} tensor-parallel devices or more: the nodes have up to "
-            f"{max(group.devices_per_node for group in cluster.groups)}, and the model splits over up to "
-            f"{most_tensor_parallel(graph)}; wanted a lower min_tensor_parallel"
+            f"no stage can have {parallelism.min_tensor_parallel} tensor-parallel devices or more: the nodes have up "
+            f"to {most}, and the model splits over up to {most_tensor_parallel(graph)}; wanted a lower "
+            "min_tensor_parallel"
         )
     configurations = _that_can_combine(configurations, workload, parallelism)
     if not parallelism.also_unsplit:
