@@ -78,11 +78,12 @@ class Training:
         return self.batch_size * self.model.sequence_length / (tokens_per_second * self.num_devices)
 
     def cluster(self) -> Cluster:
-        """Nodes of eight; the link between two is what their cards do together, one for each device."""
+        """Nodes of eight, with a network card for each device."""
         count = min(self.num_devices, DEVICES_PER_NODE)
         inside, card = LINKS[self.device.name]
-        group = NodeGroup(NODE, self.num_devices // count, (), ((self.device.name, count),), Link(inside, 4e-6))
-        between = Link(card * count, 5e-6)
+        inside_link, between = Link(inside, 4e-6), Link(card, 5e-6)
+        nodes = self.num_devices // count
+        group = NodeGroup(NODE, nodes, (), ((self.device.name, count),), inside_link, cards=count)
         return Cluster(self.name, (group,), {self.device.name: self.device}, {(NODE, NODE): between})
 
 

@@ -50,6 +50,7 @@ class BindingPrices:
         self.configurations = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))]
         self.blocks_R = np.array([configuration.num_nodes for configuration in self.configurations])
         self.width_R = np.array([configuration.devices_per_node for configuration in self.configurations])
+        self._senders_R = np.array([configuration.senders_per_node for configuration in self.configurations])
         self.repeats = plan.num_microbatches - 1
         shape = (len(plan.ranks), len(site.kinds))
         self.seconds_RK, self.load_seconds_RK = np.full(shape, np.inf), np.full(shape, np.inf)
@@ -151,8 +152,8 @@ class BindingPrices:
     def transfer_seconds_NQ(self, places_NRW: Ints) -> Floats:
         """Return one microbatch's transfer seconds between each pair of ranks, both ways, over the slowest link used.
 
-        Between nodes all parts that one node sends or receives share its network card: only the side on fewer nodes
-        counts.
+        Between nodes all parts that one node sends or receives share its network card, or cards: only the side with
+        fewer of them counts.
         """
         transfers = np.zeros((len(places_NRW), len(self.exchanges)))
         for (blocks, others), among in self._exchanges_of_shape.items():
@@ -165,7 +166,7 @@ class BindingPrices:
         site = self.site
         messages, sizes = self._messages_Q[q][:, None, None], self._size_bytes_Q[q][:, None, None]
         nodes, others = site.node_P[a_NQA], site.node_P[b_NQB]
-        lanes = np.minimum(_distinct(nodes), _distinct(others))[:, :, None, None]
+        lanes = np.minimum(self._lanes(q, 0, a_NQA), self._lanes(q, 1, b_NQB))[:, :, None, None]
         same = nodes[:, :, :, None] == others[:, :, None, :]
         g, h = site.group_P[a_NQA][:, :, :, None], site.group_P[b_NQB][:, :, None, :]
         latency = np.where(same, site.inside_latency_seconds_G[g], site.between_latency_seconds_GG[g, h])
@@ -177,10 +178,19 @@ class BindingPrices:
         together = same.all(axis=(2, 3))
         return np.asarray(np.where(together, inside, apart))
 
+    def _lanes(self, q: Ints, end: int, places_NQA: Ints) -> Floats:
+        """Return how many times one card's bandwidth one end of each exchange has; see `StageConfiguration.lanes`."""
+        ranks, site = self._ends_Q2[q, end], self.site
+        cards = site.cards_per_device_G[site.group_P[places_NQA]] * self.width_R[ranks][None, :, None]
+        used = np.minimum(cards, self._senders_R[ranks][None, :, None]).sum(axis=-1)
+        return np.asarray(np.maximum(_distinct(site.node_P[places_NQA]), used))
+
     def between_seconds_GG(self, q: int) -> Floats:
         """Return the seconds of a microbatch's exchange, both ways, between nodes of two groups; inf without two."""
         exchange, site = self.exchanges[q], self.site
-        lanes = int(min(self.blocks_R[exchange.a], self.blocks_R[exchange.b]))
+        cards = [float(one) for one in site.cards_per_device_G]
+        a, b = (np.array([self.configurations[end].lanes(one) for one in cards]) for end in (exchange.a, exchange.b))
+        lanes = np.minimum(a[:, None], b[None, :])
         per_byte = np.where(np.isfinite(site.between_seconds_per_byte_GG), site.between_seconds_per_byte_GG, 0.0)
         link = exchange.messages * site.between_latency_seconds_GG + exchange.size_bytes / lanes * per_byte
         return np.asarray(2.0 * link)

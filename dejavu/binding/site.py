@@ -29,7 +29,9 @@ class Site:
         kind_P, group_P, node_P, size_P: of each pool: which kind, group of nodes and node, and how many devices.
         inside_latency_seconds_G, inside_seconds_per_byte_G: inside one node of the group.
         inside_assumed_G: where that is only a default, which a measurement may replace.
-        between_latency_seconds_GG, between_seconds_per_byte_GG: between two nodes; inf where there are none.
+        between_latency_seconds_GG, between_seconds_per_byte_GG: between two nodes, by one card; inf where there
+            are none.
+        cards_per_device_G: of a node's network cards.
     """
 
     kinds: tuple[str, ...]
@@ -43,6 +45,7 @@ class Site:
     inside_assumed_G: NDArray[np.bool_]
     between_latency_seconds_GG: Floats
     between_seconds_per_byte_GG: Floats
+    cards_per_device_G: Floats
 
     @classmethod
     def of(cls, cluster: Cluster) -> Site:
@@ -70,6 +73,7 @@ class Site:
             inside_assumed_G=np.array([link.assumed for link in inside]),
             between_latency_seconds_GG=latency,
             between_seconds_per_byte_GG=per_byte,
+            cards_per_device_G=np.array([group.cards_per_device for group in cluster.groups]),
         )
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ from dejavu.foundation import units
 MAX_DEVICES = 100_000
 MAX_LISTED_HOSTS = 10_000
 MAX_GROUPS = 200
+MAX_CARDS = 64
 
 _NUMBER = r"^\s*\+?((0|[1-9][0-9]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?\s*"
 
@@ -132,6 +133,13 @@ class NodesForm(_Form):
         default=None, description="where its devices may keep activations and optimizer state; nowhere if absent"
     )
     nvme: NvmeForm | None = Field(default=None, description="where the optimizer may keep its state; nowhere if absent")
+    cards: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_CARDS,
+        description="network cards of a node, which its devices share equally, 1 if absent; a link between nodes has "
+        "one card's bandwidth",
+    )
 
     @model_validator(mode="after")
     def _count_or_hosts(self) -> "NodesForm":

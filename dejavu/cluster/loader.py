@@ -212,6 +212,7 @@ class _Builder:
             price=form.price,
             host_memory=self._host_memory(form),
             nvme=Nvme(form.nvme.size, form.nvme.read, form.nvme.write) if form.nvme else None,
+            cards=form.cards or 1,
         )
 
     def _host_memory(self, form: NodesForm) -> HostMemory | None:

@@ -16,7 +16,8 @@ from dejavu.foundation.errors import InputError
 
 Kind = Literal["cpu", "cuda", "rocm"]
 Outside = TypeVar("Outside", "HostMemory", "Nvme")
-_AWAY = ("host_memory", "nvme")  # fields of a group that records without them do not have
+_UNSAID = {"host_memory": None, "nvme": None, "cards": 1}  # of a group: what records do not say
+_ALWAYS_SAID = object()
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16")
 
 
@@ -115,6 +116,7 @@ class NodeGroup:
         link: between two devices inside one node; where a node has one device, that device's own memory.
         price: of one node: an amount an hour, and its currency; None where it is not said. No plan depends on it.
         host_memory, nvme: for what its devices keep in the node's own memory or on its disks; None: nothing.
+        cards: network cards of a node, which its devices share equally; a link between nodes is one card's.
     """
 
     name: str
@@ -125,10 +127,15 @@ class NodeGroup:
     price: tuple[float, str] | None = None
     host_memory: HostMemory | None = None
     nvme: Nvme | None = None
+    cards: int = 1
 
     @property
     def devices_per_node(self) -> int:
         return sum(count for _, count in self.devices)
+
+    @property
+    def cards_per_device(self) -> float:
+        return self.cards / self.devices_per_node
 
     def host(self, node_index: int) -> str:
         return self.hosts[node_index] if self.hosts else f"{self.name}-{node_index}"
@@ -203,6 +210,10 @@ class Cluster:
         """Return what each device of the type may keep on its node's disks, likewise."""
         return _least(Nvme, self._shares_of(type_name, "nvme"))
 
+    def cards_per_device(self, type_name: str) -> float:
+        """Return a device's part of its node's network cards; of groups that differ the least counts."""
+        return min(group.cards_per_device for group in self.groups if dict(group.devices).get(type_name))
+
     def _shares_of(self, type_name: str, what: str) -> list[Any]:
         groups = [group for group in self.groups if dict(group.devices).get(type_name)]
         found = [(getattr(group, what), group.devices_per_node) for group in groups]
@@ -242,7 +253,7 @@ class Cluster:
         return {
             "name": self.name,
             "groups": [
-                {name: value for name, value in asdict(group).items() if name not in _AWAY or value is not None}
+                {name: value for name, value in asdict(group).items() if value != _UNSAID.get(name, _ALWAYS_SAID)}
                 | {"hosts": list(group.hosts), "devices": [list(entry) for entry in group.devices]}
                 | {"price": list(group.price) if group.price else None}
                 for group in self.groups
@@ -277,6 +288,7 @@ class Cluster:
                         price=tuple(group["price"]) if group.get("price") else None,
                         host_memory=HostMemory(**group["host_memory"]) if group.get("host_memory") else None,
                         nvme=Nvme(**group["nvme"]) if group.get("nvme") else None,
+                        cards=group.get("cards", 1),
                     )
                     for group in content["groups"]
                 ),

@@ -9,7 +9,7 @@ Shape suffixes: L = layers, L1 = L + 1 cut positions, C = stage configurations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 Bools = NDArray[np.bool_]
+# Kernels beside collectives take so much longer on the mean of GPT and Llama models on A100, H100, MI210 and MI250
+# ("Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning", arXiv 2507.03114).
+SLOWED = 0.189
 _SMALL_BYTES = 1.0  # of a message whose latency is all that counts
 
 
@@ -177,23 +180,22 @@ class ParallelPrices:
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
         passes = self.passes(configuration, m)
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
+        forward = passes.forward_L + self._inside_layers(configuration, graph, "forward")
+        backward = passes.backward_L + self._inside_layers(configuration, graph, "backward")
+        if configuration.recompute:  # sums inside layers are repeated
+            backward = backward + passes.forward_L + self._inside_layers(configuration, graph, "forward", again=True)
+        device = self._cluster.device_types[configuration.device_type]
+        moved = (self._gathers(configuration, weights_L, gradient, names) for names in (FORWARD, BACKWARD))
         forward, backward = (
-            self._communication(configuration, graph, weights_L, gradient, name) for name in ("forward", "backward")
+            side_by_side(computed, sent, overlaps=device.kind != "cpu")
+            for computed, sent in zip((forward, backward), moved, strict=True)
         )
-        forward = passes.forward_L + forward
-        backward = passes.backward_L + backward
-        if (
-            configuration.recompute
-        ):  # gathered weights and inputs still exist, but recomputation repeats the sums inside layers
-            again = self._inside_layers(configuration, graph, "forward", again=True)
-            backward = backward + passes.forward_L + again
         latency, per_byte = self._collectives.per_step_line(
             configuration, [float(size) for size in weights_L], gradient, gathers=workload.gradients.gathers
         )
         if configuration.sequence_parallel:
             # Of the few weights outside the products each device has its positions' gradients, summed once a step.
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
-        device = self._cluster.device_types[configuration.device_type]
         memory = configuration_memory(configuration, graph, workload, device, examples)
         host, nvme = self._host_memory(configuration), self._nvme(configuration)
         copied = memory.offloaded_bytes_L / host.bytes_per_second
@@ -228,23 +230,18 @@ class ParallelPrices:
         latency, per_byte = self._collectives.per_step_line(configuration, sizes, gradient_bytes)
         return latency + per_byte * float(weights_L[span].sum())
 
-    def _communication(
+    def _gathers(
         self,
         configuration: StageConfiguration,
-        graph: Graph,
         weights_L: Floats,
         gradient_bytes: float,
-        direction: str,
+        names: Mapping[int, tuple[str, ...]],
     ) -> Floats:
-        names = (
-            (FORWARD if direction == "forward" else BACKWARD)[configuration.zero_level]
-            if configuration.data_parallel > 1
-            else ()
-        )
+        """Price what replicas say of each layer in every microbatch, `FORWARD` or `BACKWARD`."""
+        asked = names[configuration.zero_level] if configuration.data_parallel > 1 else ()
         sizes = set(weights_L.tolist())
-        gathers = {size: self._collectives.data_seconds(configuration, names, size, gradient_bytes) for size in sizes}
-        inside_L = self._inside_layers(configuration, graph, direction)
-        return np.array([gathers[size] for size in weights_L.tolist()]) + inside_L
+        known = {size: self._collectives.data_seconds(configuration, asked, size, gradient_bytes) for size in sizes}
+        return np.array([known[size] for size in weights_L.tolist()])
 
     def _inside_layers(
         self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
@@ -335,6 +332,18 @@ class ParallelPrices:
         column = table.device_types.index(device_type)
         grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
         return Passes(*(grid.seconds_LD[:, column] for grid in grids))
+
+
+def side_by_side(computed_L: Floats, sent_L: Floats, *, overlaps: bool) -> Floats:
+    """Return the seconds of each layer's pass with what its replicas gather and scatter for it.
+
+    On GPUs FSDP has streams of its own: a layer's weights come while the layer before computes, and its gradients go
+    while the next one does. What computes meanwhile takes longer, by `SLOWED`. Layers are taken to be like
+    their neighbours, which makes the seconds a sum over layers.
+    """
+    if not overlaps:
+        return computed_L + sent_L
+    return np.maximum(computed_L, sent_L) + SLOWED * np.minimum(computed_L, sent_L)
 
 
 def _ratio(part_L: Floats, whole_L: Floats) -> Floats:

@@ -227,8 +227,8 @@ def split_into(workload: Workload, num_microbatches: int) -> Workload:
 def links_between(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:
     """Return (latency, seconds per byte) between all configurations; computed once for equal layouts on nodes."""
     sits = [
-        (configuration.device_type, configuration.num_devices, configuration.num_nodes, configuration.data_parallel)
-        for configuration in configurations
+        (one.device_type, one.num_devices, one.num_nodes, one.data_parallel, one.senders_per_node)
+        for one in configurations
     ]
     alike = dict(zip(reversed(sits), reversed(configurations), strict=True))  # one of each
     place = {key: k for k, key in enumerate(alike)}

@@ -126,6 +126,21 @@ class StageConfiguration:
         """Into how many parts the devices that share examples split the sequence, where it crosses a cut."""
         return self.context_parallel * (self.tensor_parallel if self.sequence_parallel else 1)
 
+    @property
+    def senders_per_node(self) -> float:
+        """How many devices of a node have parts of their own of what crosses a cut, each for its own network card."""
+        own = self.data_parallel * (self.tensor_parallel if self.sequence_parallel else 1)
+        return own / self.num_nodes
+
+    def lanes(self, cards_per_device: float) -> float:
+        """Return how many times one card's bandwidth the stage's messages have; all parts share one on a node with one.
+
+        Args:
+            cards_per_device: of the nodes that it is on.
+        """
+        cards = min(cards_per_device * self.devices_per_node, self.senders_per_node)
+        return self.num_nodes * max(1.0, cards)
+
     def __str__(self) -> str:
         parts = [f"{self.num_devices} × {self.device_type}"]
         if self.data_parallel > self.context_parallel:

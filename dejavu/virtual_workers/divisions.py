@@ -46,7 +46,7 @@ class WorkerDevices:
 
         A worker with some of a node's devices has as large a part of its network card, memory and disks.
         """
-        shares = {one.group: len(one.devices) / whole.group(one.group).devices_per_node for one in self.parts}
+        shares = {one.group: min(1.0, _cards(whole.group(one.group), one)) for one in self.parts}
         groups = tuple(_group(whole.group(one.group), one) for one in self.parts)
         types = {name for group in groups for name, _ in group.devices}
         links = {
@@ -155,6 +155,11 @@ def _names(group: NodeGroup, devices: Sequence[int]) -> list[str]:
     return [names[k] for k in devices]
 
 
+def _cards(group: NodeGroup, part: Part) -> float:
+    """Return how many of a node's network cards are the part's devices'."""
+    return group.cards_per_device * len(part.devices)
+
+
 def _group(group: NodeGroup, part: Part) -> NodeGroup:
     share, counts = len(part.devices) / group.devices_per_node, Counter(_names(group, part.devices))
     memory, disks = group.host_memory, group.nvme
@@ -163,6 +168,7 @@ def _group(group: NodeGroup, part: Part) -> NodeGroup:
         count=len(part.nodes),
         hosts=tuple(group.host(node) for node in part.nodes),
         devices=tuple(counts.items()),
+        cards=max(1, int(_cards(group, part))),
         price=None,
         host_memory=memory
         and HostMemory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dejavu.cluster import Cluster, Device
 from dejavu.cost.collectives.costs import CollectiveCosts
@@ -18,12 +18,12 @@ class SharedSums:
     """Prices all-reduces among devices of several kinds and nodes; nothing is assumed to overlap with computing."""
 
     def __init__(self, cluster: Cluster, rows: ProfileDatabase, graph: Graph) -> None:
-        self._costs, self._graph = CollectiveCosts(cluster, rows), graph
+        self._cluster, self._costs, self._graph = cluster, CollectiveCosts(cluster, rows), graph
 
     def seconds(self, world: World) -> float:
         """Return the seconds between the last backward pass and the moment when everybody has the whole gradient.
 
-        A rank sums its layers one run after another, and all that leaves or enters a node shares its network card.
+        A rank sums its layers one run after another, and all that leaves or enters a node shares its network cards.
         """
         busy: defaultdict[object, float] = defaultdict(float)
         workload = world.workload
@@ -34,16 +34,19 @@ class SharedSums:
             if len(groups[0]) == 1 or not weights:
                 continue
             seconds = self._costs.estimate("all_reduce", each_byte * weights, groups, workload.dtype).seconds
-            for place in _busy(groups):
-                busy[place] += seconds
+            for place, share in self._busy(groups):
+                busy[place] += share * seconds
         return max(busy.values(), default=0.0)
 
-
-def _busy(groups: Sequence[Sequence[Device]]) -> set[object]:
-    """Return the devices that a collective keeps busy, and the nodes whose card it uses."""
-    nodes = Counter((device.group, device.node_index) for device in groups[0])
-    found: set[object] = {(device.group, device.node_index, device.index) for group in groups for device in group}
-    return found | (set(nodes) if len(nodes) > 1 else set())
+    def _busy(self, groups: Sequence[Sequence[Device]]) -> Iterator[tuple[object, float]]:
+        """Yield the devices that a collective keeps busy, and the nodes of whose cards it uses some, or all (1)."""
+        for device in (device for group in groups for device in group):
+            yield (device.group, device.node_index, device.index), 1.0
+        nodes = Counter((device.group, device.node_index) for group in groups for device in group)
+        if len({(device.group, device.node_index) for device in groups[0]}) > 1:
+            for (name, index), count in nodes.items():
+                group = self._cluster.group(name)
+                yield (name, index), max(1.0, group.cards_per_device * count) / group.cards
 
 
 def _device(world: World, rank: int) -> Device:

@@ -10,6 +10,7 @@ Letters: n ranks of a group, on k nodes, r = n / k on each; h groups cross the n
   node has several ranks, and k − 1 where it has one (it need not go all the way round).
 - all_reduce: starts through a tree (log₂ k crossings), sends 2 (n − 1) / n · S by rings, and from some size on by two
   binary trees, where the busiest card carries S · min(k / 2, 2).
+- Where a node has several cards, h groups of r ranks there use those of their devices, all at once (NCCL's rails).
 - all_to_all: a message to each peer, (n − r) of them beyond the node; rank to rank S / n² bytes.
 - send_recv of S bytes is half of an all_gather of 2 S by two ranks, and at full duplex takes as long.
 
@@ -89,10 +90,16 @@ class GroupLayout:
 
 @dataclass(frozen=True)
 class Links:
-    """The slowest link inside a node and the slowest between two nodes that a collective uses."""
+    """The slowest link inside a node and the slowest between two nodes that a collective uses.
+
+    Attributes:
+        between: of one network card.
+        cards_per_device: where a node has several, and its devices share them equally; 0: all share one.
+    """
 
     inside: Link
     between: Link
+    cards_per_device: float = 0.0
 
 
 # Of the shipped coefficients: p3.16xlarge nodes, six NVLinks 2 one way, 25 Gbit/s, and the catalogue's latencies.
@@ -137,9 +144,10 @@ def terms(
     r = n / k
     inside_latency, between_latency = links.inside.latency_seconds, links.between.latency_seconds
     inside_rate, between_rate = links.inside.bytes_per_second, links.between.bytes_per_second
+    node_rate = between_rate * np.maximum(1.0, links.cards_per_device * h * r)  # of the cards of all who take part
     one, crosses = np.ones_like(n), k > 1
     if FAMILY[name] == "exchange":
-        inside, card = _slowest(size * (r - 1) / n**2 / inside_rate, size * h * r * (n - r) / n**2 / between_rate)
+        inside, card = _slowest(size * (r - 1) / n**2 / inside_rate, size * h * r * (n - r) / n**2 / node_rate)
         peers = [(r - 1) * inside_latency, (n - r) * between_latency]
         return np.stack([one, *peers, inside, inside * (n == 2), card], axis=1)
     hops = np.where(crosses, np.where(r > 1, k, k - 1), 0.0)
@@ -150,7 +158,7 @@ def terms(
     if FAMILY[name] == "reduce":
         by_tree = 1.0 / (1.0 + np.exp(-(np.log2(np.maximum(size, 1.0)) - center) / width))
         card_share = ring * (1 - by_tree) + np.where(crosses, np.minimum(k / 2, 2.0), 0.0) * by_tree
-    inside, card = _slowest(np.where(r > 1, size * ring / inside_rate, 0.0), size * h * card_share / between_rate)
+    inside, card = _slowest(np.where(r > 1, size * ring / inside_rate, 0.0), size * h * card_share / node_rate)
     latency = (
         [(r - 1) * inside_latency, np.log2(k) * between_latency]
         if FAMILY[name] == "reduce"

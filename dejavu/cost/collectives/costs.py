@@ -100,8 +100,11 @@ def slowest_links(cluster: Cluster, groups: Sequence[Sequence[Device]]) -> Links
         between |= {cluster.link(a, b) for index, a in enumerate(firsts) for b in firsts[:index]}
     inside = inside or {group.link for group in cluster.groups if group.devices_per_node > 1}
     between = between or set(cluster.links_between.values())
+    used = {device.group for group in groups for device in group}
     return Links(
-        _slowest(inside) if inside else FITTED_LINKS.inside, _slowest(between) if between else FITTED_LINKS.between
+        _slowest(inside) if inside else FITTED_LINKS.inside,
+        _slowest(between) if between else FITTED_LINKS.between,
+        min((cluster.group(name).cards_per_device for name in used), default=0.0),
     )
 
 

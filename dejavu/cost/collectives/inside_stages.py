@@ -2,8 +2,7 @@
 
 A stage's mesh is `num_nodes` × `devices_per_node`; a tensor-parallel group is a run of devices inside one node, the
 replicas are strided over them, so that as many replica groups as there are tensor-parallel devices cross a node's
-network card at once. Where nodes differ, a stage may get the slowest: its links are the slowest of its device type.
-No communication is assumed to overlap with computation.
+network cards at once. Where nodes differ, a stage may get the slowest: its links are the slowest of its device type.
 """
 
 from __future__ import annotations
@@ -184,7 +183,8 @@ class StageCollectives:
             collective = Collective(name=name, replica_groups=groups, mesh_nodes=nodes, devices_per_node=per_node)
             if device_type not in self._links:
                 inside, between = inside_link(self._cluster, device_type), between_link(self._cluster, device_type)
-                self._links[device_type] = Links(inside or between, between)
+                cards = self._cluster.cards_per_device(device_type)
+                self._links[device_type] = Links(inside or between, between, cards)
             model = self._costs.model(name, device_type, self._links[device_type])
             self._known[key] = model.estimate(collective, size, self._dtype)
         return self._known[key].seconds
@@ -232,7 +232,8 @@ def stage_transfer(
 
     Each of the more numerous replicas sends or receives its own part. Two stages that fit in one node are assumed to be
     in one node, as single devices are (`transfer_cost`), where every pair of replicas has its own link;
-    otherwise all parts of one node share its network card, so that only the side with fewer nodes counts.
+    otherwise all parts of one node share its network card, or each of its cards has some of them, so that only the side
+    with fewer cards counts.
     """
     typical = transfers[a.device_type, b.device_type]
     if a.num_devices == b.num_devices == 1:
@@ -241,7 +242,8 @@ def stage_transfer(
         lanes = max(a.data_parallel, b.data_parallel)
         return typical.latency_seconds, typical.seconds_per_byte / lanes
     link = between_link(cluster, a.device_type, b.device_type)
-    return link.latency_seconds, 1.0 / (link.bytes_per_second * min(a.num_nodes, b.num_nodes))
+    shared = min(one.lanes(cluster.cards_per_device(one.device_type)) for one in (a, b))
+    return link.latency_seconds, 1.0 / (link.bytes_per_second * shared)
 
 
 def _fit_one_node(cluster: Cluster, a: StageConfiguration, b: StageConfiguration) -> bool:
