@@ -40,7 +40,10 @@ def cluster_of(
     def link() -> Link:
         return Link(1e9, 1e-5) if alike else Link(float(rng.uniform(0.5e9, 20e9)), float(rng.uniform(1e-6, 1e-4)))
 
-    groups = tuple(NodeGroup(f"g{i}", count, (), tuple(held), link()) for i, (count, held) in enumerate(nodes))
+    groups = tuple(
+        NodeGroup(f"g{i}", count, (), tuple(held), link(), cards=1 if alike else int(rng.integers(1, 7)))
+        for i, (count, held) in enumerate(nodes)
+    )
     kinds = {name for _, held in nodes for name, _ in held}
     types = {
         name: DeviceType(name, "cuda", {"float32": 1e12}, (memory or {}).get(name, 8 * GIB), 1e11, None, None, "test")
@@ -125,7 +128,7 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
             continue
         nodes = [{(device.group, device.node_index) for device in places[rank]} for rank in (a, b)]
         configuration, then = plan.rank_configuration(a), plan.rank_configuration(b)
-        lanes = min(map(len, nodes))
+        lanes = min(cards_used(cluster, own, places[rank]) for own, rank in ((configuration, a), (then, b)))
         if len(nodes[0] | nodes[1]) == 1:
             lanes = max(configuration.data_parallel, then.data_parallel)
         size = problem.cut_bytes_L1[take_block] / lanes
@@ -133,6 +136,14 @@ def formula(problem: Problem, plan: Plan, cluster: Cluster, places: Sequence[Seq
         total += 2 * worst
         links[frozenset((a, b))] = links.get(frozenset((a, b)), 0.0) + 2 * worst
     return total + max(*loads, *((B - 1) * seconds for seconds in links.values()), 0.0)
+
+
+def cards_used(cluster: Cluster, configuration: StageConfiguration, devices: Sequence[Device]) -> float:
+    """Network cards through which the rank's messages go: those of its devices, up to one for each that sends."""
+    firsts = devices[:: configuration.devices_per_node]
+    senders = configuration.data_parallel / configuration.num_nodes
+    own = [cluster.group(one.group).cards_per_device * configuration.devices_per_node for one in firsts]
+    return max(len({(one.group, one.node_index) for one in firsts}), sum(min(cards, senders) for cards in own))
 
 
 def devices_of(binding: Binding) -> list[list[Device]]:

@@ -109,6 +109,36 @@ def test_wrong_collectives_are_refused(change: dict) -> None:
         Collective(**(good | change))
 
 
+# Cards
+
+
+@every_collective
+@pytest.mark.parametrize("each", [2, 4, 8])
+def test_devices_with_cards_of_their_own_share_none(name: str, each: int) -> None:
+    """Of whole nodes d cards are one of d times the bandwidth; of a device in each node they are one card."""
+    if name == "send_recv":
+        return
+    free, size = Link(1e12, 0.0), np.array([1e9])
+    own, one = Links(free, Link(1e9, 0.0), 1.0), Links(free, Link(1e9, 0.0))
+    together = Links(free, Link(each * 1e9, 0.0))
+    card = TERMS[FAMILY[name]].index("card_bytes")
+
+    def card_seconds(layout: GroupLayout, links: Links) -> float:
+        return float(terms(name, [layout], size, links)[0, card])
+
+    for groups in (1, each):  # one over all devices of 4 nodes, or one for each device of a node
+        ranks = 4 * each // groups
+        layout = GroupLayout(ranks, 4, groups)
+        assert card_seconds(layout, own) == pytest.approx(card_seconds(layout, together))
+        assert card_seconds(layout, own) == pytest.approx(card_seconds(layout, one) / each)
+    alone = GroupLayout(4, 4, 1)
+    assert card_seconds(alone, own) == card_seconds(alone, one)
+    half = Links(free, Link(1e9, 0.0), 0.5)
+    assert card_seconds(GroupLayout(4 * each, 4, 1), half) == pytest.approx(
+        2 * card_seconds(GroupLayout(4 * each, 4, 1), own)
+    )
+
+
 # Formulas
 
 

@@ -13,11 +13,11 @@ from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
-from dejavu.cost.collectives.inside_stages import StageCollectives, stage_transfer
+from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
 from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length
 from dejavu.cost.memory import example_bytes
-from dejavu.cost.parallel import ParallelPrices
+from dejavu.cost.parallel import ParallelPrices, side_by_side
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.priced_problem import microbatch_choices, price_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
@@ -461,3 +461,34 @@ def test_a_device_without_peaks_cannot_hold_parts(empty: ProfileDatabase) -> Non
     blind = ParallelPrices(cluster, prices.at, Predicted(empty, workload_of("gpt").optimizer), prices._collectives)
     with pytest.raises(Exception, match="parts of layers on 'V100-SXM2-16GB' cannot be priced"):
         blind.costs([StageConfiguration(NAME, 1, 2, 1, 2)], workload_of("gpt"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_goes_beside_computing_takes_no_less_than_either_and_no_more_than_both(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    computed, sent = rng.exponential(1.0, 50), rng.exponential(1.0, 50) * rng.integers(0, 2, 50)
+    both = side_by_side(computed, sent, overlaps=True)
+    assert (both >= np.maximum(computed, sent)).all() and (both <= computed + sent).all()
+    assert (both[sent == 0] == computed[sent == 0]).all()
+    assert (side_by_side(computed, sent, overlaps=False) == computed + sent).all()
+
+
+@every_workload
+def test_gathers_of_replicas_go_beside_computing(name: str, empty: ProfileDatabase) -> None:
+    priced, layers = priced_of(name, empty), graph_of(name, 2).layers
+    plain = priced.problem.index(StageConfiguration(NAME, 1, 4, 4, 1))
+    collectives = StageCollectives(CLUSTER, empty, "float32")
+    for level in (1, 2, 3):
+        configuration = StageConfiguration(NAME, 1, 4, 4, 1, False, level)
+        c = priced.problem.index(configuration)
+        for names, found in ((FORWARD, priced.forward_seconds_CL), (BACKWARD, priced.backward_seconds_CL)):
+            sent = [collectives.data_seconds(configuration, names[level], layer.parameter_bytes) for layer in layers]
+            np.testing.assert_allclose(found[c], side_by_side(found[plain], np.array(sent), overlaps=True), rtol=1e-9)
+
+
+def test_lanes_are_cards_and_senders() -> None:
+    way = StageConfiguration(NAME, 2, 8, 4, 4)
+    assert way.senders_per_node == 2 and replace(way, sequence_parallel=True).senders_per_node == 8
+    for cards, lanes in ((1 / 8, 2.0), (0.25, 4.0), (1.0, 4.0)):
+        assert way.lanes(cards) == lanes
+    assert replace(way, sequence_parallel=True).lanes(1.0) == 16.0
