@@ -8,15 +8,17 @@ have rules of their own (`cost.kernels.experts`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd, lcm
 
 from dejavu.cost.kernels.experts import MixtureParts
 from dejavu.cost.kernels.resized import resized
 from dejavu.cost.kernels.sequence import OwnTokens
-from dejavu.graphs.graph import Graph, Layer
-from dejavu.graphs.kernels import kernel_of
+from dejavu.graphs.graph import Graph, Layer, Operator
+from dejavu.graphs.kernels import family_of, kernel_of
+from dejavu.graphs.split_loss import BEGINS, CROSS_ENTROPY, SplitLoss
 from dejavu.profiles.kernel import Kernel
+from dejavu.workload.models import splits_loss
 
 ALL_TOKENS = OwnTokens()
 
@@ -36,6 +38,35 @@ def weight_bytes(layer: Layer, tensor_parallel: int) -> float:
     """Return the bytes of a layer's weights on one of so many devices."""
     found = layer.found_split(tensor_parallel)
     return found.parameter_bytes if found else layer.parameter_bytes / degree_of(layer, tensor_parallel)
+
+
+def gathers_scores(layer: Layer, tensor_parallel: int) -> bool:
+    """Return whether the layer's outputs are sharded as it declares, and gathered for what follows: the loss."""
+    split = layer.tensor_parallel
+    if degree_of(layer, tensor_parallel) == 1 or split is None or layer.found_split(tensor_parallel):
+        return False
+    cuts = dict(split.weights or ()).values()
+    return "gathered" in cuts or ("scores" in cuts and not has_split_loss(layer, tensor_parallel))
+
+
+def has_split_loss(layer: Layer, tensor_parallel: int) -> bool:
+    """Return whether each device computes the loss of its own classes' scores, which the layer puts out."""
+    if found := layer.found_split(tensor_parallel):
+        return found.split_loss
+    return splits_loss(layer.tensor_parallel, layer.output_shape[-1], tensor_parallel)
+
+
+def split_loss(layer: Layer, direction: str, tensor_parallel: int, tokens: OwnTokens = ALL_TOKENS) -> SplitLoss | None:
+    """Return what each device does for the loss of its own classes' scores; None: the layer has no such loss.
+
+    Args:
+        tokens: those that the device has of each example.
+    """
+    if not has_split_loss(layer, tensor_parallel):
+        return None
+    begins = next((one for one in layer.operators if one.kind == BEGINS[direction]), None)
+    parts = 1 if tokens.has_loss else tokens.parts
+    return None if begins is None else SplitLoss.of(begins, tensor_parallel, parts)
 
 
 def sequence_length(graph: Graph) -> int:
@@ -67,13 +98,28 @@ def layer_kernels(
     operators = [operator for operator in layer.operators if operator.direction == direction]
     experts = layer.tensor_parallel.experts if layer.tensor_parallel and degree > 1 else None
     mixture = MixtureParts(layer, experts, operators, degree, is_whole=expert_parallel) if experts else None
+    loss = split_loss(layer, direction, tensor_parallel, tokens)
+    if loss is not None:
+        yield from loss.kernels(direction)
+    of_loss = _after_scores(operators, direction) if gathers_scores(layer, tensor_parallel) else range(0)
     for place, operator in enumerate(operators):
         kernel = kernel_of(operator)
-        if kernel is None:
+        if kernel is None or (loss is not None and operator.kind in CROSS_ENTROPY):
+            continue
+        if place in of_loss:
+            yield tokens.part(kernel, holds_weights=False)
             continue
         sizes, holds_weights = mixture.sizes(place, operator, kernel) if mixture else None, operator.parameter_bytes > 0
         own = shard(kernel, degree, holds_weights=holds_weights) if sizes is None else resized(kernel, sizes)
         yield tokens.part(own, holds_weights=holds_weights)
+
+
+def _after_scores(operators: Sequence[Operator], direction: str) -> range:
+    """Return the places of a head's operators that work on all scores, after they were gathered: those of the loss."""
+    products = [k for k, one in enumerate(operators) if family_of(one.kind) == "matmul"]
+    if direction == "forward":
+        return range(products[-1] + 1, len(operators))
+    return range(products[0])
 
 
 def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
