@@ -33,6 +33,8 @@ from dejavu.init import Draw
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.replicas import spread
 from dejavu.runtime.splits.classes import loss_of_own_classes
+from dejavu.sharding.capture import capture_operators
+from dejavu.sharding.propagation import carried_out
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of, splits_loss
@@ -163,6 +165,28 @@ def test_a_device_has_its_part_of_the_scores_and_the_loss(name: str) -> None:
     losses = {kernel for one in smoothed.operators if "softmax" in one.kind if (kernel := kernel_of(one))}
     held = {kernel for way in ("forward", "backward") for kernel in layer_kernels(smoothed, way, 2)}
     assert losses and losses <= held
+
+
+@every_head
+def test_what_is_priced_is_what_torch_computes(name: str) -> None:
+    """Beside DTensor's own propagation of the same weights: what moves through memory, and what is multiplied."""
+    workload = workload_of(name)
+    for layer, graph in zip(capture(workload, "cuda").layers, capture_operators(workload, "cuda"), strict=True):
+        declared, weights = dict(layer.tensor_parallel.weights or ()), dict[str, int]()  # type: ignore[union-attr]
+        for weight in graph.weights:
+            cut = declared.get(weight.rpartition(".")[0])
+            if cut in ("columns", "scores"):
+                weights[weight] = int("table" in weight)
+            elif cut == "rows" and graph.nodes[graph.weights[weight]].outputs[0].shape[1:]:
+                weights[weight] = 1
+        if layer.name == "embedding":  # DTensor's numbers of words are not followed
+            continue
+        found = carried_out(graph, weights, 2, whole_sums=True, loss_by_class=True)
+        for way in ("forward", "backward"):
+            priced, run = list(layer_kernels(layer, way, 2)), list(found.kernels[way])
+            assert sum(k.flops for k in priced) == pytest.approx(sum(k.flops for k in run), rel=1e-6), (layer.name, way)
+            bytes_of = [sum(k.read_bytes + k.written_bytes for k in some) for some in (priced, run)]
+            assert bytes_of[0] == pytest.approx(bytes_of[1], rel=0.02), (layer.name, way)
 
 
 @pytest.mark.parametrize(("num_classes", "degree", "is_split"), [(50, 4, True), (9, 4, False), (8, 4, True)])

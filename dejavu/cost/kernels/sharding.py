@@ -1,15 +1,17 @@
 """The part of a layer's kernels that one of t tensor-parallel devices computes.
 
 Weights are sharded as in Megatron (Shoeybi et al., 2019): of a product with weights the larger side, of attention the
-heads, of everything else the tokens, as with sequence parallelism (Korthikanti et al., MLSys 2023, section 4.2), which
-is what the memory formulas assume. A part that does not divide is rounded up: the last device pads. Mixtures of experts
-have rules of their own (`cost.kernels.experts`).
+heads, of what lies between two sharded products its elements. Norms, additions and all else between a sum and the next
+sharded product are whole on every device, or with sequence parallelism of its own tokens (Korthikanti et al., MLSys
+2023, section 4.2). A part that does not divide is rounded up: the last device pads. Mixtures of experts have rules of
+their own (`cost.kernels.experts`), the loss of split scores has kernels of its own (`graphs.split_loss`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import gcd, lcm
+from math import gcd, lcm, prod
+from typing import NamedTuple
 
 from dejavu.cost.kernels.experts import MixtureParts
 from dejavu.cost.kernels.resized import resized
@@ -78,17 +80,26 @@ def sequence_length(graph: Graph) -> int:
     return lengths.pop() if len(lengths) == 1 else 0
 
 
+class _Scores(NamedTuple):
+    """Places in one pass of a head's operators: those of its scores, and of these those of the loss."""
+
+    all: range
+    loss: range
+
+
 def layer_kernels(
     layer: Layer,
     direction: str,
     tensor_parallel: int = 1,
     *,
     expert_parallel: bool = False,
+    sequence_parallel: bool = False,
     tokens: OwnTokens = ALL_TOKENS,
 ) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest.
 
     Args:
+        sequence_parallel: the devices split the sequence between the sharded products.
         tokens: those that the device computes of each example.
     """
     if found := layer.found_split(tensor_parallel):
@@ -101,25 +112,53 @@ def layer_kernels(
     loss = split_loss(layer, direction, tensor_parallel, tokens)
     if loss is not None:
         yield from loss.kernels(direction)
-    of_loss = _after_scores(operators, direction) if gathers_scores(layer, tensor_parallel) else range(0)
+    scores, all_scores = _at_scores(layer, operators, direction), gathers_scores(layer, tensor_parallel)
     for place, operator in enumerate(operators):
         kernel = kernel_of(operator)
         if kernel is None or (loss is not None and operator.kind in CROSS_ENTROPY):
             continue
-        if place in of_loss:
-            yield tokens.part(kernel, holds_weights=False)
-            continue
         sizes, holds_weights = mixture.sizes(place, operator, kernel) if mixture else None, operator.parameter_bytes > 0
-        own = shard(kernel, degree, holds_weights=holds_weights) if sizes is None else resized(kernel, sizes)
+        if sizes is not None:
+            own = resized(kernel, sizes)
+        elif (all_scores and place in scores.loss) or (
+            not sequence_parallel and _is_whole(place, operator, layer, scores)
+        ):
+            own = kernel
+        else:
+            own = shard(kernel, degree, holds_weights=holds_weights)
         yield tokens.part(own, holds_weights=holds_weights)
 
 
-def _after_scores(operators: Sequence[Operator], direction: str) -> range:
-    """Return the places of a head's operators that work on all scores, after they were gathered: those of the loss."""
-    products = [k for k, one in enumerate(operators) if family_of(one.kind) == "matmul"]
+def _is_whole(place: int, operator: Operator, layer: Layer, scores: _Scores) -> bool:
+    """Return whether an operator lies between a sum and the next sharded product, by the shapes of its tensors.
+
+    In a head it is all but the scores and the loss; in other layers what is as wide as what the layer hands on, and
+    tables of distances between positions. What lies between sharded products has heads in dimensions of their own, or
+    the inner width.
+    """
+    if scores.all:
+        return place not in scores.all
+    if family_of(operator.kind) in ("matmul", "attention", "convolution") or "embedding_dense" in operator.kind:
+        return False
+    largest = max((*operator.input_shapes, *operator.output_shapes), key=prod, default=())
+    is_table = len(largest) == 2 and largest[0] == largest[1]
+    return is_table or (len(largest) in (2, 3) and largest[-1] == layer.output_shape[-1])
+
+
+def _at_scores(layer: Layer, operators: Sequence[Operator], direction: str) -> _Scores:
+    """Find a head's scores among the operators of a pass: its last product forward, its first ones backward."""
+    cuts = dict(layer.tensor_parallel.weights or ()).values() if layer.tensor_parallel else ()
+    products = [place for place, one in enumerate(operators) if family_of(one.kind) == "matmul"]
+    if not products or not {"scores", "gathered"} & set(cuts):
+        return _Scores(range(0), range(0))
     if direction == "forward":
-        return range(products[-1] + 1, len(operators))
-    return range(products[0])
+        return _Scores(range(products[-1], len(operators)), range(products[-1] + 1, len(operators)))
+    last = products[:2][-1]  # the gradients of the product's input and of its weight, and perhaps of its bias
+    after = operators[last + 1 : last + 2]
+    has_bias = any(
+        family_of(one.kind) == "reduction" and one.output_shapes[0][-1:] == layer.output_shape[-1:] for one in after
+    )
+    return _Scores(range(last + 1 + has_bias), range(products[0]))
 
 
 def shard(kernel: Kernel, degree: int, *, holds_weights: bool) -> Kernel:
