@@ -15,6 +15,7 @@ from dejavu.workload.models._base import (
     Split,
     TensorParallel,
     WholeExperts,
+    by_class,
     source_hash,
     splits_loss,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "TensorParallel",
     "UserModel",
     "WholeExperts",
+    "by_class",
     "layers_of",
     "model_of",
     "source_hash",
