@@ -32,12 +32,15 @@ from dejavu.graphs.split_loss import SplitLoss
 from dejavu.init import Draw
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.replicas import spread
+from dejavu.runtime.splits import carry_out
 from dejavu.runtime.splits.classes import loss_of_own_classes
 from dejavu.sharding.capture import capture_operators
+from dejavu.sharding.found import find
 from dejavu.sharding.propagation import carried_out
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of, splits_loss
+from tests.test_found_splits import prices_of
 from tests.test_sharding import workload_of
 
 NAMES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
@@ -135,6 +138,28 @@ def test_scores_are_gathered_where_the_loss_takes_all_and_that_is_priced(two_dev
         output.backward(torch.ones_like(output))
     for way, sent in (("forward", forward), ("backward", backward)):
         assert sent.moves == layer_moves(layer, way, configuration)
+
+
+@every_head
+def test_heads_whose_split_is_found_have_the_same_loss(name: str, two_devices: DeviceMesh) -> None:
+    workload = workload_of(name)
+    graph, last = capture_operators(workload, "cpu")[-1], len(layers_of(workload)) - 1
+    found = find(graph, prices_of(2, 1.0), 1e3, loss_by_class=True)
+    assert found.carried.split_loss and dict(found.weights)["logits.weight"] == 0
+    module, mesh = layers_of(workload)[last].build(), two_devices["shard"]
+    carry_out(module, dict(found.weights), mesh, whole_sums=found.whole_sums, split_output=True)
+    layers = capture(workload).layers
+    x, target = ends_of(workload, layers, last, 1)
+    loss = loss_of_own_classes(model_of(workload).loss, mesh, layers[-1].output_shape[-1])
+    with Sent() as forward:
+        output = loss(module(x), target)
+    with Sent() as backward:
+        output.backward()
+    for way, sent in (("forward", forward), ("backward", backward)):
+        priced = Counter(
+            (move.name.replace("all_to_all", "all_gather"), move.size_bytes) for move in found.carried.moves[way]
+        )
+        assert Counter(name for name, _ in sent.moves) == Counter(name for name, _ in priced.elements())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,6 +7,7 @@ gets cheaper. No placement can be cheaper than the solver's own price: where tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -95,7 +96,12 @@ class _Search:
             for whole_sums in (False, True):
                 best = _cheaper(best, self._tried(weights, whole_sums))
         if self._loss_by_class:
-            least = -np.inf  # the solver knows no loss of parts of the classes: its price is no bound
+            # The solver knows no loss of parts of the classes: its price is no bound, and what a head declares, its
+            # scores' weight alone, may be far from its answer.
+            least = -np.inf
+            alone = [{name: 0} for name, ways in self._ways.items() if 0 in ways]
+            for weights, whole_sums in itertools.product(alone, (False, True)):
+                best = _cheaper(best, self._tried(weights, whole_sums))
         improves = True
         while improves and best.cost_seconds > least * (1 + CLOSE):
             before = best
