@@ -15,7 +15,7 @@ from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
-from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length
+from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length, split_loss
 from dejavu.cost.memory import example_bytes
 from dejavu.cost.parallel import ParallelPrices, side_by_side
 from dejavu.cost.parts import PricedParts
@@ -24,6 +24,8 @@ from dejavu.cost.sources.predicted import Predicted
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
+from dejavu.graphs.kernels import kernel_of
+from dejavu.graphs.split_loss import CROSS_ENTROPY
 from dejavu.parallelism import Parallelism, meshes
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
@@ -211,6 +213,7 @@ def test_a_split_sequence_holds_less_and_sends_the_same(name: str, empty: Profil
     both = priced_of(name, empty, Parallelism(also_unsplit=True))
     costs, problem = both.problem.costs, both.problem
     collectives, layers = StageCollectives(CLUSTER, empty, "float32"), graph_of(name, 8).layers
+    prices = prices_of(name, CLUSTER, empty)
     pairs = [
         (c, problem.index(replace(configuration, sequence_parallel=False)))
         for c, configuration in enumerate(problem.configurations)
@@ -226,7 +229,10 @@ def test_a_split_sequence_holds_less_and_sends_the_same(name: str, empty: Profil
         assert (held[:-1] < held_whole[:-1]).all() and (held >= held_whole / t).all() and (most <= most_whole).all()
         configuration = problem.configurations[split]
         if configuration.data_parallel == 1 and not configuration.recompute:
+            # Norms and additions are of the own tokens, or of all.
+            own, all_ = (prices.passes(problem.configurations[c], 8) for c in (split, whole))
             longer = costs.seconds_CL[split] - costs.seconds_CL[whole]
+            longer -= own.forward_L + own.backward_L - all_.forward_L - all_.backward_L
             for k, layer in enumerate(layers):
                 shares = (*layer.tensor_parallel.forward_sums, *layer.tensor_parallel.backward_sums)
                 sizes = [share * layer.output_bytes for share in shares]
@@ -350,6 +356,10 @@ def test_parts_of_a_layer_make_the_whole(name: str, degree: int) -> None:
         for direction in ("forward", "backward"):
             whole = list(layer_kernels(layer, direction))
             parts = list(layer_kernels(layer, direction, degree))
+            if loss := split_loss(layer, direction, degree):  # it has kernels of its own
+                own = {kernel_of(one) for one in layer.operators if one.kind in CROSS_ENTROPY}
+                whole = [kernel for kernel in whole if kernel not in own]
+                parts = parts[len(list(loss.kernels(direction))) :]
             assert [k.name for k in parts] == [k.name for k in whole]
             for part, kernel in zip(parts, whole, strict=True):
                 assert kernel.flops * (1 - 1e-9) <= degree * part.flops <= kernel.flops * 1.2 + 1

@@ -1,7 +1,7 @@
 """Plans with splits that are found, as if no layer declared any, beside plans with the declared ones.
 
-Both are priced by the same kernels and collectives. Of layers that declare their split the parts of norms, additions
-and the loss are priced as if they were split, too, which they are not; found ones are priced as torch runs them.
+Both are priced by the same kernels and collectives, as they run: declared splits by rules of what is in parts and what
+is whole, found ones by following torch.
 """
 
 from __future__ import annotations

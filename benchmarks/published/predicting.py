@@ -101,6 +101,7 @@ def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Pla
         training.tensor_parallel,
         recompute,
         training.zero_level if training.data_parallel > 1 else 0,
+        training.sequence_parallel,
     )
     num_stages, blocks = training.pipeline_parallel * training.chunks, training.model.options["num_blocks"]
     cuts = [0, *(1 + blocks * s // num_stages for s in range(1, num_stages)), blocks + 2]

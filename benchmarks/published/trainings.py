@@ -30,6 +30,8 @@ class Training:
         tensor_parallel, pipeline_parallel: degrees; replicas take the rest of the devices.
         microbatch_size: of one replica; None: not published.
         zero_level: what replicas shard.
+        sequence_parallel: tensor-parallel devices split the sequence between their products. torchtitan's always do
+            (its models/llama3/infra/parallelize.py); Megatron-LM of 2021 could not.
         chunks: stages on each pipeline rank.
         tokens_per_second: of one device; derived from the source's FLOP/s where it gives these.
         memory_gib: the most that a device had reserved; None: not published.
@@ -48,6 +50,7 @@ class Training:
     microbatch_size: int | None = None
     recompute: Recompute = "full"
     zero_level: int = 0
+    sequence_parallel: bool = False
     chunks: int = 1
     memory_gib: float | None = None
     comparable: bool = True
@@ -159,6 +162,7 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
     replicas = num_devices // more.get("tensor_parallel", 1)
     source = TITAN_A100 if device is _A100 else TITAN_H100
     settings = {"source": source, "microbatch_size": each, "zero_level": 3, "recompute": "selective", **more}
+    settings["sequence_parallel"] = more.get("tensor_parallel", 1) > 1
     return Training(
         f"Llama 3 {model.removeprefix('llama3-').upper()}",
         PUBLISHED[model],

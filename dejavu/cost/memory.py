@@ -10,7 +10,7 @@ Shape suffixes: L = layers, L1 = L + 1 cut positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from dejavu.cluster import DeviceType
 from dejavu.cost.gradients import gathered_bytes, held_out_share
 from dejavu.cost.kernels.experts import most_rows
-from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
-from dejavu.cost.kernels.sharding import degree_of, weight_bytes
+from dejavu.cost.kernels.sequence import OwnTokens, gathers_output, keys_and_values_bytes
+from dejavu.cost.kernels.sharding import degree_of, gathers_scores, split_loss, weight_bytes
 from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
+from dejavu.graphs.split_loss import BEGINS, SplitLoss
 from dejavu.plans import StageConfiguration
 from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.data import dataset_of
@@ -87,6 +88,8 @@ class Shard:
         context_parallel: into how many replicas that share examples split the sequence, through all layers.
         gathered_bytes: keys and values of all positions, which such a device keeps in place of its part.
         has_loss: such a device gathers the layer's output, and computes the loss of all.
+        loss: what the device does for the loss of its own classes' scores, by direction; None: nothing such.
+        has_all_scores: the scores of all classes are gathered, and the loss is computed by each device.
     """
 
     degree: int = 1
@@ -96,11 +99,15 @@ class Shard:
     context_parallel: int = 1
     gathered_bytes: float = 0.0
     has_loss: bool = False
+    loss: Mapping[str, SplitLoss] | None = None
+    has_all_scores: bool = False
 
     @classmethod
     def of(cls, layer: Layer, configuration: StageConfiguration, *, has_loss: bool = False) -> Shard:
         degree, parts = configuration.tensor_parallel, configuration.context_parallel
         own_degree = degree_of(layer, degree)
+        tokens = OwnTokens(parts, has_loss)
+        loss = {way: one for way in BEGINS if (one := split_loss(layer, way, degree, tokens)) is not None}
         return cls(
             own_degree,
             configuration.sequence_parallel,
@@ -109,13 +116,22 @@ class Shard:
             parts,
             sum(keys_and_values_bytes(layer)) / own_degree if parts > 1 else 0.0,
             has_loss and parts > 1,
+            loss or None,
+            gathers_scores(layer, degree),
         )
 
     def output_bytes(self, layer: Layer) -> float:
-        """Return the device's part of the layer's output; a head's scores are gathered for the loss."""
+        """Return the device's part of the layer's output; of scores its own classes', if the loss takes them."""
         is_split = self.by_sequence and layer.tensor_parallel is not None and bool(layer.tensor_parallel.forward_sums)
-        part = layer.footprint.output_bytes / (self.degree if is_split else 1) / self.context_parallel
-        return part + layer.footprint.output_bytes if self.has_loss else part
+        degree = self.found.degree if self.found else self.degree
+        whole = layer.footprint.output_bytes / (degree if is_split or self.loss else 1)
+        return whole / self.context_parallel + (whole if self.has_loss else 0.0)
+
+    def more_bytes(self, direction: str) -> float:
+        """Return what a split loss has at once, beyond a part of what the whole one has."""
+        if not self.loss or direction not in self.loss or self.found:  # what was found has it in its share
+            return 0.0
+        return self.loss[direction].more_bytes(direction)
 
     def input_bytes(self, layer: Layer) -> float:
         """Return the device's part of the layer's input, where it is counted as whole on each shard."""
@@ -128,6 +144,8 @@ class Shard:
     def _of_tokens(self, layer: Layer, own_bytes: float) -> float:
         if self.found:
             return own_bytes * max(self.found.held_share, self.found.peak_share)
+        if self.has_all_scores:  # what follows the gather, the loss, is on each: an upper bound
+            return own_bytes
         whole = min(own_bytes, self._whole_bytes(layer))
         return whole + (own_bytes - whole) * self._part_of_rows(layer)
 
@@ -183,7 +201,9 @@ def layer_temporary_bytes(
         shard.part(layer, moment.own_bytes) + output * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
-    passes = max(*forward, max(backward) + cast_bytes(weight, optimizer)) + GATHERED_TENSORS * shard.gathered_bytes
+    most = max(forward) + shard.more_bytes("forward")
+    most = max(most, max(backward) + shard.more_bytes("backward") + cast_bytes(weight, optimizer))
+    passes = most + GATHERED_TENSORS * shard.gathered_bytes
     if offload:
         return max(passes + shard.input_bytes(layer), step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)

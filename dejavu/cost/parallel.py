@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, HostMemory, Nvme
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
+from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
 from dejavu.cost.gradients import combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
-from dejavu.cost.kernels.sharding import degree_of, weight_bytes
+from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
@@ -260,33 +261,22 @@ class ParallelPrices:
 
         found_L: Floats = sums_L + np.array([seconds(layer) for layer in kinds])[kind_L]
         if direction == "forward" and not again and gathers_output(graph.layers[-1]):
-            output = [float(graph.layers[-1].output_bytes)]
+            parts = (
+                configuration.tensor_parallel if has_split_loss(graph.layers[-1], configuration.tensor_parallel) else 1
+            )
+            output = [graph.layers[-1].output_bytes / parts]
             found_L[-1] += self._collectives.context_seconds(configuration, output, name)
         return found_L
 
     def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:
-        def seconds(layer: Layer) -> float:
-            whole = layer.output_bytes / configuration.context_parallel
-            if found := layer.found_split(configuration.tensor_parallel):
-                moves = found.moves[direction]
-                return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
-            split = layer.tensor_parallel
-            if split is None or degree_of(layer, configuration.tensor_parallel) == 1:
-                return 0.0
-            sums, other_way = split.forward_sums, split.backward_sums
-            if direction == "backward":
-                sums, other_way = other_way, sums
-            sizes = [share * whole for share in sums]
-            if not configuration.sequence_parallel:
-                return self._collectives.tensor_seconds(configuration, sizes)
-            # What is summed goes out in parts; what was summed the other way comes in parts, and is gathered.
-            gathered = [share * whole for share in other_way]
-            return self._collectives.tensor_seconds(
-                configuration, sizes, "reduce_scatter"
-            ) + self._collectives.tensor_seconds(configuration, gathered, "all_gather")
-
         kinds, kind_L = graph.kinds
-        return np.array([seconds(layer) for layer in kinds])[kind_L]
+        last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
+
+        def seconds(kind: int, layer: Layer) -> float:
+            moves = layer_moves(layer, direction, configuration, has_loss=kind == last)
+            return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
+
+        return np.array([seconds(kind, layer) for kind, layer in enumerate(kinds)])[kind_L]
 
     def passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         """Price computation on the devices: the table's number times the predicted factor of a part of it."""

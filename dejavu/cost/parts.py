@@ -43,6 +43,7 @@ class LayerPart(NamedTuple):
         shards: into how many parts the replicas shard the optimizer's work.
         expert_parallel: of experts it has some whole.
         context_parallel: into how many parts devices split the sequence.
+        sequence_parallel: devices that share weights split the sequence between them.
     """
 
     device_type: str
@@ -51,6 +52,7 @@ class LayerPart(NamedTuple):
     shards: int = 1
     expert_parallel: bool = False
     context_parallel: int = 1
+    sequence_parallel: bool = False
 
     @classmethod
     def of(cls, configuration: StageConfiguration, microbatch_size: int) -> LayerPart:
@@ -62,6 +64,7 @@ class LayerPart(NamedTuple):
             r if configuration.zero_level >= 1 else 1,
             configuration.expert_parallel,
             configuration.context_parallel,
+            configuration.sequence_parallel,
         )
 
     @property
@@ -132,12 +135,12 @@ class PartPrices:
     def _passes_of(self, layer: Layer, part: LayerPart, *, has_loss: bool) -> tuple[list[Kernel], list[Kernel]]:
         """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
         own = OwnTokens(part.context_parallel, has_loss)
-        t, by_expert = part.tensor_parallel, part.expert_parallel
-        key = (part.microbatch_size, t, by_expert, own, work_of(layer))
+        t, how = part.tensor_parallel, {"expert_parallel": part.expert_parallel}
+        how["sequence_parallel"] = part.sequence_parallel
+        key = (part.microbatch_size, t, *how.values(), own, work_of(layer))
         if key not in self._passes:
             forward, backward = (
-                list(layer_kernels(layer, way, t, expert_parallel=by_expert, tokens=own))
-                for way in ("forward", "backward")
+                list(layer_kernels(layer, way, t, tokens=own, **how)) for way in ("forward", "backward")
             )
             self._passes[key] = (forward, backward)
         return self._passes[key]

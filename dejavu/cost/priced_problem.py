@@ -167,12 +167,13 @@ def _worth_pricing(
 ) -> tuple[StageConfiguration, ...]:
     """Return the configurations but those whose whole experts compute hardly less: both ways send the same bytes.
 
-    So none is left out that `_worth_considering` would keep, and most are never priced.
+    Computing is compared with the sequence split, where what experts do not change is least. So none is left out that
+    `_worth_considering` would keep, and most are never priced.
     """
     known = set(configurations)
     pairs = {one: replace(one, expert_parallel=False) for one in configurations if one.expert_parallel}
     pairs = {whole: parts for whole, parts in pairs.items() if parts in known}
-    alike = {one: replace(one, sequence_parallel=False, zero_level=0) for pair in pairs.items() for one in pair}
+    alike = {one: replace(one, sequence_parallel=True, zero_level=0) for pair in pairs.items() for one in pair}
     asked = tuple(dict.fromkeys(alike.values()))
     seconds = dict(zip(asked, prices.computing_seconds(asked, microbatch_size), strict=True))
     slow = {
@@ -187,8 +188,7 @@ def _worth_considering(configurations: Sequence[StageConfiguration], seconds_CL:
     Whole experts may be sent more rows than parts of each have, up to all, and are as fast only if the router spreads
     them. Whether the sequence is split or not, both send the same bytes: an all-reduce is a reduce-scatter and an
     all-gather, with one more start. The split holds less, and spares each device the additions and norms of the others'
-    tokens, which prices leave out (`cost.kernels.sharding`). To consider both everywhere would take the searches and
-    bounds half as long again.
+    tokens (`cost.kernels.sharding`). To consider both everywhere would take the searches and bounds half as long again.
     """
     place, total_C = {configuration: c for c, configuration in enumerate(configurations)}, seconds_CL.sum(axis=1)
     kept = []

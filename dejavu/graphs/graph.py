@@ -58,6 +58,7 @@ class FoundSplit:
         degree: the number of devices.
         weights: (the weight's place in the layer's `weight_names`, the dimension that it is split by).
         whole_sums: sums over the devices are made whole where they arise; see `sharding.propagation`.
+        split_loss: of the last layer: the output is a device's own classes' scores, of which the loss is computed.
         kernels: a device's, by direction.
         moves: by direction, collectives among the devices: name, and bytes of the whole tensor.
         parameter_bytes: of the weights on one device; `largest_parameter_bytes`: of the largest.
@@ -67,6 +68,7 @@ class FoundSplit:
     degree: int
     weights: tuple[tuple[int, int], ...]
     whole_sums: bool
+    split_loss: bool
     kernels: Mapping[str, tuple[Kernel, ...]]
     moves: Mapping[str, tuple[tuple[str, float], ...]]
     parameter_bytes: float

@@ -85,7 +85,7 @@ def splits_of(plan: Plan, graph_at: Callable[[int], Graph], microbatch_size: int
             layer, splits = layers[0], [layer.found_split(degree) for layer in layers]
             if splits[0] is not None and None not in splits:
                 named = tuple((layer.weight_names[k], dim) for k, dim in splits[0].weights)
-                found.append(LayerSplit(layer.name, degree, named, splits[0].whole_sums))
+                found.append(LayerSplit(layer.name, degree, named, splits[0].whole_sums, splits[0].split_loss))
     return tuple(found)
 
 

@@ -195,12 +195,14 @@ class LayerSplit(NamedTuple):
         degree: of the devices.
         weights: (name inside the layer, the dimension that is split).
         whole_sums: sums over the devices are made whole where they arise; see `sharding.propagation`.
+        split_loss: of the last layer: its scores stay split by classes, and the loss is computed of them.
     """
 
     layer: str
     degree: int
     weights: tuple[tuple[str, int], ...]
     whole_sums: bool = False
+    split_loss: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
@@ -23,11 +24,12 @@ from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
+from dejavu.runtime.splits.classes import loss_of_own_classes
 from dejavu.runtime.splits.sequence import context_meshes, sequence_part
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
-from dejavu.workload.models import layers_of, model_of
+from dejavu.workload.models import LayerBuilder, layers_of, model_of, splits_loss
 from dejavu.workload.models.ties import ties_of
 
 
@@ -87,7 +89,7 @@ class Pipeline:
         start, stop = layout.rows(place)
         self.loss_scale = 1.0
         self._part = (stop - start) / world.workload.batch_size  # of the step that this replica has of each microbatch
-        loss: Loss = model_of(workload).loss
+        loss = self._loss_of_outputs(builders[-1], cuts[-1].shape[-1], mesh)
         by_position = sequence is not None and sequence.loss_by_position
         # Replicas that share examples have each a part of their loss, or all of them the same one.
         self._times_counted = 1 if sequence is None or by_position else sequence.count
@@ -109,6 +111,13 @@ class Pipeline:
             shared = SharedGradients(world, held)
             self._sum_shared, self._losses_group = self.clock.watch_once(shared.sum), shared.of_last
         self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
+
+    def _loss_of_outputs(self, last: LayerBuilder, num_classes: int, mesh: DeviceMesh | None) -> Loss:
+        """Return the model's loss of what the last layer puts out, which may be a device's own classes' scores."""
+        loss, degree = model_of(self.workload).loss, self.configuration.tensor_parallel
+        found = self.layout.plan.split_of(last.name, degree)
+        are_parts = found.split_loss if found else splits_loss(last.tensor_parallel, num_classes, degree)
+        return loss_of_own_classes(loss, mesh["shard"], num_classes) if are_parts and mesh is not None else loss
 
     def _combining(
         self, stage: int, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup | None

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -23,7 +22,7 @@ from dejavu.plans import Plan, StageConfiguration
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.splits import carry_out
 from dejavu.runtime.state import local_of
-from dejavu.workload.models import LayerBuilder
+from dejavu.workload.models import LayerBuilder, Split, TensorParallel, splits_loss
 from dejavu.workload.models.modules.experts import GroupedLinear
 
 # By what a layer declares, and how the devices share what lies between the sharded weights: whole, or by sequence.
@@ -31,7 +30,8 @@ _STYLES: dict[str, Callable[[Placement], ParallelStyle]] = {
     "columns": lambda outside: ColwiseParallel(input_layouts=outside),
     "rows": lambda outside: RowwiseParallel(output_layouts=outside),
     "gathered": lambda outside: ColwiseParallel(input_layouts=outside, output_layouts=Replicate()),
-    "shared": lambda outside: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),
+    "scores": lambda outside: ColwiseParallel(input_layouts=outside, output_layouts=Shard(-1)),
+    "shared": lambda outside: _Shared(outside),
     "summed": lambda outside: _Summed(outside),
     "positions": lambda outside: _OwnPositions(outside),
     "all positions": lambda outside: _AllPositions(outside),
@@ -61,9 +61,11 @@ def spread(
     """
     for layer, builder in zip(module.children(), builders, strict=True):
         if split := plan.split_of(builder.name, configuration.tensor_parallel):
-            carry_out(layer, dict(split.weights), mesh["shard"], whole_sums=split.whole_sums)
+            carry_out(
+                layer, dict(split.weights), mesh["shard"], whole_sums=split.whole_sums, split_output=split.split_loss
+            )
         elif configuration.tensor_parallel > 1 and builder.tensor_parallel and builder.tensor_parallel.weights:
-            cuts = builder.tensor_parallel.weights
+            cuts = _of_loss(layer, builder.tensor_parallel, configuration.tensor_parallel)
             outside = Shard(_SEQUENCE) if configuration.sequence_parallel else Replicate()
             styles = {name: _style(layer, name, cut, _around(name, cuts, outside)) for name, cut in cuts}
             experts = builder.tensor_parallel.experts
@@ -77,6 +79,17 @@ def spread(
             sharded = fully_shard(part, mesh=mesh["replica"], reshard_after_forward=configuration.zero_level == 3)
             sharded.set_gradient_divide_factor(1.0)  # replicas hold parts of a microbatch: their gradients add up
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def _of_loss(layer: nn.Module, split: TensorParallel, degree: int) -> tuple[tuple[str, Split], ...]:
+    """Return what the layer declares; scores are gathered where the loss is not computed of parts of the classes."""
+    found = list[tuple[str, Split]]()
+    for name, cut in split.weights or ():
+        is_whole = cut == "scores" and not splits_loss(
+            split, len(layer.get_submodule(name).get_parameter("weight")), degree
+        )
+        found.append((name, "gathered" if is_whole else cut))
+    return tuple(found)
 
 
 def _around(name: str, cuts: Sequence[tuple[str, str]], outside: Placement) -> Placement:
@@ -181,6 +194,29 @@ class _OwnPositions(ParallelStyle):
         return module
 
 
+class _Shared(ParallelStyle):
+    """Hand what a module receives to several sharded ones inside: of each tensor the gradients add up, and are summed.
+
+    A tensor that it receives twice is one. Devices that have positions of their own gather them.
+    """
+
+    def __init__(self, outside: Placement) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(part: nn.Module, inputs: tuple[Any, ...]) -> Any:
+            whole = {id(x): _gathered(x, device_mesh, self.outside) for x in inputs}
+            return tuple(whole[id(x)] for x in inputs)
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+def _gathered(x: torch.Tensor, mesh: DeviceMesh, outside: Placement) -> torch.Tensor:
+    return DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(placements=[Replicate()])
+
+
 class _AllPositions(ParallelStyle):
     """Gather the positions of the first tensor that a module receives, whose gradient is summed and split again."""
 
@@ -189,17 +225,13 @@ class _AllPositions(ParallelStyle):
         self.outside = outside
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def whole(states: torch.Tensor) -> torch.Tensor:
-            return DTensor.from_local(states, device_mesh, [self.outside]).redistribute(placements=[Replicate()])
-
         def gather(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
             if inputs:
-                return (whole(inputs[0]), *inputs[1:]), options
+                return (_gathered(inputs[0], device_mesh, self.outside), *inputs[1:]), options
             first = next(iter(options))
-            return inputs, {**options, first: whole(options[first])}
+            return inputs, {**options, first: _gathered(options[first], device_mesh, self.outside)}
 
-        if not self.outside.is_replicate():
-            module.register_forward_pre_hook(gather, with_kwargs=True)
+        module.register_forward_pre_hook(gather, with_kwargs=True)
         return module
 
 

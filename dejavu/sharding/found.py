@@ -7,6 +7,7 @@ gets cheaper. No placement can be cheaper than the solver's own price: where tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -45,25 +46,38 @@ class Found:
     tried: int
 
 
-def find(layer: OperatorGraph, prices: ShardingPrices, seconds_per_byte: float, fixed: Iterable[str] = ()) -> Found:
+def find(
+    layer: OperatorGraph,
+    prices: ShardingPrices,
+    seconds_per_byte: float,
+    fixed: Iterable[str] = (),
+    *,
+    loss_by_class: bool = False,
+) -> Found:
     """Return the cheapest placement of a layer's weights over the devices of a mesh with one dimension.
 
     Args:
         seconds_per_byte: what it costs to hold a byte on each device.
         fixed: names of weights that stay whole.
+        loss_by_class: of the last layer: see `carried_out`.
 
     Raises:
         ShardingError: not even the whole layer can be run by torch's distributed tensors.
     """
-    return _Search(layer, prices, seconds_per_byte, frozenset(fixed)).found()
+    return _Search(layer, prices, seconds_per_byte, frozenset(fixed), loss_by_class).found()
 
 
 class _Search:
     def __init__(
-        self, layer: OperatorGraph, prices: ShardingPrices, seconds_per_byte: float, fixed: frozenset[str]
+        self,
+        layer: OperatorGraph,
+        prices: ShardingPrices,
+        seconds_per_byte: float,
+        fixed: frozenset[str],
+        loss_by_class: bool,
     ) -> None:
         (self._size,) = prices.mesh
-        self._layer, self._prices, self._byte = layer, prices, seconds_per_byte
+        self._layer, self._prices, self._byte, self._loss_by_class = layer, prices, seconds_per_byte, loss_by_class
         self._weights = {name: layer.nodes[k].outputs[0] for name, k in layer.weights.items()}
         self._ways = {
             name: (REPLICATED,) if name in fixed else placements_of(tensor, self._size)
@@ -81,13 +95,21 @@ class _Search:
             least = bound if byte == self._byte else least
             for whole_sums in (False, True):
                 best = _cheaper(best, self._tried(weights, whole_sums))
+        if self._loss_by_class:
+            # The solver knows no loss of parts of the classes: its price is no bound, and what a head declares, its
+            # scores' weight alone, may be far from its answer.
+            least = -np.inf
+            alone = [{name: 0} for name, ways in self._ways.items() if 0 in ways]
+            for weights, whole_sums in itertools.product(alone, (False, True)):
+                best = _cheaper(best, self._tried(weights, whole_sums))
         improves = True
         while improves and best.cost_seconds > least * (1 + CLOSE):
             before = best
             for changed in self._neighbours(dict(best.weights)):
                 if len(self._known) >= MOST_TRIED:
                     break
-                best = _cheaper(best, self._tried(changed, before.whole_sums))
+                for whole_sums in (False, True) if self._loss_by_class else (before.whole_sums,):
+                    best = _cheaper(best, self._tried(changed, whole_sums))
             improves = best is not before
         return replace(best, tried=len(self._known))
 
@@ -101,7 +123,9 @@ class _Search:
         split = tuple(sorted((name, dim) for name, dim in weights.items() if dim != REPLICATED))
         if (split, whole_sums) not in self._known:
             try:
-                carried = carried_out(self._layer, dict(split), self._size, whole_sums=whole_sums)
+                carried = carried_out(
+                    self._layer, dict(split), self._size, whole_sums=whole_sums, loss_by_class=self._loss_by_class
+                )
                 found = Found(split, whole_sums, carried, self._cost(dict(split), carried), 0)
                 self._known[split, whole_sums] = found
             except ShardingError:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves
 
 from dejavu.graphs.dtensor import REPLICATED, VIEW, lie_alike, tell_torch
+from dejavu.graphs.split_loss import BEGINS, CROSS_ENTROPY, SplitLoss
 from dejavu.profiles.kernel import Kernel
 from dejavu.sharding.assembly import Option, collective_of, kept_values, kernel_on, local_type
 from dejavu.sharding.operator_graph import CONSTANT, WEIGHT, Node, OperatorGraph, Value
@@ -41,15 +42,24 @@ class Carried:
         kernels, moves: by direction, `forward` and `backward`.
         held_bytes: of what is made, from forward to backward.
         peak_bytes: the most that is made and not dropped yet.
+        split_loss: the layer ends with its own classes' scores on each device, of which the loss is computed.
     """
 
     kernels: Mapping[str, tuple[Kernel, ...]]
     moves: Mapping[str, tuple[Move, ...]]
     held_bytes: float
     peak_bytes: float
+    split_loss: bool = False
 
 
-def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int, *, whole_sums: bool = False) -> Carried:
+def carried_out(
+    layer: OperatorGraph,
+    weights: Mapping[str, int],
+    size: int,
+    *,
+    whole_sums: bool = False,
+    loss_by_class: bool = False,
+) -> Carried:
     """Follow a layer whose weights are split over so many devices, and whose input and output are whole on each.
 
     Args:
@@ -57,18 +67,22 @@ def carried_out(layer: OperatorGraph, weights: Mapping[str, int], size: int, *, 
         whole_sums: sums over the devices that products with split weights give are made whole as Megatron-LM does, at
             once going forward, and a gradient when all of them have added to it; else where torch first needs them
             whole or in parts, which may be one part on each device, to be gathered later.
+        loss_by_class: the loss can be computed of parts of the classes, and is where the scores come out so.
 
     Raises:
         ShardingError: torch has no way to run it so, or devices would draw other numbers than one alone.
     """
     tell_torch()
-    return _Propagation(layer, weights, size, whole_sums).run()
+    return _Propagation(layer, weights, size, whole_sums, loss_by_class).run()
 
 
 class _Propagation:
-    def __init__(self, layer: OperatorGraph, weights: Mapping[str, int], size: int, whole_sums: bool) -> None:
+    def __init__(
+        self, layer: OperatorGraph, weights: Mapping[str, int], size: int, whole_sums: bool, loss_by_class: bool
+    ) -> None:
         self._layer, self._weights, self._mesh, self._size = layer, weights, mesh_of(size), size
-        self._whole_sums = whole_sums
+        self._whole_sums, self._loss_by_class = whole_sums, loss_by_class
+        self._split_loss = False
         self._of_split = {  # split weights of products, and what is made of nothing else
             Value(k)
             for k, node in enumerate(layer.nodes)
@@ -88,6 +102,8 @@ class _Propagation:
         for number, node in enumerate(self._layer.nodes):
             if node.is_source:
                 self._hold(number, node)
+            elif self._split_loss and self._is_of_loss(number):
+                self._call_on_classes(number, node)
             else:
                 self._call(number, node)
             if number == self._layer.leaves.node:
@@ -107,6 +123,7 @@ class _Propagation:
             {way: tuple(some) for way, some in self._moves.items()},
             held,
             peak,
+            self._split_loss,
         )
 
     def _hold(self, number: int, node: Node) -> None:
@@ -116,9 +133,17 @@ class _Propagation:
             self._plain.add(Value(number))
 
     def _end_forward(self) -> None:
-        """Make the layer's output whole: what follows, such as the loss, is computed by each device."""
+        """Make the layer's output whole: what follows, such as the loss, is computed by each device.
+
+        Scores of a device's own classes stay so where the loss can be computed of them.
+        """
         leaves = self._layer.leaves
         self._end = self._code(leaves)
+        classes = len(self._layer.type_of(leaves).shape) - 1
+        is_plain = not isinstance(self._specs[leaves].placements[0], _StridedShard)
+        if self._loss_by_class and self._end == classes and is_plain:
+            self._split_loss = True
+            return
         self._move("forward", leaves, Replicate())
         self._set(leaves, REPLICATED)
 
@@ -159,6 +184,37 @@ class _Propagation:
             self._pending.update(made)
         elif self._whole_sums and self._of_split.intersection(node.inputs):
             self._make_sums_whole(node, made)
+
+    def _is_of_loss(self, number: int) -> bool:
+        returns = self._layer.returns
+        return self._layer.leaves.node < number <= (returns.node if returns is not None else number)
+
+    def _call_on_classes(self, number: int, node: Node) -> None:
+        """Run an operator of the loss on each device's own scores, as plain tensors; see `workload.models.by_class`.
+
+        Tensors whose last dimension are the classes are in parts, and all others are whole on each device.
+        """
+        classes = self._layer.type_of(self._layer.leaves).shape[-1]
+        for k, tensor in enumerate(node.outputs):
+            has_classes = len(tensor.shape) > 1 and tensor.shape[-1] == classes and tensor.dtype.is_floating_point
+            self._set(Value(number, k), len(tensor.shape) - 1 if has_classes else REPLICATED)
+        if node.kind in CROSS_ENTROPY:
+            if node.kind == BEGINS[node.direction]:
+                self._begin_cross_entropy(number, node)
+            return
+        places = tuple((self._code(value),) for value in node.inputs)
+        made = tuple((self._code(Value(number, k)),) for k in range(len(node.outputs)))
+        types = [self._layer.type_of(value) for value in node.inputs]
+        if (kernel := kernel_on(node, types, Option(places, made), (self._size,))) is not None:
+            self._kernels[node.direction].append(kernel)
+
+    def _begin_cross_entropy(self, number: int, node: Node) -> None:
+        scores = node.outputs[0]
+        targets, classes = scores.shape
+        loss = SplitLoss(targets, classes // self._size, str(scores.dtype).removeprefix("torch."))
+        self._kernels[node.direction] += loss.kernels(node.direction)
+        self._moves[node.direction] += [Move(*move) for move in loss.moves(node.direction)]
+        self._copies[number] = loss.more_bytes(node.direction)
 
     def _adds_up(self, node: Node) -> bool:
         """Return whether the operator passes gradients on that are to be made whole later; if not, they are now."""

@@ -47,10 +47,11 @@ class _Kind(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """Which weights are split, by their places, and how sums are made; see `Found`."""
+    """Which weights are split, by their places, how sums are made, and whether the loss is; see `Found`."""
 
     weights: tuple[tuple[int, int], ...] = ()
     whole_sums: bool = False
+    split_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,16 @@ class FoundSplits:
             prices = self._prices_of(degree)
             try:
                 traced = self._trace(position, self._graph_at(self._own_size)).graph
-                found = find(traced, prices, self._seconds_per_byte(degree), self._tied.get(position, ()))
+                found = find(
+                    traced,
+                    prices,
+                    self._seconds_per_byte(degree),
+                    self._tied.get(position, ()),
+                    loss_by_class=position == len(self._builders) - 1 and self._has_loss_by_class,
+                )
                 places = {name: k for k, name in enumerate(traced.weights)}
                 split = tuple((places[name], dim) for name, dim in found.weights)
-                self._decisions[key] = _Decision(split, found.whole_sums)
+                self._decisions[key] = _Decision(split, found.whole_sums, found.carried.split_loss)
             except ShardingError:
                 self._decisions[key] = _Decision()
         return self._decisions[key]
@@ -211,6 +218,10 @@ class FoundSplits:
     @cached_property
     def _builders(self) -> tuple[LayerBuilder, ...]:
         return layers_of(self._request.workload)
+
+    @cached_property
+    def _has_loss_by_class(self) -> bool:
+        return model_of(self._request.workload).has_loss_by_class
 
     def _named(self, position: int) -> list[tuple[str, tuple[int, ...]]]:
         """Return the names and shapes of a layer's weights."""
@@ -268,7 +279,9 @@ def _record(traced: _Trace, decision: _Decision, degree: int) -> FoundSplit:
     graph, whole = traced.graph, traced.whole
     names, split = list(graph.weights), dict(decision.weights)
     placed = {names[k]: dim for k, dim in decision.weights}
-    carried = carried_out(graph, placed, degree, whole_sums=decision.whole_sums)
+    carried = carried_out(graph, placed, degree, whole_sums=decision.whole_sums, loss_by_class=decision.split_loss)
+    if carried.split_loss != decision.split_loss:
+        raise ShardingError("the loss is split at another size of microbatches, and not at this one")
     sizes = [
         graph.nodes[node].outputs[0].size_bytes / (degree if k in split else 1)
         for k, node in enumerate(graph.weights.values())
@@ -277,6 +290,7 @@ def _record(traced: _Trace, decision: _Decision, degree: int) -> FoundSplit:
         degree=degree,
         weights=decision.weights,
         whole_sums=decision.whole_sums,
+        split_loss=carried.split_loss,
         kernels=carried.kernels,
         moves={way: tuple((move.name, move.size_bytes) for move in some) for way, some in carried.moves.items()},
         parameter_bytes=sum(sizes),

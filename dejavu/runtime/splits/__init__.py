@@ -20,8 +20,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dejavu.graphs.dtensor import tell_torch
 
 
-def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh, *, whole_sums: bool = False) -> None:
-    """Split a layer's weights over the devices of a mesh in place; what it receives and returns stays whole on each.
+def carry_out(
+    layer: nn.Module,
+    weights: Mapping[str, int],
+    mesh: DeviceMesh,
+    *,
+    whole_sums: bool = False,
+    split_output: bool = False,
+) -> None:
+    """Split a layer's weights over the devices of a mesh in place; what it receives and returns is whole on each.
 
     Every device draws the same weights, so each takes its part of its own.
 
@@ -29,6 +36,7 @@ def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh, *,
         weights: by name, the dimension that each is split by; all others are whole.
         whole_sums: sums over the devices are made whole at once going forward, and a gradient when all products with
             split weights have added to it; else where torch needs them so.
+        split_output: each device returns its part of the output's last dimension.
     """
     tell_torch()
     # Operators that make tensors inside, as attention does with its mask, give no distributed ones.
@@ -49,7 +57,8 @@ def carry_out(layer: nn.Module, weights: Mapping[str, int], mesh: DeviceMesh, *,
             output = type(layer).forward(layer, received) if inner is None else inner(received)
         whole: torch.Tensor = output
         if isinstance(output, DTensor):
-            whole = output.redistribute(placements=[Replicate()]).to_local()
+            returned = Shard(output.dim() - 1) if split_output else Replicate()
+            whole = output.redistribute(placements=[returned]).to_local()
         return whole
 
     layer.__dict__["forward"] = forward

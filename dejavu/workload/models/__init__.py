@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
-from dejavu.workload.models._base import LayerBuilder, Model, Source, TensorParallel, WholeExperts, source_hash
+from dejavu.workload.models._base import (
+    LayerBuilder,
+    Model,
+    Source,
+    Split,
+    TensorParallel,
+    WholeExperts,
+    by_class,
+    source_hash,
+    splits_loss,
+)
 from dejavu.workload.models.bert import BERT
 from dejavu.workload.models.gpt import GPT
 from dejavu.workload.models.hugging_face import PREFIX, load_config
@@ -25,12 +37,15 @@ __all__ = [
     "LayerBuilder",
     "Model",
     "Source",
+    "Split",
     "TensorParallel",
     "UserModel",
     "WholeExperts",
+    "by_class",
     "layers_of",
     "model_of",
     "source_hash",
+    "splits_loss",
 ]
 
 MODELS: Family[type[Model]] = Family(
@@ -74,4 +89,10 @@ def model_of(workload: Workload) -> Model:
 
 def layers_of(workload: Workload) -> tuple[LayerBuilder, ...]:
     """The layers of the workload's model, for the workload's data."""
-    return model_of(workload).layers(dataset_of(workload).shape)
+    model = model_of(workload)
+    *before, last = model.layers(dataset_of(workload).shape)
+    split = last.tensor_parallel
+    if split is not None and split.weights and not model.has_loss_by_class:
+        weights = tuple((name, "gathered" if cut == "scores" else cut) for name, cut in split.weights)
+        last = replace(last, tensor_parallel=replace(split, weights=weights))
+    return (*before, last)

@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -25,7 +25,8 @@ def source_hash(thing: object) -> str:
 IMAGES = {"data": "synthetic", "synthetic": {"num_classes": 1000, "image_shape": (3, 224, 224)}}  # as ImageNet's
 DIGITS = {"data": "digits"}
 
-Split = Literal["columns", "rows", "gathered", "shared", "summed", "positions", "all positions"]
+Split = Literal["columns", "rows", "gathered", "scores", "shared", "summed", "positions", "all positions"]
+_Loss = TypeVar("_Loss", bound=Callable[..., torch.Tensor])
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class TensorParallel:
         most: the highest degree; every degree must divide it (attention heads stay whole).
         forward_sums, backward_sums: the all-reduces of a pass, each as a multiple of the bytes of the layer's output.
         weights: which modules inside the layer are sharded, by name: `columns` of a linear map (outputs stay sharded),
-            its `rows` (outputs are summed; of an embedding its words), or columns `gathered` after it. All others are
-            whole on every device. Of a module of such modules, `shared`: what it receives goes to several of them, so
-            its gradient is summed once. `summed`: it works on parts (`GroupedLinear`), and its output and the gradients
-            of all that it receives are summed. `positions`: it gives something for each position (…, T, W), of which
-            a device of a sequence-parallel group takes its own. `all positions`: such a device gathers its input,
-            which goes to several sharded modules. None: priced, but not trained so.
+            its `rows` (outputs are summed; of an embedding its words), or columns `gathered` after it, or `scores`:
+            columns whose outputs are what the layer puts out, one for each class, which stay sharded where the loss can
+            be computed so (`splits_loss`) and are gathered elsewhere. All others are whole on every device. Of a module
+            of such modules, `shared`: what it receives goes to several of them, so its gradient is summed once.
+            `summed`: it works on parts (`GroupedLinear`), and its output and the gradients of all that it receives are
+            summed. `positions`: it gives something for each position (…, T, W), of which a device of a
+            sequence-parallel group takes its own. `all positions`: such a device gathers its input, which goes to
+            several sharded modules. None: priced, but not trained so.
         sequence: everything else works token by token, so it may be split along the sequence, dimension 1
             (Korthikanti et al., 2023).
         experts: what `summed` names is a mixture of such experts, which can be told which of them are its own.
@@ -113,13 +116,38 @@ class TensorParallel:
     def head(
         cls, num_heads: int, width: int, num_tokens: int, scores: str | None = None, *, sequence: bool = False
     ) -> TensorParallel:
-        """Shard the vocabulary: the scores stay sharded, and backward sums the input's gradient.
-
-        The loss needs a maximum and two sums of one number a token besides, which are left out. (A training gathers
-        the scores.)
-        """
-        weights: tuple[tuple[str, Split], ...] | None = None if scores is None else ((scores, "gathered"),)
+        """Shard the vocabulary: backward sums the input's gradient, and the loss is computed of sharded scores."""
+        weights: tuple[tuple[str, Split], ...] | None = None if scores is None else ((scores, "scores"),)
         return cls(num_heads, (), (width / num_tokens,), weights, sequence)
+
+
+def splits_loss(last: TensorParallel | None, num_classes: int, degree: int) -> bool:
+    """Return whether so many devices compute the loss of scores of which each has those of its own classes.
+
+    Then they exchange a maximum and two sums for each target (Shoeybi et al., 2019, section 3). Else the scores are
+    gathered, and each device computes the whole loss. Prices and trainings both ask here.
+
+    Args:
+        last: how the model's last layer may be sharded.
+        num_classes: of its scores, in the whole model.
+    """
+    if degree == 1 or last is None or last.most % degree or "scores" not in dict(last.weights or ()).values():
+        return False
+    return _each_has_a_class(num_classes, degree)
+
+
+def _each_has_a_class(num_classes: int, degree: int) -> bool:
+    return (degree - 1) * -(-num_classes // degree) < num_classes  # torch's chunks: all but the last are as large
+
+
+def by_class(loss: _Loss) -> _Loss:
+    """Mark a model's loss as `cross_entropy` of class indices, which `splits_loss` may compute of parts of the classes.
+
+    It calls torch's function once, on all of a microbatch's scores that count, as (targets, classes); before that it
+    only selects and views scores, and leaves their last dimension, the classes, as it is. No label smoothing.
+    """
+    loss.by_class = True  # type: ignore[attr-defined]
+    return loss
 
 
 @dataclass(frozen=True)
@@ -230,6 +258,12 @@ class Model(ABC):
             asked += more
         return "-".join(source_hash(one) for one in (type(self), *(sys.modules[name] for name in sorted(shared))))
 
+    @property
+    def has_loss_by_class(self) -> bool:
+        """Whether the loss is one that can be computed of parts of the classes; one that overrides it says so again."""
+        return getattr(type(self).loss, "by_class", False)
+
+    @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over all targets of a microbatch; classes are the output's last dimension."""
         return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())

@@ -14,6 +14,7 @@ from dejavu.workload.models._base import (
     LayerBuilder,
     Model,
     TensorParallel,
+    by_class,
     check_divides,
     check_tokens,
     check_whole_numbers,
@@ -127,6 +128,7 @@ class BERT(Model):
         """Count the head's table, which BERT ties to the embedding."""
         return shape.num_classes * self.width
 
+    @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy of the hidden tokens; the token at a position is the target one before it."""
         hidden = torch.tensor(masked_positions(output.shape[1]), device=output.device)

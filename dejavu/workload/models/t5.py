@@ -18,7 +18,15 @@ import torch
 from torch import nn
 
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, Model, Split, TensorParallel, check_tokens, check_whole_numbers
+from dejavu.workload.models._base import (
+    LayerBuilder,
+    Model,
+    Split,
+    TensorParallel,
+    by_class,
+    check_tokens,
+    check_whole_numbers,
+)
 
 NUM_BUCKETS, MAX_DISTANCE = 32, 128  # as published
 NORM_EPSILON = 1e-6
@@ -181,7 +189,12 @@ def _split(
     if feedforward:
         columns += [f"{feedforward}.{name}" for name in ("expand", *(("gate",) if gated else ()))]
         rows.append(f"{feedforward}.contract")
-    return (*((name, "columns") for name in columns), *((name, "rows") for name in rows))
+    shared = [attention, *((feedforward,) if gated else ())]  # its input's gradients are summed once
+    return (
+        *((name, "columns") for name in columns),
+        *((name, "rows") for name in rows),
+        *((name, "shared") for name in shared),
+    )
 
 
 @dataclass(frozen=True)
@@ -251,6 +264,7 @@ class T5(Model):
         tables = 2 * (self.num_blocks - 1) * NUM_BUCKETS * self.num_heads
         return tables + (0 if self.gated else shape.num_classes * self.width)
 
+    @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over the decoder's part of the targets."""
         return super().loss(output, target[:, -output.shape[1] :])

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dejavu.workload.data import ExampleShape
-from dejavu.workload.models._base import LayerBuilder, TensorParallel, renamed
+from dejavu.workload.models._base import LayerBuilder, TensorParallel, by_class, renamed
 from dejavu.workload.models.hugging_face.families import FAMILIES
 from dejavu.workload.models.hugging_face.model import HuggingFace, module_of, work_of
 
@@ -158,6 +158,7 @@ class T5(HuggingFace):
         config.architectures = [FAMILIES["t5"].whole]
         config.save_pretrained(folder)
 
+    @by_class
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return mean cross entropy over the decoder's part of the targets."""
         return super().loss(output, target[:, -output.shape[1] :])
