@@ -322,7 +322,11 @@ every_case = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
-    """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share."""
+    """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share.
+
+    MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is told
+    to use one way for all (`MKL_CBWR`): cases are compared bit by bit.
+    """
     asked = {
         item.callspec.params.get(which)
         for item in request.session.items
@@ -338,8 +342,10 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
     most = len(jobs[order[0]].binding.placements)
     apart = [case for case in order if shares_layers(case) and len(jobs[case].binding.placements) < most]
     found: dict[str, Trained] = {}
-    for together in ([case for case in order if case not in apart], apart):
-        found.update(zip(together, train_in_turn([jobs[case] for case in together]), strict=True))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MKL_CBWR", "AVX2")
+        for together in ([case for case in order if case not in apart], apart):
+            found.update(zip(together, train_in_turn([jobs[case] for case in together]), strict=True))
     return found
 
 
