@@ -3,9 +3,10 @@
     python -m benchmarks.published --json published.json
 
 Predicted: the source's model, devices and plan, by the costs that are shipped; no number was fitted on these rows.
-What differs, and is not corrected: attention is fused here and was written out in 2021, which is a third of the
-smallest models' time; nothing is overlapped with computing; memory is that of this project's runtime, in which torch's
-pipeline keeps a step's messages, and whose tensor parallelism keeps whole inputs on each device. `formulas_percent` is
+Attention is priced as each source had it: of Megatron-LM's rows written out, two products with softmax and dropout
+between. What differs, and is not corrected: other kernels that Megatron fused, and dropout elsewhere; memory is that
+of this project's runtime, in which torch's pipeline keeps a step's messages, and whose tensor parallelism keeps whole
+inputs on each device. `formulas_percent` is
 how far the formulas of `benchmarks.megatron` are off, which know Megatron's kernels.
 """
 
@@ -84,6 +85,7 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
         "devices": f"{training.num_devices} {training.device.name}",
         "tp_pp_dp": "·".join(map(str, degrees)) + chunks + zero,
         "microbatch": found.microbatch_size,
+        "attention": "written out" if training.written_out else "fused",
         "recomputed": ("all" if found.recompute else "none") + ("" if alone else " (source: some)"),
         "tokens_s_gpu": said,
         "predicted": predicted,

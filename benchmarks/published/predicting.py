@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.published.trainings import GIB, Training
+from dejavu.graphs.attention import written_out
+from dejavu.graphs.capture import capture
+from dejavu.graphs.graph import Graph
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
@@ -16,6 +20,7 @@ from dejavu.simulation import simulate_plan
 from dejavu.workload import OptimizerSettings, TrialSettings
 
 SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b"}  # by stages on each pipeline rank
+DROPOUT = 0.1  # of attention in Megatron-LM's scripts
 MICROBATCH_SIZES = (1, 2, 4, 8)  # tried where the source does not say
 
 
@@ -73,7 +78,8 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         schedules=(plan.schedule,),
         microbatches=(count,),
     )
-    priced = Prices(request).priced(count)
+    priced = Prices(request, graph_at=partial(_written_out, request)).priced(count) if training.written_out else None
+    priced = priced or Prices(request).priced(count)
     simulated = simulate_plan(priced, plan)
     spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
     held = [priced.problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)]
@@ -86,6 +92,14 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         max(sum(held[s] for s in stages) for stages in plan.ranks) / GIB,
         fits(priced, plan, simulated),
     )
+
+
+def _written_out(request: PlanRequest, microbatch_size: int) -> Graph:
+    """Capture the model with attention as Megatron-LM had it in 2021 and 2022."""
+    workload = request.workload
+    one = workload.model_copy(update={"num_microbatches": workload.run_size // microbatch_size})
+    with written_out(DROPOUT):
+        return capture(one, request.cluster.kind)
 
 
 def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Plan:

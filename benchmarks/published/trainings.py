@@ -56,6 +56,11 @@ class Training:
     comparable: bool = True
 
     @property
+    def written_out(self) -> bool:
+        """Whether attention was two products with a softmax between, as before there was one kernel for it."""
+        return self.source in (MEGATRON, KORTHIKANTI)
+
+    @property
     def data_parallel(self) -> int:
         return self.num_devices // (self.tensor_parallel * self.pipeline_parallel)
 

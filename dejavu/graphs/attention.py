@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,6 +13,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 _WIDEST_FLASH_HEAD, _FLASH_HEAD_MULTIPLE = 256, 8  # of torch's flash attention on CUDA
+
+
+_is_written_out: ContextVar[float | None] = ContextVar("_is_written_out", default=None)
+
+
+@contextmanager
+def written_out(dropout: float = 0.0) -> Iterator[None]:
+    """Capture attention as trainings had it before one kernel did it all: two products, softmax, dropout between.
+
+    Layers must not be taken from a cache meanwhile, whose keys do not know of it.
+
+    Args:
+        dropout: of the probabilities.
+    """
+    token = _is_written_out.set(dropout)
+    try:
+        yield
+    finally:
+        _is_written_out.reset(token)
 
 
 class AttendsOnGPU(nn.Module):
@@ -53,6 +74,8 @@ def _attend_on_gpu(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     width = query.shape[-1]
+    if (dropout := _is_written_out.get()) is not None:
+        return _attend_in_parts(query, key, value, dropout)
     scale = width**-0.5 if scale is None else scale
     alike = query.dim() == 4 and width == key.shape[-1] == value.shape[-1]
     if alike and attn_mask is None and width <= _WIDEST_FLASH_HEAD and query.dtype.itemsize == 2:
@@ -73,6 +96,12 @@ def _attend_on_gpu(
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+
+def _attend_in_parts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> torch.Tensor:
+    """Return a tensor as attention's, by the kernels that it took; scale and mask were of the softmax's kernel."""
+    scores = torch.matmul(query, key.transpose(-2, -1)).softmax(dim=-1)
+    return torch.matmul(torch.nn.functional.dropout(scores, dropout, training=dropout > 0), value)
 
 
 def _rms_norm_on_gpu(
