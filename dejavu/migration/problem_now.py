@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dejavu.binding import Binding
-from dejavu.cluster import Cluster, Device, Link, NodeGroup
+from dejavu.cluster import Cluster, Device, NodeGroup
 from dejavu.cost.collectives.transfer import TransferCost, typical_link
 from dejavu.cost.priced_problem import Transfers, links_between
 from dejavu.foundation.errors import InputError
@@ -164,7 +164,7 @@ def problem_now(running: RunningProblem, now: ClusterNow) -> ProblemNow:
             kinds |= {kind.name: kind for kind in of_device}
             links[name] = (group.name, link_slowness)
             ordered = sorted(zip(of_device, left, strict=True), key=lambda both: both[0].name != both[0].type_name)
-            node_index = _join(groups, name, host, [kind.name for kind, _ in ordered], group.link)
+            node_index = _join(groups, name, host, [kind.name for kind, _ in ordered], group)
             for index, (kind, device) in enumerate(ordered):
                 own = replace(device, type_name=kind.name, group=name, node_index=node_index)
                 devices[host, device.index] = origin[host, index] = own
@@ -195,14 +195,14 @@ def _kind(device: Device, slowness: float, link_slowness: float, entire: bool) -
     return Kind(name, device.type_name, slowness, link_slowness)
 
 
-def _join(groups: list[NodeGroup], name: str, host: str, kinds: list[str], link: Link) -> int:
-    """Add a host to the group of this name; return its number there."""
+def _join(groups: list[NodeGroup], name: str, host: str, kinds: list[str], like: NodeGroup) -> int:
+    """Add a host to the group of this name, with links and network cards as another has them; return its number."""
     counts = tuple((kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
     for place, group in enumerate(groups):
         if group.name == name:
             groups[place] = replace(group, count=group.count + 1, hosts=(*group.hosts, host))
             return group.count
-    groups.append(NodeGroup(name, 1, (host,), counts, link))
+    groups.append(NodeGroup(name, 1, (host,), counts, like.link, cards=like.cards))
     return 0
 
 
