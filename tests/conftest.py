@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def shared_data() -> Path:
 @pytest.fixture
 def tiny() -> Workload:
     return TINY.model_copy(update={"trials": TrialSettings(count=4, steps=3)})
+
+
+def draws(few: Iterable[int], others: Iterable[int], name: str = "seeds") -> pytest.MarkDecorator:
+    """A campaign of random problems: a few in every run of the tests, the others in `make slow`."""
+    values = [tuple(few), pytest.param(tuple(others), marks=pytest.mark.slow)]
+    return pytest.mark.parametrize(name, values, ids=["few", "others"])
 
 
 def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) -> Binding:
