@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,9 @@ os.environ["DEJAVU_TESTED_BY"] = str(os.getpid())  # on every process that these
 for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background: what tests start would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("dejavu", deadline=None)  # no test asserts a wall-clock time
 settings.load_profile("dejavu")
 
@@ -40,6 +45,17 @@ TINY = Workload(  # a GPT of 5 layers that takes milliseconds a step
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+# What takes minutes is begun first: begun last, it runs while the other cores have nothing left to do. Of these the
+# later ones start from what the first has measured; see `project` in tests/test_flow.py.
+LONGEST = ("test_flow", "test_pipeline", "test_migration", "test_profiler", "test_launcher", "test_up")
+LONGEST = (*LONGEST, "test_interrupted", "test_hosts", "test_trials")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real measurements, beside the project; tests that need it skip where it is absent."""
@@ -51,6 +67,12 @@ def shared_data() -> Path:
 @pytest.fixture
 def tiny() -> Workload:
     return TINY.model_copy(update={"trials": TrialSettings(count=4, steps=3)})
+
+
+def draws(few: Iterable[int], others: Iterable[int], name: str = "seeds") -> pytest.MarkDecorator:
+    """A campaign of random problems: a few in every run of the tests, the others in `make slow`."""
+    values = [tuple(few), pytest.param(tuple(others), marks=pytest.mark.slow)]
+    return pytest.mark.parametrize(name, values, ids=["few", "others"])
 
 
 def local_binding(workload: Workload, cuts: tuple[int, ...], num_layers: int) -> Binding:

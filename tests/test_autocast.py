@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -19,8 +21,13 @@ NARROW = ("bfloat16", "float16")
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convolution_backward")
 
 
+@cache
+def in_full(name: str) -> Graph:
+    return capture(ZOO[name])
+
+
 def narrowed(name: str, narrow: str) -> tuple[Graph, Graph]:
-    return capture(ZOO[name]), capture(ZOO[name].model_copy(update={"mixed_precision": narrow}))
+    return in_full(name), capture(ZOO[name].model_copy(update={"mixed_precision": narrow}))
 
 
 @pytest.mark.parametrize("narrow", NARROW)

@@ -409,7 +409,9 @@ def large(name: str) -> tuple[Problem, Plan, Cluster]:
     return problem, plan_of(problem, hows, rng), cluster
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "40 of 64, four kinds" else name for name in LARGE]
+)
 def test_large_bindings_are_close_to_their_bound(name: str) -> None:
     problem, plan, cluster = large(name)
     binding = bind(problem, plan, cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from flows.recorded.status import status_lines, status_to_dict
 from tasks.events import heard_by, tell
 from tests.conftest import TINY
 from tests.launching import job_of
+from tests.test_flow import measured_by_a_project
 
 ROOT = Path(__file__).parents[1]
 
@@ -191,7 +193,11 @@ def test_the_command_prints_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.integration
-def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(tmp_path: Path) -> None:
+def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if (measured := measured_by_a_project(tmp_path_factory)).is_dir():  # links, and other layers than these
+        shutil.copytree(measured, tmp_path / "profiles_db")
     (tmp_path / "cluster.yaml").write_text("nodes: auto\n")
     (tmp_path / "prefect.yaml").write_bytes((ROOT / "prefect.yaml").read_bytes())
     workload = {

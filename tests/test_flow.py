@@ -47,6 +47,12 @@ WORKLOAD: dict[str, Any] = {
 ONE_SIZE = ("--microbatches", str(WORKLOAD["num_microbatches"]))  # no other is measured: the plan does not matter
 
 
+def measured_by_a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first project that ends leaves what it measured, for all processes of these tests."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "measured-by-a-project"
+
+
 @pytest.fixture(scope="module")
 def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project of its own: what the repository has, without its environment, its records or its git.
@@ -54,8 +60,7 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     Modules with `MEASURED_BEFORE` get what another one has measured meanwhile, if any has.
     """
     folder = tmp_path_factory.mktemp("project")
-    base = tmp_path_factory.getbasetemp()
-    measured = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "measured-by-a-project"
+    measured = measured_by_a_project(tmp_path_factory)
     if getattr(request.module, "MEASURED_BEFORE", False) and measured.is_dir():
         shutil.copytree(measured, folder / "profiles_db")
     for name in ("flows", "tasks"):
@@ -327,7 +332,11 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
 
 
 @needs_two_cores
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],  # see test_interrupted.py
+    ids=lambda number: number.name,
+)
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
     trials = {"count": 2, "steps": 2, "default_draws": 0}
     with Watched(project, num_steps=4000, compare=False, trials=trials) as run:

@@ -396,6 +396,7 @@ with Client(sys.argv[1], timeout=60) as client:
 """
 
 
+@pytest.mark.slow
 def test_a_link_at_a_tenth_is_found_by_messages_between_workers(namespaces: dict[str, str], tmp_path: Path) -> None:
     """And nothing while it is as usual; and again when it has recovered."""
     inside = {name: ("ip", "netns", "exec", namespace) for name, namespace in namespaces.items()}

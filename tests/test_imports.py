@@ -8,6 +8,7 @@ import gc
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,15 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -136,7 +143,7 @@ def test_no_folder_of_the_engine_is_crowded() -> None:
 
 @pytest.mark.parametrize("path", EVERY, ids=name_of)
 def test_functions_fit_a_screen_and_take_few_parameters(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             asked = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             number = len([one for one in asked if one.arg not in ("self", "cls")])
@@ -167,7 +174,7 @@ def test_levels_are_counted() -> None:
 def test_functions_of_the_engine_nest_four_deep_at_most() -> None:
     deep = set()
     for path in modules("dejavu"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and levels(node) > MOST_LEVELS:
                 deep.add(f"{name_of(path)}.{node.name}")
     assert deep == set(DEEP)
@@ -195,7 +202,7 @@ def is_there(name: str, tree: ast.Module) -> bool:
 
 @pytest.mark.parametrize("path", modules("dejavu"), ids=name_of)
 def test_names_of_ours_in_docstrings_are_there(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for name in re.findall(r"`(_[a-z]\w*|_?[a-z]\w*(?:\.\w+)+)`", ast.get_docstring(node) or ""):

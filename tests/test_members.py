@@ -127,8 +127,9 @@ def test_a_search(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "exhaustive, dummy" in " ".join(run(command, "--help").split())
     machines, workload = read_inputs(Path("cluster.yaml"), Path("tiny.yaml"), train=False)
     typed = TypedQuestion("dummy", "gpipe", "2", None, None, 1.0)  # as `dejavu run` and `dejavu plan` ask
-    for request in (typed.request(workload, machines), PlanRequest(workload, machines, searches=("dummy",))):
-        assert "dummy" in {row.search for row in Planner().plan(request).considered}  # as the flow asks
+    flow = PlanRequest(workload, machines, searches=("dummy",), microbatches=(2,))  # as the flow asks
+    for request in (typed.request(workload, machines), flow):
+        assert "dummy" in {row.search for row in Planner().plan(request).considered}
 
 
 def test_a_cost_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Sums
 from dejavu.search import SEARCHES, Differentiable, Exact, Exhaustive, Search
 from dejavu.search.shared.stage_table import StageTable, stage_cost
 from dejavu.search.shared.unit import in_units, unit_seconds
+from tests.conftest import draws
 from tests.test_search import answer, every_search, random_problem, small
 
 BY_PRICES = Exact(max_table_steps=0)
@@ -34,8 +35,9 @@ def test_another_unit_of_time_changes_neither_plan_nor_proof(search: Search) -> 
 
 
 @every_search
-def test_a_power_of_two_changes_nothing_at_all(search: Search) -> None:
-    for seed in range(15):
+@draws(range(5), range(5, 15))
+def test_a_power_of_two_changes_nothing_at_all(search: Search, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
         problem = small(seed)
         own, other = answer(search, problem), answer(search, times(problem, 2.0**-40))
         assert (own is None) == (other is None)

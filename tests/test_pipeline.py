@@ -306,14 +306,28 @@ CASES |= {
     "batch norm sees the same microbatches": (RESNET, "1f1b", (0, 3, len(layers_of(RESNET))), TWO),
 }
 
-# What others combine as well: outside `make test`, in `make slow`.
+# What others combine as well: outside `make test`, in `make slow`. Every schedule and every way of a stage stays.
 COMBINED = {f"{name}, {how}" for name in SCHEDULES for how in ("recompute", "2 replicas")}
 COMBINED |= {f"{name}, shared weight" for name in SCHEDULES if name not in ("1f1b", "zbv", "dualpipe_v")} & CASES.keys()
-COMBINED |= {f"{name}, 3 replicas and 1" for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 4}
+COMBINED |= {f"{name}, 3 replicas and 1" for name in SCHEDULES if name not in ("1f1b", "interleaved_1f1b", "zbv")}
 COMBINED |= {f"{name}, shared weight recomputed" for name in ("zbv", "dualpipe_v")}
 COMBINED |= {"zbv, shared weight, ZeRO 1", "dualpipe_v, shared weight, 2 replicas", "experts in 2 shards, recomputed"}
 COMBINED |= {"3 runs of zbv, ZeRO 1", "3 runs of gpipe, ZeRO 2", "3 runs of 1f1b, 2 shards"}
 COMBINED |= {"experts, split backward, 2 shards", "by expert, places of a capacity, split backward"}
+COMBINED |= {"zbv, tensor parallel 2", "2 shards to 1", "bert in 2 replicas of 2 shards", "3 runs of 1f1b, ZeRO 3"}
+COMBINED |= {"experts in 2 replicas of 2 shards, ZeRO 1", "experts under autocast in 2 shards"}
+COMBINED |= {"offloaded, 2 replicas and recomputed", "offloaded, ZeRO 3 and 2 shards by sequence"}
+COMBINED |= {"optimizer on host, momentum"}
+COMBINED |= {
+    "optimizer and activations on host, ZeRO 3 and 2 shards by sequence",
+    "master weights on host, uneven cuts",
+}
+COMBINED |= {"by sequence, 2 replicas of 2 shards, ZeRO 1", "by sequence, 1 to 2 shards, recomputed"}
+COMBINED |= {"llama by sequence, split backward", "by expert, split backward, to shards of each"}
+COMBINED |= {"by expert, 2 replicas of 2 shards, ZeRO 1", "by expert, recomputed, under autocast"}
+COMBINED |= {"2 share a sequence, to 2 that share another, split backward", "llama, 4 share a sequence"}
+COMBINED |= {"4 share two sequences, ZeRO 2, recomputed, clipped", "bert, 2 replicas to 2 that share a sequence"}
+COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split backward, 2 replicas and 1"}
 assert not COMBINED - CASES.keys()
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COMBINED else []) for name in CASES]
@@ -324,8 +338,8 @@ every_case = pytest.mark.parametrize(
 def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
     """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share.
 
-    MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is told
-    to use one way for all (`MKL_CBWR`): cases are compared bit by bit.
+    MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is
+    told to use one way for all (`MKL_CBWR`): cases are compared bit by bit.
     """
     asked = {
         item.callspec.params.get(which)
@@ -379,20 +393,23 @@ def test_losses_equal_a_single_process(trained: dict[str, Trained], name: str) -
     assert expected[-1] != expected[0]
 
 
+PAIRS = (
+    ("optimizer on host, uneven cuts", "1f1b, uneven cuts"),
+    ("optimizer on host, momentum", "images, 1 replica to 2"),
+    ("optimizer on host, split backward, 3 replicas", "zbv, 3 replicas and 1"),
+    ("optimizer on host, ZeRO 1", "betas, and norms that do not decay, ZeRO 1"),
+    (
+        "optimizer and activations on host, ZeRO 3 and 2 shards by sequence",
+        "offloaded, ZeRO 3 and 2 shards by sequence",
+    ),
+    ("master weights on host, uneven cuts", "master weights, uneven cuts"),
+    ("master weights on host, 2 shards", "master weights, 2 shards"),
+)
+
+
 @pytest.mark.parametrize(
     ("on_host", "on_devices"),
-    [
-        ("optimizer on host, uneven cuts", "1f1b, uneven cuts"),
-        ("optimizer on host, momentum", "images, 1 replica to 2"),
-        ("optimizer on host, split backward, 3 replicas", "zbv, 3 replicas and 1"),
-        ("optimizer on host, ZeRO 1", "betas, and norms that do not decay, ZeRO 1"),
-        (
-            "optimizer and activations on host, ZeRO 3 and 2 shards by sequence",
-            "offloaded, ZeRO 3 and 2 shards by sequence",
-        ),
-        ("master weights on host, uneven cuts", "master weights, uneven cuts"),
-        ("master weights on host, 2 shards", "master weights, 2 shards"),
-    ],
+    [pytest.param(*pair, marks=[pytest.mark.slow] if COMBINED & {*pair} else []) for pair in PAIRS],
 )
 def test_where_the_optimizer_is_changes_no_bit_of_a_loss(
     trained: dict[str, Trained], on_host: str, on_devices: str

@@ -30,6 +30,7 @@ from dejavu.simulation import simulate_plan
 from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
 from flows.inputs import read_what_if, whole_numbers
+from tests.conftest import draws
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOAD = {
@@ -254,10 +255,8 @@ def test_a_plan_that_only_two_stages_on_a_rank_allow_is_found(folder: Path) -> N
         assert isinstance(refused.value.answer, Infeasible)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(5000, 5003), pytest.param(range(5003, 5060), marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_what_is_said_of_tight_problems_is_so_under_every_schedule(folder: Path, seeds: range) -> None:
+@draws(range(5000, 5001), range(5001, 5060))
+def test_what_is_said_of_tight_problems_is_so_under_every_schedule(folder: Path, seeds: tuple[int, ...]) -> None:
     """Held against every plan under every schedule: one is found where there is one; else that is proved."""
     names = [*(tuple(SCHEDULES) for _ in range(2)), ("zbv", "1f1b"), ("interleaved_1f1b",), ("gpipe",)]
     for seed in seeds:

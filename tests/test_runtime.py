@@ -179,7 +179,7 @@ def test_children_live_under_any_parent_that_names_itself() -> None:
     assert done.stdout.split() == ["0", str(int(signal.SIGKILL)), "0"]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_are_measured_and_companions_end(tiny: Workload, shared: bool) -> None:
     num_busy = (2 if shared else 1) * len(os.sched_getaffinity(0))
     graph = capture(tiny)

@@ -36,6 +36,7 @@ from dejavu.search.uniform import even_cuts
 from dejavu.testing.searches import CASES as EVERY_CASE
 from dejavu.testing.searches import answer, random_problem
 from dejavu.testing.searches import small_problem as small
+from tests.conftest import draws
 
 CASES = Path(__file__).parents[2] / "shared" / "data" / "dp_cases"
 SOME_CASES = ["K8_8x8_all", "K16_4x8_all", "K32_8x8_all", "K64_4x8_power_of_two", "mem_K32_2x8_power_of_two"]
@@ -79,9 +80,10 @@ def test_exact_with_costs_that_are_no_sums() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_exact_with_few_stages_is_as_good_as_trying_every_plan(schedule: str) -> None:
+@draws(SEEDS[:200], SEEDS[200:])
+def test_exact_with_few_stages_is_as_good_as_trying_every_plan(schedule: str, seeds: tuple[int, ...]) -> None:
     worse = refused = 0
-    for seed in SEEDS:
+    for seed in seeds:
         free = replace(small(seed), schedule=schedule, max_stages=None)
         if seed % 3 == 0:  # memory never binds
             roomy = np.full(len(free.configurations), 1e9)
@@ -101,8 +103,8 @@ def test_exact_with_few_stages_is_as_good_as_trying_every_plan(schedule: str) ->
             worse += exact.step_seconds > before.step_seconds * (1 + 1e-9)
             if len(before.plan.stages) <= max_stages:
                 assert exact.step_seconds == pytest.approx(before.step_seconds, rel=1e-9)
-    assert worse > 100
-    assert refused > 50
+    assert worse > len(seeds) / 6
+    assert refused > len(seeds) / 12
 
 
 def test_one_more_stage_allowed_never_makes_exact_worse_and_enough_change_nothing() -> None:

@@ -47,7 +47,7 @@ def some_plans(priced: PricedProblem, rng: np.random.Generator, most: int = 6) -
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 24, 8))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (8, 16))])
 def test_is_below_every_plan_of_every_schedule(first: int) -> None:
     for priced in small(range(first, first + 8)):
         least = least_by_schedule(priced)

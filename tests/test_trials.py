@@ -182,7 +182,11 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(tmp_path: Path
     assert len(killed) == 1
 
 
-@pytest.mark.parametrize("modules", [clients.PRELOADED, ("dejavu.runtime.worker",)], ids=["trials", "ranks"])
+@pytest.mark.parametrize(
+    "modules",
+    [clients.PRELOADED, ("dejavu.runtime.worker",), ("benchmarks.pipeline.ranks",)],
+    ids=["trials", "ranks", "ranks of many plans"],
+)
 def test_what_workers_are_forked_from_has_one_thread(modules: tuple[str, ...]) -> None:
     """A lock that another one holds would stay shut in a worker. Ranks start sooner without pyarrow, too."""
     code = f"import os, {', '.join(modules)}; print(len(os.listdir('/proc/self/task')))"

@@ -21,7 +21,6 @@ from dejavu.cluster import Cluster, Device
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.graph import Graph
 from dejavu.launch.torchrun import Rendezvous
-from dejavu.profiling.layers import Conditions, measure_layers
 from dejavu.runtime.process.own_rank import HOST
 from dejavu.workload import Workload
 
@@ -199,6 +198,9 @@ def measure_emulated(
     workload: Workload, graph: Graph, cluster: Cluster, emulation: Emulation, device_type: str
 ) -> list[Measurement]:
     """All layers on a device of this type, while every other device of the cluster is as busy."""
+    # Ranks import this module, too, and with pyarrow's thread in it none could be forked.
+    from dejavu.profiling.layers import Conditions, measure_layers
+
     devices = cluster.devices()
     own = next(place for place, device in enumerate(devices) if device.type_name == device_type)
     turned = (*devices[own:], *devices[:own])

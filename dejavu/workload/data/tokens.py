@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,7 @@ def _mapped(path: Path, dtype: str, vocabulary: int) -> tuple[np.ndarray, str]:
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         found = f"{tokens.ndim} dimensions of {tokens.dtype}"
         raise InputError(f"{path} has {found}; wanted one dimension of whole numbers", FIELD)
+    _expect_random_reads(tokens)
     length = SAMPLE_BYTES // tokens.dtype.itemsize
     hashed = hashlib.sha256(f"{len(tokens)} {tokens.dtype}".encode())
     for start in np.unique(np.linspace(0, max(0, len(tokens) - length), SAMPLES).astype(np.int64)):
@@ -90,6 +92,13 @@ def _raw(path: Path, dtype: np.dtype) -> np.ndarray:
             "of another dtype"
         )
     return np.memmap(path, dtype, mode="r")
+
+
+def _expect_random_reads(tokens: np.ndarray) -> None:
+    """Tell the kernel to read ahead of no page: a window of kilobytes would cost megabytes (8 MiB on some machines)."""
+    mapped: mmap.mmap | None = getattr(tokens, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_RANDOM)
 
 
 def _first_outside(tokens: np.ndarray, vocabulary: int) -> tuple[int, ...] | None:
