@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pipeline.emulation import Emulation, EmulationError, apart, measure_emulated, slowed
-from benchmarks.pipeline.gain import CONVOLUTIONS, SLOW, WHOLE, Site, core, passes_of
+from benchmarks.pipeline.gain import SLOW, WHOLE, Site, core, passes_of
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.binding import Binding, VirtualWorker, bind
 from dejavu.cluster import Cluster, Link, NodeGroup, this_machine
@@ -28,10 +28,19 @@ from dejavu.profiling.pass_overhead import measure_passes
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.single import train_single
 from dejavu.virtual_workers import NoTeam, Team, Teams
-from dejavu.workload import Workload
+from dejavu.workload import SyntheticSettings, TrialSettings, Workload
 
 HOSTS = ("alpha", "beta")
 LATENCY_SECONDS = 200e-6
+IMAGES = Workload(  # much to compute for each weight: where data parallelism pays at all over a slow link
+    model="cnn",
+    model_options={"num_blocks": 4, "width": 32},
+    data="synthetic",
+    synthetic=SyntheticSettings(num_classes=10, image_shape=(3, 64, 64)),
+    batch_size=64,
+    num_microbatches=8,
+    trials=TrialSettings(count=0),
+)
 ALONE, UNEQUAL, EQUAL = "one pipeline", "unequal parts", "equal parts"
 
 
@@ -59,7 +68,7 @@ def rows(slownesses: Sequence[float], rounds: int, steps: int, bits_per_second: 
     found = list[dict[str, Any]]()
     for slowness in slownesses:
         try:
-            with unequal_hosts(slowness, bits_per_second, CONVOLUTIONS) as site:
+            with unequal_hosts(slowness, bits_per_second, IMAGES) as site:
                 found += _compared(slowness, site, rounds, steps)
         except EmulationError as error:
             found.append({"slower_by": slowness, "competitor": f"skipped: {error}"})
