@@ -110,8 +110,10 @@ def _team(choice: Choice, planner: Planner, wanted: str) -> Team | None:
         if wanted == "always":
             raise InputError(f"--virtual-workers always: {found}")
         return None
-    print(what_a_team_yields(found), file=sys.stderr)
-    return found if wanted == "always" or found.speedup > 1 else None
+    team = found if wanted == "always" or found.is_faster else None
+    taken = "one pipeline" if team is None else "virtual workers"
+    print(f"{what_a_team_yields(found)} Prepared to be trained: {taken}.", file=sys.stderr)
+    return team
 
 
 def print_lines(job: TrainingJob, places: Places, say: Callable[[str], object]) -> None:

@@ -78,8 +78,8 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         schedules=(plan.schedule,),
         microbatches=(count,),
     )
-    priced = Prices(request, graph_at=partial(_written_out, request)).priced(count) if training.written_out else None
-    priced = priced or Prices(request).priced(count)
+    graph_at = partial(_written_out, request) if training.written_out else None
+    priced = Prices(request, graph_at=graph_at).priced(count)
     simulated = simulate_plan(priced, plan)
     spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
     held = [priced.problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)]

@@ -1,4 +1,4 @@
-"""Predicted steps on mixed clusters: one pipeline, virtual workers, and virtual workers with equal parts of a batch."""
+"""Predicted steps on mixed clusters: one pipeline, and virtual workers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ local.py           improving one binding by local search, where there are too ma
 reasons.py         why each rank is where it is
 """
 
-from dejavu.binding.binder import RANDOM_BINDINGS, bind
+from dejavu.binding.binder import RANDOM_BINDINGS, bind, bind_in_order
 from dejavu.binding.binding import BindError, Binding, Placement, VirtualWorker
 
-__all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "VirtualWorker", "bind"]
+__all__ = ["RANDOM_BINDINGS", "BindError", "Binding", "Placement", "VirtualWorker", "bind", "bind_in_order"]

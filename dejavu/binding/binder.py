@@ -16,7 +16,7 @@ from dejavu.binding.placing import assigned, computing_bound, in_order
 from dejavu.binding.reasons import reasons
 from dejavu.binding.site import Ints, Place, Site
 from dejavu.cluster import Cluster
-from dejavu.plans import Plan, Problem
+from dejavu.plans import Plan, Problem, StageConfiguration
 
 RANDOM_BINDINGS = 1_000  # to compare with, as papers do
 
@@ -66,7 +66,7 @@ def bind(problem: Problem, plan: Plan, cluster: Cluster, *, seed: int = 0) -> Bi
     seconds = _seconds(pricing, best)
     return Binding(
         plan=_on_kinds(pricing, best),
-        placements=_placements(pricing, best),
+        placements=_placements(pricing.configurations, pricing.site, best),
         step_seconds=seconds,
         order_step_seconds=_seconds(pricing, starts[0]),
         random_best_step_seconds=float(random_seconds.min()) if len(random_seconds) else None,
@@ -103,11 +103,21 @@ def _on_kinds(pricing: BindingPrices, places_RW: Ints) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _placements(pricing: BindingPrices, places_RW: Ints) -> tuple[Placement, ...]:
+def bind_in_order(plan: Plan, cluster: Cluster) -> Binding:
+    """Give each pipeline rank the next devices of its kind, in the cluster's order; nothing is compared or priced.
+
+    Raises:
+        BindError: the cluster has too few devices of a kind.
+    """
+    configurations, site = [plan.rank_configuration(rank) for rank in range(len(plan.ranks))], Site.of(cluster)
+    return Binding(plan, _placements(configurations, site, _padded(in_order(configurations, site))), 0.0, 0.0)
+
+
+def _placements(configurations: Sequence[StageConfiguration], site: Site, places_RW: Ints) -> tuple[Placement, ...]:
     """Assign each pool's devices in order; a rank's nodes are in the cluster's order."""
-    free = [list(devices) for devices in pricing.site.devices]
+    free = [list(devices) for devices in site.devices]
     placements = []
-    for rank, configuration in enumerate(pricing.configurations):
+    for rank, configuration in enumerate(configurations):
         blocks = sorted(int(pool) for pool in places_RW[rank, : configuration.num_nodes])
         devices = [free[pool].pop(0) for pool in blocks for _ in range(configuration.devices_per_node)]
         for i, device in enumerate(devices):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from dejavu.binding import bind_in_order
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, Prices
@@ -16,10 +17,10 @@ from dejavu.plans import NoPlanError, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
 from dejavu.runtime.layout import World
 from dejavu.simulation import simulate_plan, stages_of
-from dejavu.virtual_workers.divisions import Division, WorkerDevices, divisions
+from dejavu.virtual_workers.divisions import MOST_WORKERS, Division, WorkerDevices, divisions
 from dejavu.virtual_workers.shares import balanced, num_units
 from dejavu.virtual_workers.sums import SharedSums
-from dejavu.virtual_workers.team import Team, TeamWorker, Tried, in_order, together
+from dejavu.virtual_workers.team import Team, TeamWorker, Tried, together
 
 SKETCH_SECONDS = 1.0  # for the exact search of one quick plan
 QUICK_SIZES = 4  # of microbatches, for quick plans
@@ -38,7 +39,7 @@ class NoTeam(NamedTuple):
 
     def __str__(self) -> str:
         if not self.tried:
-            return "No virtual workers: the cluster has one device."
+            return f"No virtual workers: the devices cannot be divided among 2 to {MOST_WORKERS} of them."
         return f"No virtual workers: in none of {len(self.tried)} divisions was a plan found for each worker."
 
 
@@ -107,7 +108,7 @@ class Teams:
 
     Args:
         choice: one pipeline on the whole cluster, which gives microbatch sizes, captured layers and the comparison.
-        tell: called with the progress.
+        planner: plans each worker, and tells the progress.
     """
 
     def __init__(self, choice: Choice, planner: Planner) -> None:
@@ -204,7 +205,7 @@ class Teams:
         workers = []
         for devices, one in zip(division.workers, parts, strict=True):
             plan = one.sketch.with_microbatches(one.num_examples // one.microbatch_size)
-            workers.append((devices, in_order(plan, one.sketch.prices.request.cluster), one.num_examples))
+            workers.append((devices, bind_in_order(plan, one.sketch.prices.request.cluster), one.num_examples))
         return self._sums.seconds(World.of(together(self._request.cluster, workers), self._request.workload))
 
     @cached_property

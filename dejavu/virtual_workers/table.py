@@ -8,9 +8,7 @@ from rich.table import Table
 
 from dejavu.foundation.units import format_seconds, plural
 from dejavu.virtual_workers.planning import NoTeam
-from dejavu.virtual_workers.team import Team, Tried
-
-SAME = 0.005  # a smaller difference is none
+from dejavu.virtual_workers.team import SAME, Team, Tried
 
 
 def team_tables(found: Team | NoTeam) -> Iterator[Table]:
@@ -65,7 +63,7 @@ def what_a_team_yields(found: Team | NoTeam) -> str:
     if isinstance(found, NoTeam):
         return str(found)
     step, alone = found.step_seconds, found.alone.simulated_seconds
-    gain = alone / step
+    gain = found.speedup
     compared = f"{gain:.2f} × faster than" if gain >= 1 else f"{1 / gain:.2f} × slower than"
     compared = "as fast as" if abs(gain - 1) < SAME else compared
     return (

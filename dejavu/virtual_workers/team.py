@@ -10,9 +10,10 @@ from typing import Any
 from dejavu.binding import Binding, Placement, VirtualWorker, bind
 from dejavu.cluster import Cluster
 from dejavu.planning import Choice
-from dejavu.plans import Plan
 from dejavu.virtual_workers.divisions import Division, WorkerDevices
 from dejavu.workload import Workload
+
+SAME = 0.005  # of a step: a smaller difference is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,11 @@ class Team:
         """The simulated step of one pipeline over the team's."""
         return self.alone.simulated_seconds / self.step_seconds
 
+    @property
+    def is_faster(self) -> bool:
+        """Whether the team is predicted to be faster than one pipeline, by more than `SAME`."""
+        return self.speedup > 1 + SAME
+
     @cached_property
     def binding(self) -> Binding:
         """All workers on their devices.
@@ -142,15 +148,3 @@ def together(
         seconds.append(own.step_seconds)
     step_seconds = step_seconds or max(seconds)
     return Binding(found[0].plan, tuple(placements), step_seconds, step_seconds, workers=tuple(found))
-
-
-def in_order(plan: Plan, cluster: Cluster) -> Binding:
-    """Give each pipeline rank the next devices of its type, without a look at links; for plans that pack."""
-    free = {name: [one for one in cluster.devices() if one.type_name == name] for name in cluster.device_counts}
-    placements = []
-    for rank in range(len(plan.ranks)):
-        configuration = plan.rank_configuration(rank)
-        for k in range(configuration.num_devices):
-            replica, shard = divmod(k, configuration.tensor_parallel)
-            placements.append(Placement(rank, replica, shard, free[configuration.device_type].pop(0)))
-    return Binding(plan, tuple(placements), 0.0, 0.0)
