@@ -177,10 +177,13 @@ SRUN = """#!/bin/bash
 echo "srun $*" >> "$FAKE_LOG"
 while [[ $1 == --* ]]; do shift; done
 pids=()
+ended=""
+end_tasks() { ended=1; if [ ${#pids[@]} -gt 0 ]; then kill -TERM "${pids[@]}" 2>/dev/null; fi; }
+trap end_tasks TERM
 for k in $(seq 0 $(( FAKE_NODES - 1 ))); do
     SLURM_NODEID=$k SLURMD_NODENAME=127.0.0.1 "$@" & pids+=($!)
 done
-trap 'kill -TERM "${pids[@]}"' TERM
+if [ -n "$ended" ]; then end_tasks; fi
 code=0
 for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
 for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null; done

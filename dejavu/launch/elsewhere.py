@@ -228,6 +228,7 @@ for attempt in $(seq @ATTEMPTS@); do
     export DEJAVU_LAUNCH="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$attempt"
     srun --kill-on-bad-exit=1 bash -c "$node" &
     ranks_pid=$!
+    if [ -n "$ended" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi  # it came before the id was known
     wait "$ranks_pid"
     code=$?
     while kill -0 "$ranks_pid" 2>/dev/null; do  # a signal ended the wait, not the ranks

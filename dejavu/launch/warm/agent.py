@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -55,9 +57,9 @@ class WarmAgent:
     def serve(self) -> None:
         """Follow orders until the last one, or until the launcher has gone."""
         number, badge = self._seat.first_order, self._seat.badge
-        beats, next_beat = 0, 0.0
         self._prepare()  # a host that comes later
         self._board.write(f"ready/{badge}", self._server.url)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         try:
             while True:
                 order = self._board.ordered(number)
@@ -67,9 +69,6 @@ class WarmAgent:
                     return
                 number += order is not None
                 self._tell_ends()
-                if time.monotonic() > next_beat:
-                    beats, next_beat = beats + 1, time.monotonic() + BEAT_SECONDS
-                    self._board.write(f"beat/{badge}", beats)
                 if order is None:
                     time.sleep(POLL_SECONDS)
         except RuntimeError as error:  # of the store: there is no launcher any more, or somebody else
@@ -77,6 +76,13 @@ class WarmAgent:
         finally:
             self._kill()
             self._server.close()
+
+    def _beat(self) -> None:
+        """Show that this host is there, also while an order takes long."""
+        with suppress(RuntimeError):  # of the store: there is no launcher any more
+            for beat in itertools.count():
+                self._board.write(f"beat/{self._seat.badge}", beat)
+                time.sleep(BEAT_SECONDS)
 
     def _obey(self, order: Order) -> object:
         """Carry out an order, and return the answer to it."""

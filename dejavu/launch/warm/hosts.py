@@ -23,7 +23,9 @@ from dejavu.runtime.process.pace import Paced, read_pace
 from dejavu.runtime.snapshots import Taken
 
 SILENT_SECONDS = 10.0  # without a heartbeat, after which a host counts as lost
-ROLL_CALL_SECONDS = 5.0  # for a host to end its ranks and answer, when some rank has failed
+ROLL_CALL_SECONDS = 5.0  # the same, when some rank has failed
+ANSWER_SECONDS = 60.0  # for a host with a heartbeat to end its ranks and answer: a busy one takes its time
+LOOK_SECONDS = 0.5  # of the time between two looks at a heartbeat counts at most: this process may not have run
 PROBE_SECONDS = 3.0  # for a host to try its links
 END_SECONDS = 5.0
 POLL_SECONDS = 0.01
@@ -87,6 +89,22 @@ class _LocalAgent:
         end_agent(self.process)
 
 
+@dataclass
+class _Heart:
+    """The last heartbeat of a host, and how long no other was seen."""
+
+    beat: object
+    looked: float
+    silent_seconds: float = 0.0
+
+    def see(self, beat: object) -> None:
+        now = time.monotonic()
+        self.silent_seconds += min(now - self.looked, LOOK_SECONDS)
+        self.looked = now
+        if beat != self.beat:
+            self.beat, self.silent_seconds = beat, 0.0
+
+
 class WarmHosts:
     """Hosts with warm agents, from when they are added until they are lost or this is closed.
 
@@ -103,7 +121,7 @@ class WarmHosts:
         self._orders = self._count = 0
         self._agents: dict[str, Agent] = {}
         self._badges: dict[str, str] = {}
-        self._beats: dict[str, tuple[object, float]] = {}
+        self._hearts: dict[str, _Heart] = {}
         self.urls: dict[str, str] = {}  # of the memories of hosts that are ready
 
     def add(self, hosts: Mapping[str, StartsAgent]) -> None:
@@ -147,16 +165,17 @@ class WarmHosts:
 
     def alive(self) -> set[str]:
         """Return the hosts whose agents have not ended and, once ready, are not silent."""
-        now, found = time.monotonic(), set()
-        for name, agent in self._agents.items():
-            if name in self.urls:
-                beat = self._board.read(f"beat/{self._badges[name]}")
-                if name not in self._beats or self._beats[name][0] != beat:
-                    self._beats[name] = (beat, now)
-            silent = name in self._beats and now - self._beats[name][1] > SILENT_SECONDS
-            if agent.poll() is None and not silent:
-                found.add(name)
-        return found
+        return {
+            name
+            for name, agent in self._agents.items()
+            if agent.poll() is None and (name not in self.urls or self._silent_seconds(name) <= SILENT_SECONDS)
+        }
+
+    def _silent_seconds(self, name: str) -> float:
+        """Return how long a host that was ready has been silent."""
+        heart = self._hearts.setdefault(name, _Heart(None, time.monotonic()))
+        heart.see(self._board.read(f"beat/{self._badges[name]}"))
+        return heart.silent_seconds
 
     def run(self, run: Run) -> None:
         """Start an attempt."""
@@ -185,15 +204,16 @@ class WarmHosts:
         return found
 
     def stop(self) -> dict[str, frozenset[Taken]]:
-        """End all ranks; return each host's snapshots. A host that is absent did not answer, and is lost."""
+        """End all ranks; return each host's snapshots. A host that is absent is lost: silent, or without an answer."""
         number = self._order(Stop())
         found: dict[str, frozenset[Taken]] = {}
-        deadline = time.monotonic() + ROLL_CALL_SECONDS
-        while (waited := self.ready() - set(found)) and time.monotonic() < deadline:
-            for name in waited:
-                answer = self._board.read(f"done/{number}/{self._badges[name]}")
-                if answer is not None:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            for name in self.ready() - set(found):
+                if (answer := self._board.read(f"done/{number}/{self._badges[name]}")) is not None:
                     found[name] = frozenset(Taken(*row) for row in answer)
+            if all(self._silent_seconds(name) > ROLL_CALL_SECONDS for name in self.ready() - set(found)):
+                break
             time.sleep(POLL_SECONDS / 2)
         self.drop(set(self.urls) - set(found))
         return found
@@ -202,7 +222,7 @@ class WarmHosts:
         """Give these hosts up."""
         for name in hosts:
             self.urls.pop(name, None)
-            self._beats.pop(name, None)
+            self._hearts.pop(name, None)
             agent = self._agents.pop(name, None)
             if agent is not None and agent.poll() is None:  # it may take its time, or never answer
                 threading.Thread(target=agent.end, name=f"end {name}", daemon=True).start()
