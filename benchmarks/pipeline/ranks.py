@@ -14,21 +14,24 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
 from benchmarks.pipeline.emulation import NOTHING_EMULATED, Emulation, take_seat
+from benchmarks.pipeline.replicated import replicated_row
 from benchmarks.pipeline.undisturbed import Cores
 from dejavu.binding.binding import Binding
 from dejavu.plans.schedule import Pass
 from dejavu.runtime.batches import HeldOut
+from dejavu.runtime.gradients.overlapped import OverlappedSum
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
 from dejavu.runtime.pipeline import Pipeline
@@ -46,6 +49,7 @@ POLL_SECONDS = 0.05
 WARMUP_STEPS = 2  # the first steps fill caches and connect ranks
 ENOUGH_STEPS = 5  # undisturbed ones: with them a training ends
 LEAST_STEPS = 3  # count, however disturbed
+OURS, AT_THE_END, DDP = "while computing", "at the end", "torch's DDP"  # gradients of replicas are summed
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def train_in_turn(
     emulation: Emulation = NOTHING_EMULATED,
     *,
     only_undisturbed: bool = False,
+    ways: Sequence[str] = (),
 ) -> list[Trained]:
     """Train the jobs in this order in one launch; where one has fewer ranks, the others wait.
 
@@ -108,6 +113,7 @@ def train_in_turn(
     Args:
         emulation: of hosts and slower devices; without it all ranks are on this machine, whatever their hosts' names.
         only_undisturbed: as in `train_all`.
+        ways: for each job how its replicas' gradients are summed (`OURS`, `AT_THE_END`, `DDP`); empty: as we do.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
@@ -118,7 +124,8 @@ def train_in_turn(
         ranks |= Counter(place.device.host if emulation.namespaces else "" for place in job.binding.placements)
     with tempfile.TemporaryDirectory(prefix="dejavu-ranks-") as folder, ExitStack() as stack:
         path = Path(folder) / "jobs.json"
-        path.write_text(json.dumps({"only_undisturbed": only_undisturbed, "jobs": [job.to_dict() for job in jobs]}))
+        asked = {"only_undisturbed": only_undisturbed, "ways": list(ways) or [OURS] * len(jobs)}
+        path.write_text(json.dumps({**asked, "jobs": [job.to_dict() for job in jobs]}))
         agents = [
             stack.enter_context(_agent(host, ranks[host], sorted(ranks), path, emulation)) for host in sorted(ranks)
         ]
@@ -172,7 +179,7 @@ def _main(path: Path) -> None:
     hosts: list[str] = []
     asked = json.loads(path.read_text())
     cores = Cores() if asked["only_undisturbed"] else None
-    for number, data in enumerate(asked["jobs"]):
+    for number, (data, way) in enumerate(zip(asked["jobs"], asked["ways"], strict=True)):
         job = TrainingJob.from_dict(data)
         rank, before = _own_rank(job.binding), hosts
         hosts = [place.device.host for place in job.binding.placements]
@@ -183,7 +190,8 @@ def _main(path: Path) -> None:
                 _join(rank, len(hosts), device, f"job{number}")
         if rank is not None:
             take_seat(job.binding.placements[rank].device)
-            row = _one(job, device, cores)
+            with _summed(way):
+                row = replicated_row(job) if way == DDP else _one(job, device, cores)
             if rank == 0:
                 _row_path(path, number).write_text(json.dumps(row))
             dist.barrier()
@@ -203,6 +211,11 @@ def _join(rank: int, num_ranks: int, device: torch.device, name: str) -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(name, TCPStore(address, port, is_master=False, timeout=TIMEOUT))
     join_group(device, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+
+
+def _summed(way: str) -> AbstractContextManager[object]:
+    """Let no sum begin before the last backward pass has ended, where that is wanted."""
+    return patch.object(OverlappedSum, "begin", lambda self: None) if way == AT_THE_END else nullcontext()
 
 
 class _Enough(Exception):

@@ -23,7 +23,7 @@ from torch.distributed.pipelining._backward import (
 )
 
 Groups = list[dict[str, Any]]  # torch's own: params, intermediates and their grads
-__all__ = ["Groups", "OwnTensor", "backward_input", "backward_weight"]
+__all__ = ["Groups", "OwnTensor", "backward_input", "backward_weight", "node_of"]
 
 
 def backward_input(
@@ -42,9 +42,9 @@ def backward_input(
     ends = [k for k, output in enumerate(outputs) if output.requires_grad]
     gradients = [torch.ones_like(outputs[k]) if arriving is None else arriving[k] for k in ends]
     wanted = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
-    nodes = {_node(parameter): parameter for parameter in parameters if parameter.requires_grad}
-    reverse = construct_reverse_graph([_node(outputs[k]) for k in ends])
-    groups = get_param_groups([_node(inputs[k]) for k in wanted], list(nodes), reverse)
+    nodes = {node_of(parameter): parameter for parameter in parameters if parameter.requires_grad}
+    reverse = construct_reverse_graph([node_of(outputs[k]) for k in ends])
+    groups = get_param_groups([node_of(inputs[k]) for k in wanted], list(nodes), reverse)
     # The other groups share no node with these: torch joins weights that begin at one node.
     later = [group for group in groups if len(group["intermediates"]) == 1]
     waiting = {node for group in later for node in group["params"]}
@@ -85,7 +85,8 @@ class OwnTensor(torch.autograd.Function):
         return gradients[0]
 
 
-def _node(tensor: torch.Tensor) -> Node:
+def node_of(tensor: torch.Tensor) -> Node:
+    """Return the node of the graph that makes a tensor's gradient."""
     node = _get_grad_fn_or_grad_acc(tensor)
     assert node is not None, "the tensor wants a gradient"
     return node

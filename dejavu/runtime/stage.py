@@ -30,7 +30,7 @@ from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import to_receive, to_send
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
-from dejavu.runtime.split_backward import backward_input
+from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
 from dejavu.runtime.training import Layers
 
 
@@ -80,7 +80,7 @@ class ReplicatedStage(PipelineStage):
         self._arriving, self._leaving = arriving, leaving
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
-        self._layers, self.first_microbatch = module, 0
+        self._layers, self.first_microbatch, self.is_last_run = module, 0, True
         self._replicas, self._shards_gradients = groups.replicas, shards_gradients
         self._shards = groups.shards
         self._by_sequence = split_by_sequence(module, plan.rank_configuration(place.pipeline_rank))
@@ -136,23 +136,49 @@ class ReplicatedStage(PipelineStage):
                 self.submod.set_requires_gradient_sync(False)
             ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
             return backward_input(ends, arriving, inputs, self.submod.parameters())
+        if self._replicas is not None and last_backward and self.is_last_run:
+            self._replicas.begin_last_pass()
+            if backward_type == "weight":
+                self._backward_weight(self._replicas, bwd_kwargs["param_groups"])
+                return (), None
         if not self._shards_gradients:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         assert backward_type == "full", "rejected by preflight: FSDP reduces as soon as the input's gradient exists"
         names = ("stage_output", "output_grads", "input_values")
         return stage_backward(*(bwd_kwargs[name] for name in names)), None
 
+    def _backward_weight(self, replicas: ReplicaGradients, groups: Groups) -> None:
+        """Run the second part of the last backward pass group by group of weights, whose sums over replicas begin."""
+        weights = {node_of(one): one for one in self.submod.parameters() if one.requires_grad}
+        later = {node for group in groups for node in group["params"]}
+        replicas.arrived(weight for node, weight in weights.items() if node not in later)
+        for group in groups:
+            own = [weights[node] for node in group["params"]]
+            backward_weight(weights.values(), [group])
+            replicas.arrived(own)
+
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Make one gradient of the replicas'; torch's schedules call this when all of the stage's gradients exist."""
-        # A rule compares whole gradients; sums over shards and over replicas may come in any order.
-        are_compared = self._replicas is not None and self._replicas.gathers
-        if are_compared:
+        """Begin to make one gradient of the replicas'.
+
+        Torch's schedules call this when all of the stage's gradients exist; other stages of the rank may compute on.
+        """
+        if self._are_compared:
             self._sum_over_shards()
         if self._replicas is not None:
             self._replicas.combine(self._layers.step)
         super().perform_reduce_grad(grad_scale_factor)
-        if not are_compared:
+
+    def finish_gradients(self) -> None:
+        """Wait until the stage's gradients are the step's."""
+        if self._replicas is not None:
+            self._replicas.finish()
+        if not self._are_compared:
             self._sum_over_shards()
+
+    @property
+    def _are_compared(self) -> bool:
+        """Whether a rule compares whole gradients; else sums over shards and over replicas may come in any order."""
+        return self._replicas is not None and self._replicas.gathers
 
     def _sum_over_shards(self) -> None:
         if self._by_sequence and self._shards is not None:
@@ -236,7 +262,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         losses: list[torch.Tensor] = []
         for run in range(runs):
             for stage in self._own:
-                stage.first_microbatch = run * self._n_microbatches
+                stage.first_microbatch, stage.is_last_run = run * self._n_microbatches, run == runs - 1
             is_last = run == runs - 1
             self.pipeline_order_with_comms = self._training_order if is_last else self._accumulating_order
             arguments = () if inputs is None else (inputs[run],)
@@ -244,6 +270,8 @@ class ListedSchedule(_PipelineScheduleRuntime):
             known: dict[str, Any] = {} if targets is None else {"target": targets[run], "losses": own}
             self.step(*arguments, return_outputs=False, **known)
             losses += own
+        for stage in self._own:
+            stage.finish_gradients()
         return losses
 
     def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:

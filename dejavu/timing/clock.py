@@ -66,6 +66,7 @@ class Clock:
             stage.backward_weight_one_chunk, lambda options: Pass.BACKWARD_WEIGHT, stage
         )
         stage.perform_reduce_grad = self.watch_once(stage.perform_reduce_grad)
+        stage.finish_gradients = self.watch_once(stage.finish_gradients)
 
     def watch_once(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same function, timed as what a rank does once a step."""

@@ -11,11 +11,12 @@ from torch import nn
 
 from dejavu.binding.binding import Placement
 from dejavu.runtime.gradients.faults import FaultyGradients
+from dejavu.runtime.gradients.overlapped import OverlappedSum
 from dejavu.runtime.gradients.rules import Part, combine, rule_of
 from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Layout
-from dejavu.runtime.replicas import parts_of, sum_gradients
+from dejavu.runtime.replicas import parts_of
 from dejavu.runtime.state import local_of
 from dejavu.workload import GradientSettings
 
@@ -66,17 +67,35 @@ class ReplicaGradients:
         self._trust_SN = torch.zeros(0)
         self._watch: Watch | None = None
         self._layers: list[str] = []
+        self._sum = OverlappedSum(module, groups.replicas)
 
     @property
     def gathers(self) -> bool:
         """Whether the replicas' gradients are gathered; else they are summed as they are."""
         return self._settings.gathers
 
-    def combine(self, step: int) -> None:
-        """Replace this rank's gradients by one of all replicas; every replica calls it together."""
+    def begin_last_pass(self) -> None:
+        """Let sums begin while the step's last backward pass computes, where gradients are summed as they are."""
         if not self._faults and not self.gathers:
-            sum_gradients(self._module.parameters(), self._groups.replicas)
-            return
+            self._sum.begin()
+
+    def arrived(self, weights: Iterable[nn.Parameter]) -> None:
+        """Take note of weights whose gradients of the last pass are complete, where autograd does not say so itself."""
+        for weight in weights:
+            self._sum.arrived(weight)
+
+    def combine(self, step: int) -> None:
+        """Begin to replace this rank's gradients by one of all replicas; every replica calls it together."""
+        if self._faults or self.gathers:
+            self._spoil_and_gather(step)
+        if not self.gathers:
+            self._sum.send_rest()
+
+    def finish(self) -> None:
+        """Wait until the gradients are replaced."""
+        self._sum.wait()
+
+    def _spoil_and_gather(self, step: int) -> None:
         named = [(name, p) for name, p in self._module.named_parameters() if p.grad is not None]
         if not named:
             return
@@ -91,8 +110,6 @@ class ReplicaGradients:
             found_P = self._by_rule(step, own_P, parts)
         for gradient, part in zip(gradients, found_P.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
-        if not self.gathers:
-            sum_gradients(self._module.parameters(), self._groups.replicas)
 
     def _by_rule(self, step: int, own_P: torch.Tensor, parts: list[Part]) -> torch.Tensor:
         count = len(self._order)
