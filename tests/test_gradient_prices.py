@@ -52,8 +52,8 @@ def test_gathering_is_priced_in_place_of_the_sum(settings: GradientSettings) -> 
     collectives, layers = StageCollectives(CLUSTER, None, "float32"), [64.0 * 2**20] * 12
     for configuration in (FIVE, StageConfiguration(NAME, 3, 4, 12), StageConfiguration(NAME, 3, 4, 3, 4)):
         count = configuration.data_parallel
-        latency, per_byte = collectives.per_step_line(configuration, layers, 2.0, gathers=True)
-        summed = collectives.per_step_line(configuration, layers, 2.0)
+        ((latency, per_byte, *_),) = collectives.per_step_lines(configuration, layers, 2.0, gathers=True)
+        (summed,) = collectives.per_step_lines(configuration, layers, 2.0)
         for size in (layers[0], sum(layers)):
             gathered = collectives.data_seconds(configuration, ("all_gather",), 2.0 * count * size)
             assert latency + per_byte * size == pytest.approx(gathered, rel=0.25)

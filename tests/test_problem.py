@@ -13,11 +13,12 @@ from benchmarks.cost.stage_memory import StagePlace, stage_memory
 from dejavu.binding import bind
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 from dejavu.cost import CostTable, cost_table, sources, transfer_costs
+from dejavu.cost.collectives.beside import BUCKET_BYTES, SLOWED, StepLine, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives, stage_transfer
 from dejavu.cost.estimates import MEASURED, EstimateGrid
 from dejavu.cost.kernels.sharding import layer_kernels, most_tensor_parallel, sequence_length, split_loss
 from dejavu.cost.memory import example_bytes
-from dejavu.cost.parallel import ParallelPrices, side_by_side
+from dejavu.cost.parallel import ParallelPrices
 from dejavu.cost.parts import PricedParts
 from dejavu.cost.priced_problem import microbatch_choices, price_problem, split_into
 from dejavu.cost.sources.predicted import Predicted
@@ -316,7 +317,7 @@ def test_a_line_stands_for_the_replicas_sum() -> None:
     collectives = StageCollectives(CLUSTER, None, "float32")
     for configuration in (StageConfiguration(NAME, 1, 4, 4), StageConfiguration(NAME, 3, 4, 3, 4)):
         layers = [64 * 2**20] * 24
-        latency, per_byte = collectives.per_step_line(configuration, layers)
+        ((latency, per_byte, *_),) = collectives.per_step_lines(configuration, layers)
         for count in (1, 6, 24):
             size = sum(layers[:count])
             assert latency + per_byte * size == pytest.approx(
@@ -481,6 +482,45 @@ def test_what_goes_beside_computing_takes_no_less_than_either_and_no_more_than_b
     assert (both >= np.maximum(computed, sent)).all() and (both <= computed + sent).all()
     assert (both[sent == 0] == computed[sent == 0]).all()
     assert (side_by_side(computed, sent, overlaps=False) == computed + sent).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_replicas_say_once_a_step_hides_behind_one_pass_and_its_last_message_behind_none(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    L = int(rng.integers(1, 257))
+    weights = rng.integers(1, 2**28, L) * rng.integers(0, 2, L).astype(float)
+    forward, backward = rng.exponential(0.05, L), rng.exponential(0.1, L)
+    per_byte, latency = 10.0 ** rng.uniform(-11, -8), rng.exponential(1e-4)
+    for is_before, computed in ((False, backward), (True, forward)):
+        line = StepLine(latency, per_byte, is_before)
+        at_the_end = once_a_step([line], weights, forward, backward, overlaps=False)
+        beside = once_a_step([line], weights, forward, backward, overlaps=True)
+        sent = per_byte * weights
+        assert at_the_end[0] == latency and at_the_end[1] == pytest.approx(sent)
+        assert beside[0] == pytest.approx(latency + per_byte * min(weights.mean(), BUCKET_BYTES))
+        assert (beside[1] <= sent * (1 + 1e-9)).all() and (
+            beside[1] >= SLOWED * np.minimum(sent, computed) * 0.999
+        ).all()
+        assert (computed + beside[1] >= np.maximum(computed, sent) * 0.999).all()
+        # A rule compares gradients when all are there; a pass that takes no time hides nothing.
+        compared = once_a_step([line._replace(hides=False)], weights, forward, backward, overlaps=True)
+        assert compared[0] == latency and compared[1] == pytest.approx(sent)
+        alone = once_a_step([line], weights, 0 * forward, 0 * backward, overlaps=True)
+        assert alone[1] == pytest.approx(sent)
+
+
+@every_workload
+def test_sums_of_replicas_are_priced_alike_by_the_step_and_by_themselves(name: str, empty: ProfileDatabase) -> None:
+    prices, workload = prices_of(name, CLUSTER, empty), workload_of(name)
+    ways = [StageConfiguration(NAME, 1, 4, 4, 1, False, level) for level in (0, 1)]
+    costs = prices.costs(ways, workload).costs
+    for c, way in enumerate(ways):
+        for span in (slice(0, 1), slice(1, 4), slice(0, len(graph_of(name, 2).layers))):
+            rest = prices.passes(way, workload.microbatch_size).optimizer_L[span].sum()
+            own = costs.per_step_seconds_CL[c, span].sum() + costs.per_step_latency_seconds_C[c] - rest
+            told = prices.sum_seconds(way, span, workload.microbatch_size, 1.0)
+            assert told == pytest.approx(own, rel=1e-6, abs=1e-9)
+            assert told <= prices.sum_seconds(way, span, workload.microbatch_size, 1.0, at_the_end=True) * 1.5
 
 
 @every_workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.published.trainings import GIB, Training
@@ -16,7 +16,7 @@ from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits
 from dejavu.plans import Plan, Stage, StageConfiguration
-from dejavu.simulation import simulate_plan
+from dejavu.simulation import StageSeconds, simulate_plan, stages_of
 from dejavu.workload import OptimizerSettings, TrialSettings
 
 SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b"}  # by stages on each pipeline rank
@@ -79,8 +79,12 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         microbatches=(count,),
     )
     graph_at = partial(_written_out, request) if training.written_out else None
-    priced = Prices(request, graph_at=graph_at).priced(count)
-    simulated = simulate_plan(priced, plan)
+    prices = Prices(request, graph_at=graph_at)
+    priced = prices.priced(count)
+    rows = stages_of(priced, plan)
+    if not training.overlaps_sums:
+        rows = [_summed_at_the_end(prices, row, stage, count) for row, stage in zip(rows, plan.stages, strict=True)]
+    simulated = simulate_plan(priced, plan, stages=rows)
     spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
     held = [priced.problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)]
     tokens = training.batch_size * training.model.sequence_length / simulated.step_seconds / training.num_devices
@@ -92,6 +96,12 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         max(sum(held[s] for s in stages) for stages in plan.ranks) / GIB,
         fits(priced, plan, simulated),
     )
+
+
+def _summed_at_the_end(prices: Prices, row: StageSeconds, stage: Stage, num_microbatches: int) -> StageSeconds:
+    size = prices.request.workload.run_size // num_microbatches
+    hidden = prices.sum_seconds(stage, size, at_the_end=True) - prices.sum_seconds(stage, size)
+    return replace(row, per_step_seconds=row.per_step_seconds + hidden)
 
 
 def _written_out(request: PlanRequest, microbatch_size: int) -> Graph:

@@ -61,6 +61,11 @@ class Training:
         return self.source in (MEGATRON, KORTHIKANTI)
 
     @property
+    def overlaps_sums(self) -> bool:
+        """Whether gradients of replicas were summed beside computing: Megatron-LM did so from 2023 on."""
+        return self.source not in (MEGATRON, KORTHIKANTI)
+
+    @property
     def data_parallel(self) -> int:
         return self.num_devices // (self.tensor_parallel * self.pipeline_parallel)
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, HostMemory, Nvme
+from dejavu.cost.collectives.beside import once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
@@ -34,9 +35,6 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
 Bools = NDArray[np.bool_]
-# Kernels beside collectives take so much longer on the mean of GPT and Llama models on A100, H100, MI210 and MI250
-# ("Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning", arXiv 2507.03114).
-SLOWED = 0.189
 _SMALL_BYTES = 1.0  # of a message whose latency is all that counts
 
 
@@ -191,9 +189,7 @@ class ParallelPrices:
             side_by_side(computed, sent, overlaps=device.kind != "cpu")
             for computed, sent in zip((forward, backward), moved, strict=True)
         )
-        latency, per_byte = self._collectives.per_step_line(
-            configuration, [float(size) for size in weights_L], gradient, gathers=workload.gradients.gathers
-        )
+        latency, told_L = self._told(configuration, weights_L, gradient, passes, gathers=workload.gradients.gathers)
         if configuration.sequence_parallel:
             # Of the few weights outside the products each device has its positions' gradients, summed once a step.
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
@@ -202,7 +198,7 @@ class ParallelPrices:
         copied = memory.offloaded_bytes_L / host.bytes_per_second
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
-        once_L = passes.optimizer_L + per_byte * weights_L + tied[kind_L]
+        once_L = passes.optimizer_L + told_L + tied[kind_L]
         once_L = once_L + combining_seconds(workload.gradients, configuration, gradient * weights_L, device)
         once_L = once_L + held_out_share(workload.gradients, configuration) * (passes.forward_L + passes.backward_L)
         staged = 0.0
@@ -218,18 +214,41 @@ class ParallelPrices:
         return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes))
 
     def sum_seconds(
-        self, configuration: StageConfiguration, span: slice, microbatch_size: int, gradient_bytes: float
+        self,
+        configuration: StageConfiguration,
+        span: slice,
+        microbatch_size: int,
+        gradient_bytes: float,
+        *,
+        at_the_end: bool = False,
     ) -> float:
         """Return what is priced for summing the gradients of some layers over a stage's replicas, once a step.
 
         Args:
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
+            at_the_end: nothing of it goes beside computing.
         """
         kinds, kind_L = self.at(microbatch_size // configuration.example_parts).graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
+        passes = self.passes(configuration, microbatch_size)
+        latency, told_L = self._told(configuration, weights_L, gradient_bytes, passes, hides=not at_the_end)
+        return latency + float(told_L[span].sum())
+
+    def _told(
+        self,
+        configuration: StageConfiguration,
+        weights_L: Floats,
+        gradient_bytes: float,
+        passes: Passes,
+        *,
+        gathers: bool = False,
+        hides: bool = True,
+    ) -> tuple[float, Floats]:
+        """Price what replicas tell each other once a step: seconds besides layers, and of each layer."""
         sizes = [float(size) for size in weights_L]
-        latency, per_byte = self._collectives.per_step_line(configuration, sizes, gradient_bytes)
-        return latency + per_byte * float(weights_L[span].sum())
+        lines = self._collectives.per_step_lines(configuration, sizes, gradient_bytes, gathers=gathers)
+        overlaps = hides and self._cluster.device_types[configuration.device_type].kind != "cpu"
+        return once_a_step(lines, weights_L, passes.forward_L, passes.backward_L, overlaps=overlaps)
 
     def _gathers(
         self,
@@ -322,18 +341,6 @@ class ParallelPrices:
         column = table.device_types.index(device_type)
         grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
         return Passes(*(grid.seconds_LD[:, column] for grid in grids))
-
-
-def side_by_side(computed_L: Floats, sent_L: Floats, *, overlaps: bool) -> Floats:
-    """Return the seconds of each layer's pass with what its replicas gather and scatter for it.
-
-    On GPUs FSDP has streams of its own: a layer's weights come while the layer before computes, and its gradients go
-    while the next one does. What computes meanwhile takes longer, by `SLOWED`. Layers are taken to be like
-    their neighbours, which makes the seconds a sum over layers.
-    """
-    if not overlaps:
-        return computed_L + sent_L
-    return np.maximum(computed_L, sent_L) + SLOWED * np.minimum(computed_L, sent_L)
 
 
 def _ratio(part_L: Floats, whole_L: Floats) -> Floats:

@@ -113,10 +113,16 @@ class Prices:
             )
         return self._posed[num_microbatches]
 
-    def sum_seconds(self, stage: Stage, microbatch_size: int) -> float:
-        """Return what is priced for summing a stage's gradients over its replicas, once a step."""
+    def sum_seconds(self, stage: Stage, microbatch_size: int, *, at_the_end: bool = False) -> float:
+        """Return what is priced for summing a stage's gradients over its replicas, once a step.
+
+        Args:
+            at_the_end: what it would be if nothing of it went beside computing.
+        """
         span, each_byte = slice(stage.start, stage.stop), ForEachByte.of(self.request.workload.optimizer)
-        return self._parallel.sum_seconds(stage.configuration, span, microbatch_size, each_byte.gradient_bytes)
+        return self._parallel.sum_seconds(
+            stage.configuration, span, microbatch_size, each_byte.gradient_bytes, at_the_end=at_the_end
+        )
 
     def _with_splits(self, microbatch_size: int) -> Graph:
         graph = self._captured(microbatch_size)

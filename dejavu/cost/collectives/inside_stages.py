@@ -15,6 +15,7 @@ from scipy.optimize import nnls
 
 from dejavu.cluster import Cluster, Link
 from dejavu.cost.collectives.alpha_beta import Links
+from dejavu.cost.collectives.beside import StepLine
 from dejavu.cost.collectives.costs import CollectiveCosts
 from dejavu.cost.collectives.transfer import TransferCost
 from dejavu.cost.estimates import Estimate
@@ -94,30 +95,33 @@ class StageCollectives:
         link = between_link(self._cluster, device_type)
         return 2 * (link.latency_seconds + size_bytes / link.bytes_per_second)
 
-    def per_step_line(
+    def per_step_lines(
         self,
         configuration: StageConfiguration,
         sizes_bytes: Sequence[float],
         gradient_bytes: float = 1.0,
         *,
         gathers: bool = False,
-    ) -> tuple[float, float]:
-        """Fit seconds and seconds per byte of the replicas' per-step work, as a line over the whole range of sizes.
+    ) -> tuple[StepLine, ...]:
+        """Fit seconds and seconds per byte of each collective of the replicas' per-step work over the range of sizes.
 
-        A stage's gradients are one message, so its cost has to be a sum over layers and a constant. Least squares of
-        relative errors, both parts ≥ 0.
+        The cost of a stage's gradients has to be a sum over layers and a constant. Least squares of relative
+        errors, both parts ≥ 0.
 
         Args:
             sizes_bytes: of single layers on one device.
             gradient_bytes: as for `data_seconds`.
-            gathers: the replicas gather all gradients, in place of the sum.
+            gathers: the replicas gather all gradients, in place of the sum; a rule compares them when all are there.
         """
         names = PER_STEP[configuration.zero_level] if configuration.data_parallel > 1 else ()
         if gathers and names:  # a gather's size is that of what each has in the end
             in_all = configuration.data_parallel * gradient_bytes
             latency, per_byte = self._line(configuration, ("all_gather",), [in_all * size for size in sizes_bytes], 1.0)
-            return latency, per_byte * in_all
-        return self._line(configuration, names, sizes_bytes, gradient_bytes)
+            return (StepLine(latency, per_byte * in_all, hides=False),)
+        return tuple(
+            StepLine(*self._line(configuration, (name,), sizes_bytes, gradient_bytes), is_before=name not in SUMS)
+            for name in names
+        )
 
     def _line(
         self,
