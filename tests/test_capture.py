@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.published import PUBLISHED
+from dejavu.cluster import catalogue
+from dejavu.cost.work import recomputed_share
 from dejavu.graphs.capture import capture
 from dejavu.graphs.graph import Graph
 from dejavu.graphs.kernels import kernel_of, without_family
+from dejavu.graphs.layer_trace import is_view
 from dejavu.init import Draw
 from dejavu.runtime.training import build_layers
 from dejavu.workload import Workload
@@ -69,6 +76,56 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
         again = sum(attention) / 2
         assert layer.flops("forward") + layer.flops("backward") == counter.get_total_flops() + again, layer.name
         x = output
+
+
+class Counted(TorchDispatchMode):
+    """The operators that compute something, those of a forward pass that begins again apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_view(func):
+            self.kinds.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+@every_model
+def test_recomputation_runs_again_what_torchs_checkpoint_runs_again(name: str) -> None:
+    """Torch stops once all that autograd had kept is there: the operators of a backward pass with and without it."""
+    workload, graph = ZOO[name], graph_of(name)
+    whole = build_layers(workload, Draw(), torch.device("cpu"))
+    x, _ = dataset_of(workload).batch(0, workload.microbatch_size, seed=0)
+    for layer, module in zip(graph.layers, whole, strict=True):
+        x = x.detach().requires_grad_(x.is_floating_point())
+        counted = list[Counted]()
+        for is_checkpointed in (False, True):
+            # The generator's state is read and written besides, which is no operator of the layer.
+            output = (
+                checkpoint(module, x, use_reentrant=False, preserve_rng_state=False) if is_checkpointed else module(x)
+            )
+            with Counted() as counter:
+                if output.requires_grad:
+                    output.backward(torch.ones_like(output))
+            counted.append(counter)
+            module.zero_grad()
+        without, again = (Counter(one.kinds) for one in counted)
+        forward = [one.kind for one in layer.operators if one.direction == "forward"]
+        expected = Counter(forward[: len(forward) - len(layer.not_recomputed)])
+        ran = again - without
+        products = [kind for kind in expected if any(word in kind for word in ("mm", "convolution", "attention"))]
+        assert {kind: ran[kind] for kind in products} == {kind: expected[kind] for kind in products}, layer.name
+        x = output.detach()
+
+
+def test_a_transformer_block_s_last_product_is_not_run_again() -> None:
+    graph = graph_of("gpt")
+    block = graph.layers[1]
+    assert [one.kind for one in block.not_recomputed if one.flops] == ["aten.addmm"]
+    device = catalogue()["A100-SXM4-80GB"]
+    assert 0.5 < recomputed_share(block, device) < 1.0
+    assert recomputed_share(replace(block, num_recomputed=None), device) == 1.0
 
 
 @every_model

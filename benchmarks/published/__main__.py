@@ -22,7 +22,7 @@ from benchmarks._report import report_table
 from benchmarks.megatron.formulas import MegatronIteration
 from benchmarks.megatron.iteration import IterationPricer
 from benchmarks.published.predicting import Prediction, predict
-from benchmarks.published.trainings import TRAININGS, Training
+from benchmarks.published.trainings import KORTHIKANTI, MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
 
 
@@ -54,6 +54,7 @@ def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
             "median_error_percent": statistics.median(abs(row["difference_percent"]) for row in compared),
             "worst_error_percent": worst["difference_percent"],
             "worst": worst["training"],
+            "by_source": _by_source(compared),
             "median_error_of_formulas_percent": statistics.median(by_formulas) if by_formulas else None,
             "partly_recomputed_outside_percent": {
                 f"{training.name} on {training.num_devices}": outside_percent(training, predictions)
@@ -62,6 +63,23 @@ def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
             },
         },
     )
+
+
+def _by_source(compared: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Errors of each source's trainings on each type of device, and which sign they have on the mean."""
+    groups: dict[str, list[float]] = {}
+    for row in compared:
+        device = row["devices"].split()[1]
+        groups.setdefault(f"{row['source']}, {device}", []).append(row["difference_percent"])
+    return {
+        name: {
+            "compared": len(found),
+            "median_error_percent": statistics.median(map(abs, found)),
+            "worst_error_percent": max(found, key=abs),
+            "mean_percent": statistics.mean(found),
+        }
+        for name, found in groups.items()
+    }
 
 
 def outside_percent(training: Training, predictions: list[Prediction]) -> float:
@@ -103,8 +121,8 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
 
 
 def _by_formulas(training: Training, found: Prediction) -> float | None:
-    """How far Megatron's formulas are off in tokens a second; None: the model is not Megatron's."""
-    if training.model.model != "gpt":
+    """How far Megatron's formulas are off in tokens a second; None: the training is not Megatron's."""
+    if training.source not in (MEGATRON, KORTHIKANTI):
         return None
     options = training.model.options
     seconds = (

@@ -105,11 +105,12 @@ def _summed_at_the_end(prices: Prices, row: StageSeconds, stage: Stage, num_micr
 
 
 def _written_out(request: PlanRequest, microbatch_size: int) -> Graph:
-    """Capture the model with attention as Megatron-LM had it in 2021 and 2022."""
+    """Capture the model with attention as Megatron-LM had it in 2021 and 2022, and all of a block run again."""
     workload = request.workload
     one = workload.model_copy(update={"num_microbatches": workload.run_size // microbatch_size})
     with written_out(DROPOUT):
-        return capture(one, request.cluster.kind)
+        graph = capture(one, request.cluster.kind)
+    return replace(graph, layers=tuple(replace(layer, num_recomputed=None) for layer in graph.layers))
 
 
 def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Plan:

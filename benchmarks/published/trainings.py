@@ -5,6 +5,7 @@ independent copies of the table (2026-11-23); Korthikanti et al., 2022, as recal
 torchtitan: its repository's docs/performance.md (commit 0413364) and benchmarks/llama3_h100_202412_torchtitan.md
 (commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again; and its
 benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, bfloat16 with plain tensor parallelism, read 2026-11-23.
+MosaicML: `benchmarks.published.mpt`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.cost import iterations
-from benchmarks.published import PUBLISHED, Published
+from benchmarks.published import PUBLISHED, Published, mpt
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 
 GIB = 2**30
@@ -111,7 +112,8 @@ _H100 = replace(
     source="torchtitan's benchmark",
 )
 # One way, bytes per second: between two devices of a node, and of a device's own network card (200 and 400 Gbit/s).
-LINKS = {_A100.name: (300e9, 25e9), _H100.name: (450e9, 50e9)}
+_H100_700 = catalogue()["H100-SXM5-80GB"]
+LINKS = {_A100.name: (300e9, 25e9), _H100.name: (450e9, 50e9), _H100_700.name: (450e9, 50e9)}
 
 MEGATRON, KORTHIKANTI = "Megatron-LM, SC'21 table 1", "Korthikanti et al., 2022 (recalled)"
 TITAN_A100, TITAN_H100 = "torchtitan docs/performance.md", "torchtitan, 2024-12"
@@ -184,6 +186,24 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
     )
 
 
+def _mpt(device: DeviceType, table: str) -> tuple[Training, ...]:
+    return tuple(
+        Training(
+            f"MPT {name.upper()}, {tokens} tokens",
+            mpt.model_of(name, tokens),
+            device,
+            devices,
+            devices * microbatch * count,
+            speed,
+            mpt.SOURCE,
+            microbatch_size=microbatch,
+            recompute="full" if recompute else "none",
+            zero_level=3,
+        )
+        for name, tokens, devices, microbatch, count, recompute, speed in mpt.rows_of(table)
+    )
+
+
 TRAININGS: tuple[Training, ...] = (
     _megatron("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
     _megatron("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -203,4 +223,6 @@ TRAININGS: tuple[Training, ...] = (
     _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
     _titan("llama3-70b", _H100, 256, 16, 597.3, tensor_parallel=8, recompute="full", source=TITAN_2025),
     replace(_titan("llama3-8b", _H100, 64, 12, 4378, tensor_parallel=8, source=TITAN_2025), name="Llama 3 8B, TP 8"),
+    *_mpt(_H100_700, mpt.H100),
+    *_mpt(_A100, mpt.A100),
 )

@@ -28,6 +28,7 @@ from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_m
 from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
+from dejavu.cost.work import recomputed_share
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
 from dejavu.plans.priced_problem import OnDisk
@@ -83,6 +84,7 @@ class ParallelPrices:
     ) -> None:
         self._cluster, self._collectives = cluster, collectives
         self._at, self._priced = at, dict[int, PricedParts]()
+        self._known_shares: dict[tuple[int, str], Floats] = {}
         self._known_trust: dict[tuple[int, str, int], Bools] = {}
         self._parts = PartPrices(cluster, self.at, predicted)
 
@@ -100,7 +102,7 @@ class ParallelPrices:
         self._ask(configurations, microbatch_size)
         found = [self.passes(configuration, microbatch_size) for configuration in configurations]
         return [
-            float(((1 + configuration.recompute) * one.forward_L + one.backward_L).sum())
+            float((one.forward_L + one.backward_L + self.recomputed(configuration, microbatch_size)).sum())
             for configuration, one in zip(configurations, found, strict=True)
         ]
 
@@ -182,7 +184,8 @@ class ParallelPrices:
         forward = passes.forward_L + self._inside_layers(configuration, graph, "forward")
         backward = passes.backward_L + self._inside_layers(configuration, graph, "backward")
         if configuration.recompute:  # sums inside layers are repeated
-            backward = backward + passes.forward_L + self._inside_layers(configuration, graph, "forward", again=True)
+            again_L = self._inside_layers(configuration, graph, "forward", again=True)
+            backward = backward + self.recomputed(configuration, m) + again_L
         device = self._cluster.device_types[configuration.device_type]
         moved = (self._gathers(configuration, weights_L, gradient, names) for names in (FORWARD, BACKWARD))
         forward, backward = (
@@ -267,7 +270,7 @@ class ParallelPrices:
         self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
     ) -> Floats:
         """Price tensor-parallel sums, and of a split sequence keys, values and perhaps what comes out of the model."""
-        sums_L = self._tensor_sums(configuration, graph, direction)
+        sums_L = self._tensor_sums(configuration, graph, direction, again=again)
         if configuration.context_parallel == 1:
             return sums_L
         name = "all_gather" if direction == "forward" else "reduce_scatter"
@@ -287,12 +290,14 @@ class ParallelPrices:
             found_L[-1] += self._collectives.context_seconds(configuration, output, name)
         return found_L
 
-    def _tensor_sums(self, configuration: StageConfiguration, graph: Graph, direction: str) -> Floats:
+    def _tensor_sums(
+        self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
+    ) -> Floats:
         kinds, kind_L = graph.kinds
         last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
 
         def seconds(kind: int, layer: Layer) -> float:
-            moves = layer_moves(layer, direction, configuration, has_loss=kind == last)
+            moves = layer_moves(layer, direction, configuration, has_loss=kind == last, again=again)
             return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
 
         return np.array([seconds(kind, layer) for kind, layer in enumerate(kinds)])[kind_L]
@@ -301,6 +306,19 @@ class ParallelPrices:
         """Price computation on the devices: the table's number times the predicted factor of a part of it."""
         found = self._passes(configuration, microbatch_size)
         return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
+
+    def recomputed(self, configuration: StageConfiguration, microbatch_size: int) -> Floats:
+        """Price what activation checkpointing computes again of each layer, communication left out."""
+        forward_L = self.passes(configuration, microbatch_size).forward_L
+        if not configuration.recompute:
+            return 0.0 * forward_L
+        graph = self.at(microbatch_size // configuration.example_parts).graph
+        device = self._cluster.device_types[configuration.device_type]
+        key = (microbatch_size // configuration.example_parts, device.name)
+        if key not in self._known_shares:
+            kinds, kind_L = graph.kinds
+            self._known_shares[key] = np.array([recomputed_share(layer, device) for layer in kinds])[kind_L]
+        return self._known_shares[key] * forward_L
 
     def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
         part = LayerPart.of(configuration, microbatch_size)

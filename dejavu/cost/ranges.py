@@ -153,7 +153,8 @@ class PriceErrors:
             for seconds_L, factor_KL in zip(computing, drawn_KL, strict=True)
         ]
         if configuration.recompute:
-            computed[1] = (computed[1][0] + computed[0][0], computed[1][1] + computed[0][1])
+            again_L = self.prices.recomputed(configuration, m)[span]
+            computed[1] = (computed[1][0] + float(again_L.sum()), computed[1][1] + drawn_KL[0] @ again_L)
         totals = (
             float(priced.forward_seconds_CL[c, span].sum()),
             float(priced.backward_seconds_CL[c, span].sum()),

@@ -1,12 +1,13 @@
-"""What a pass computes, moves and launches: kept with measured rows, so that they can be checked against it."""
+"""What a pass computes, moves and launches, kept with measured rows to check them by; and what of it runs again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dejavu.cluster import DeviceType
 from dejavu.cost.sources.predicted import layer_kernels
-from dejavu.graphs.graph import Layer
+from dejavu.graphs.graph import Layer, Operator
 from dejavu.plans.schedule import PARTS
 from dejavu.workload import OptimizerSettings
 
@@ -49,3 +50,25 @@ class Work:
     def to_dict(self) -> dict[str, float]:
         """Return what `profiles.plausible` reads of a row's `extra`."""
         return {"flops": self.flops, "moved_bytes": self.moved_bytes, "num_kernels": self.num_kernels}
+
+
+def recomputed_share(layer: Layer, device: DeviceType) -> float:
+    """Return the share of the forward pass's seconds, each operator by the roofline of its whole tensors.
+
+    A ratio of the same layer's operators: what the roofline leaves out matters little, and parts of a layer have the
+    share of the whole.
+    """
+    skipped = layer.not_recomputed
+    if not skipped:
+        return 1.0
+    whole = _seconds((one for one in layer.operators if one.direction == "forward"), device)
+    return 1.0 - _seconds(skipped, device) / whole if whole else 1.0
+
+
+def _seconds(operators: Iterable[Operator], device: DeviceType) -> float:
+    found = 0.0
+    for one in operators:
+        peak = device.peak_flops_per_second.get(one.dtype)
+        moved = (one.read_bytes + one.written_bytes) / device.memory_bytes_per_second
+        found += max(one.flops / peak if peak else 0.0, moved)
+    return found

@@ -87,6 +87,8 @@ class Layer:
         activation_bytes: kept from forward to backward.
         output_bytes: crosses a cut after this layer.
         footprint, recompute_footprint: its memory over time, without and with activation checkpointing.
+        num_recomputed: how many of its forward operators activation checkpointing runs again: torch's stops where the
+            last tensor that the backward pass asks for is there, so not a block's last product; None: all.
         tensor_parallel: how the model says that it may be sharded over devices; None: not at all.
         tied_bytes: those of its weights that another layer has, too, and whose gradients both exchange once a step.
         is_compiled: it runs as torch's compiler made it, which is measured apart. Its operators are those without.
@@ -108,6 +110,7 @@ class Layer:
     is_compiled: bool = False
     found: tuple[FoundSplit, ...] = ()
     weight_names: tuple[str, ...] = ()
+    num_recomputed: int | None = None
 
     def found_split(self, degree: int) -> FoundSplit | None:
         """Return the split that was found for so many devices; None: the layer declares its own, or stays whole."""
@@ -121,6 +124,12 @@ class Layer:
     def compiled(self) -> Layer:
         """Return the same layer to be run compiled: other work, under a signature of its own."""
         return replace(self, signature=content_hash([self.signature, "compiled"]), is_compiled=True)
+
+    @property
+    def not_recomputed(self) -> tuple[Operator, ...]:
+        """Return the forward operators that activation checkpointing does not run again."""
+        forward = tuple(operator for operator in self.operators if operator.direction == "forward")
+        return () if self.num_recomputed is None else forward[self.num_recomputed :]
 
     def flops(self, direction: str) -> float:
         return sum(operator.flops for operator in self.operators if operator.direction == direction)

@@ -113,7 +113,7 @@ def _written(found: Traced) -> bytes:
     return json.dumps(content).encode()
 
 
-_PLAIN = ("name", "signature", "parameter_bytes", "activation_bytes", "output_bytes", "output_shape")
+_PLAIN = ("name", "signature", "parameter_bytes", "activation_bytes", "output_bytes", "output_shape", "num_recomputed")
 _WAYS = ("forward", "backward")
 
 

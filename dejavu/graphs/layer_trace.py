@@ -51,14 +51,17 @@ def trace_layer(
     inputs = inputs.detach().requires_grad_(inputs.dtype.is_floating_point)
     parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     kept: dict[int, int] = {}
+    recorder, num_recomputed = _Recorder(parameters), 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # Autograd keeps what an operator reads before it runs, and what it writes after.
+        nonlocal num_recomputed
+        num_recomputed = len(recorder.operators)
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    recorder = _Recorder(parameters)
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), recorder:
             output = module(inputs)
@@ -66,6 +69,7 @@ def trace_layer(
                 raise CaptureError(
                     f"layer {builder.name!r} returns a {type(output).__name__}; wanted one tensor for the next layer"
                 )
+            in_layer = num_recomputed  # the loss is no part of what is checkpointed
             end = loss(output) if loss else output
         recorder.direction = "backward"
         wanted = [tensor for tensor in (inputs, *module.parameters()) if tensor.requires_grad]
@@ -93,6 +97,7 @@ def trace_layer(
             output_shape=tuple(output.shape),
             footprint=alive,
             recompute_footprint=alive_recomputed,
+            num_recomputed=in_layer,
         ),
         output,
     )

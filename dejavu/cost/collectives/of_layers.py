@@ -10,11 +10,14 @@ from dejavu.plans import StageConfiguration
 Moves = list[tuple[str, float]]
 
 
-def layer_moves(layer: Layer, direction: str, configuration: StageConfiguration, *, has_loss: bool = False) -> Moves:
+def layer_moves(
+    layer: Layer, direction: str, configuration: StageConfiguration, *, has_loss: bool = False, again: bool = False
+) -> Moves:
     """List a layer's collectives in one pass, of one microbatch; those of the loss with the layer that has it.
 
     Args:
         has_loss: where devices share examples, the layer's scores of all tokens are on each of them.
+        again: of a forward pass that activation checkpointing repeats.
     """
     degree, tokens = configuration.tensor_parallel, OwnTokens(configuration.context_parallel, has_loss)
     if found := layer.found_split(degree):
@@ -26,6 +29,8 @@ def layer_moves(layer: Layer, direction: str, configuration: StageConfiguration,
     sums, other_way = split.forward_sums, split.backward_sums
     if direction == "backward":
         sums, other_way = other_way, sums
+    if again and any(operator.flops for operator in layer.not_recomputed):
+        sums = sums[:-1]  # that of the product which is not run again
     if configuration.sequence_parallel:
         # What is summed goes out in parts; what was summed the other way comes in parts, and is gathered.
         moves = [("reduce_scatter", share * whole) for share in sums]
