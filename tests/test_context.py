@@ -145,7 +145,8 @@ def test_devices_do_equal_parts_of_the_work(name: str, direction: str, degree: i
                 sizes = [(one.batch, one.m, one.n, one.k) for one in (kernel, part)]
                 assert sum(a != b for a, b in zip(*sizes, strict=True)) <= 1
                 if kernel.m % degree == kernel.k % degree == 0:
-                    assert degree * part.flops == pytest.approx(kernel.flops)
+                    most = 2 - 1 / degree if kernel.is_causal else 1  # the last device's queries see nearly all keys
+                    assert degree * part.flops == pytest.approx(most * kernel.flops)
 
 
 @every_model

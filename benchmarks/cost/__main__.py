@@ -7,6 +7,7 @@ python -m benchmarks.cost --collectives PROFILE.parquet --json collectives.json
 python -m benchmarks.cost --iterations ITERATIONS.csv --json iterations.json
 python -m benchmarks.cost --memory --json memory.json
 python -m benchmarks.cost --profiling-time --json profiling.json
+python -m benchmarks.cost --attention --json attention.json
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main(
     iterations: FileOption = None,
     memory: Annotated[bool, typer.Option("--memory")] = False,
     profiling_time: Annotated[bool, typer.Option("--profiling-time")] = False,
+    attention: Annotated[bool, typer.Option("--attention")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Run one of the tables."""
@@ -47,6 +49,7 @@ def main(
         "iterations": (iterations is not None, {"path": iterations}),
         "memory": (memory, {}),
         "profiling_time": (profiling_time, {}),
+        "attention": (attention, {}),
     }
     chosen = [name for name, (asked, _) in tables.items() if asked]
     if len(chosen) != 1:

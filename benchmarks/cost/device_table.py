@@ -47,6 +47,21 @@ def catalogue_name(name: str) -> str | None:
     return None
 
 
+def meant(name: str) -> str | None:
+    """The one device of dejavu/devices.csv with all of the name's words (`sxm` is `sxm5` too), or None.
+
+    So `GH200`, `H100-SXM` and `h100 pcie` each mean one, `A100` means none.
+    """
+    asked, found = words(name), []
+    for row in catalogue_rows():
+        known = words(row.device_type.name)
+        if all(
+            any(one == word or (one.isalpha() and word.rstrip("0123456789") == one) for word in known) for one in asked
+        ):
+            found.append(row.device_type.name)
+    return catalogue_name(name) or (found[0] if asked and len(found) == 1 else None)
+
+
 def chosen(asked: str, present: Sequence[str], option: str) -> list[str]:
     """The names in `present` that each of the comma-separated names means; `A100-80` is enough where it is clear.
 
@@ -67,8 +82,10 @@ def chosen(asked: str, present: Sequence[str], option: str) -> list[str]:
     return found
 
 
-def device_types(path: Path) -> dict[str, DeviceType]:
-    """By the file's own names. Of two rows with one name the one whose `file` is spelled like it counts.
+def device_types(path: Path) -> dict[str, DeviceType | InputError]:
+    """By the file's own names: devices, and what is wrong with those that cannot be used, for whoever needs them.
+
+    Of two rows with one name the one whose `file` is spelled like it counts.
 
     Raises:
         InputError: it is none of the three forms.
@@ -77,35 +94,49 @@ def device_types(path: Path) -> dict[str, DeviceType]:
     name = next((column for column in _NAME if column in table.columns), None)
     if name is None:
         raise InputError(f"{path}: no column {' or '.join(_NAME)} among {', '.join(map(str, table.columns))}")
-    devices: dict[str, DeviceType] = {}
+    devices: dict[str, DeviceType | InputError] = {}
     for row in table.to_dict("records"):
         label = str(row[name])
         file = row.get("file")
         if label in devices and isinstance(file, str):
             if words(file) == words(label):
-                devices[label] = _device_type(label, row, path)
+                devices[label] = _device_or_fault(label, row, path)
             continue
-        devices[label] = _device_type(label, row, path)
+        devices[label] = _device_or_fault(label, row, path)
     return devices
 
 
-def device_of(name: str, table: dict[str, DeviceType], path: Path) -> DeviceType:
+def _device_or_fault(label: str, row: dict[str, Any], path: Path) -> DeviceType | InputError:
+    try:
+        return _device_type(label, row, path)
+    except InputError as fault:
+        return fault
+
+
+def device_of(name: str, table: dict[str, DeviceType | InputError], path: Path) -> DeviceType:
     """The row that `name` of the measurements means: by its words, or by what the catalogue calls it.
 
+    Where the file has no row for it, the catalogue's own figures serve.
+
     Raises:
-        InputError: there is none, or more than one.
+        InputError: there is none, or more than one, or its row lacks a figure.
     """
-    in_catalogue = catalogue_name(name)
+    in_catalogue = meant(name)
     tests: tuple[Callable[[str], bool], ...] = (
         lambda known: words(known) == words(name),
-        lambda known: in_catalogue is not None and catalogue_name(known) == in_catalogue,
+        lambda known: in_catalogue is not None and meant(known) == in_catalogue,
         lambda known: words(known) <= words(name) or words(name) <= words(known),
     )
     for test in tests:
         matches = [known for known in table if test(known)]
         if len(matches) == 1:
-            return table[matches[0]]
-    raise InputError(f"{path} has no row for {name!r}; it has {', '.join(table)}")
+            found = table[matches[0]]
+            if isinstance(found, InputError):
+                raise found
+            return found
+    if in_catalogue is not None:
+        return catalogue()[in_catalogue]
+    raise InputError(f"{path} has no row for {name!r}, nor has dejavu/devices.csv one; it has {', '.join(table)}")
 
 
 def _device_type(label: str, row: dict[str, Any], path: Path) -> DeviceType:

@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.cost.device_table import meant
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.calibration import product
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline
@@ -95,9 +96,8 @@ def read(path: Path) -> tuple[dict[str, Sample], dict[str, int]]:
     products = frame[frame["N"].notna() & (frame["M"] >= LEAST_M)]
     sound = np.isfinite(products["median_ms"]) & (products["median_ms"] > 0) & (products[["N", "K"]] >= 1).all(axis=1)
     refused = {"no positive time or size": int((~sound).sum()), "absurd": 0}
-    names = DeviceNames().knowing(USUAL_DEVICES)
     products = products[sound]
-    found = {name: names.resolve(str(name)) for name in products["device"].unique()}
+    found = {str(name): device_name(str(name), path) for name in products["device"].unique()}
     samples = {}
     for name, rows in products.groupby(products["device"].astype(str).map(found)):
         samples[str(name)], absurd = sample_of(rows, catalogue()[str(name)])
@@ -105,6 +105,18 @@ def read(path: Path) -> tuple[dict[str, Sample], dict[str, int]]:
     if len(samples) < 2:
         raise InputError(f"{path}: fp16 products of {', '.join(samples) or 'no device'}; wanted two devices or more")
     return samples, refused
+
+
+def device_name(name: str, path: Path) -> str:
+    """Its name in the catalogue, from vidur's, the catalogue's own, or one that means only one of its devices.
+
+    Raises:
+        InputError: none, or several.
+    """
+    found = DeviceNames().knowing(USUAL_DEVICES).found(name.casefold()) or meant(name)
+    if found is None:
+        raise InputError(f"{path}: {catalogue().unknown(name)}")
+    return found
 
 
 def sample_of(rows: pd.DataFrame, device: DeviceType) -> tuple[Sample, int]:

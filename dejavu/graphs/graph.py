@@ -37,6 +37,7 @@ class Operator:
         flops: multiplications and additions, each counted; 0 where torch knows no formula (memory-bound operators).
         read_bytes, written_bytes: its tensors once, as if nothing were cached.
         parameter_bytes: of what it reads, the layer's weights.
+        is_causal: it is attention in which each query sees the keys up to its own position; `flops` count all keys.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Operator:
     read_bytes: int
     written_bytes: int
     parameter_bytes: int = 0
+    is_causal: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from dejavu.graphs.graph import Operator
-from dejavu.profiles.kernel import Kernel
+from dejavu.profiles.kernel import CAUSAL, Kernel
 
 # Base names of ATen operators: without `aten.`, the underscore of the in-place form, and `_backward`.
 _ATTENTION = "scaled_dot_product flash_attention efficient_attention cudnn_attention fused_attention flex_attention"
@@ -92,6 +92,8 @@ def kernel_of(operator: Operator) -> Kernel | None:
     """Return the kernel of a captured operator; None where it does no work.
 
     Backward of a convolution is one kernel of `batch` = 2 products as large as forward's: to inputs and to weights.
+    Causal attention on a GPU computes half of the scores, and its kernel's name says so; on a CPU, where kernels are
+    measured and not told so, all are counted.
     An operator in no table counts as element-wise; `without_family` lists it.
     """
     name, family = base_name(operator.kind), family_of(operator.kind)
@@ -104,9 +106,12 @@ def kernel_of(operator: Operator) -> Kernel | None:
     if family == "convolution" and name == "convolution" and operator.kind.endswith("backward"):
         # torch's formula counts the gradient of grouped weights as if there were one group
         flops = min(flops, 2.0 * shape["batch"] * shape["m"] * shape["n"] * shape["k"])
+    own_name = _own_name(operator.kind)
+    if family == "attention" and operator.is_causal and shape["m"] == shape["n"] and "for_cpu" not in own_name:
+        own_name, flops = own_name + CAUSAL, flops / 2
     return Kernel(
         family=family or "elementwise",
-        name=_own_name(operator.kind),
+        name=own_name,
         dtype=operator.dtype,
         flops=flops,
         read_bytes=float(_read_bytes(operator, name)),

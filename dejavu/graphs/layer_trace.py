@@ -148,6 +148,7 @@ class _Recorder(TorchDispatchMode):
                     read_bytes=bytes_of(reads),
                     written_bytes=bytes_of(writes),
                     parameter_bytes=bytes_of(t for t in reads if t.untyped_storage()._cdata in self.parameters),
+                    is_causal=is_causal(func, args, kwargs),
                 )
             )
         return result
@@ -158,6 +159,14 @@ def is_view(func: Any) -> bool:
     if func.overloadpacket is torch.ops.aten._unsafe_view:  # declared without alias, yet copies nothing
         return True
     return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+
+
+def is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether the operator was told that each query sees the keys up to its own position alone."""
+    place = next((k for k, one in enumerate(func._schema.arguments) if one.name == "is_causal"), None)
+    if place is None:
+        return False
+    return bool(args[place] if place < len(args) else kwargs.get("is_causal", False))
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> float:
@@ -188,7 +197,10 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _signature(operators: Iterable[Operator]) -> str:
-    """Hash kinds, shapes, dtypes, FLOPs and bytes; which of the inputs are weights does not matter."""
+    """Hash kinds, shapes, dtypes, FLOPs and bytes, and that it is causal; which inputs are weights does not matter."""
     return content_hash(
-        [{k: v for k, v in asdict(operator).items() if k != "parameter_bytes"} for operator in operators]
+        [
+            {k: v for k, v in asdict(operator).items() if k != "parameter_bytes" and (k != "is_causal" or v)}
+            for operator in operators
+        ]
     )

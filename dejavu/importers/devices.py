@@ -50,13 +50,17 @@ class DeviceNames:
         """Return the same names, with a format's usual devices."""
         return DeviceNames(self.given, self.every, usual)
 
+    def found(self, found: str) -> str | None:
+        """Return the catalogue's name of what the source calls `found`; None: unknown."""
+        return self.given.get(found) or self.every or in_catalogue(found) or self.usual.get(found)
+
     def resolve(self, found: str) -> str:
         """Return the catalogue's name of what the source calls `found`.
 
         Raises:
             InputError: unknown; the message names what was found and the nearest name.
         """
-        name = self.given.get(found) or self.every or in_catalogue(found) or self.usual.get(found)
+        name = self.found(found)
         if name is None:
             raise InputError(f"{catalogue().unknown(found)} (say which with --device '{found}=NAME')")
         return name

@@ -15,6 +15,8 @@ FAMILIES = (
     *("elementwise", "softmax", "normalization", "reduction", "gather", "copy"),  # memory traffic
 )
 
+CAUSAL = "_causal"  # ends the name of attention in which a query sees the keys up to its own position alone
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
@@ -45,6 +47,15 @@ class Kernel:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"unknown kernel family {self.family!r}; wanted one of {', '.join(FAMILIES)}")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is attention that skips the keys after each query; its `flops` are those of half the scores."""
+        return self.name.endswith(CAUSAL)
+
+    @property
+    def is_backward(self) -> bool:
+        return "backward" in self.name
 
     @property
     def subject(self) -> str:

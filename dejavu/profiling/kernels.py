@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,10 +197,11 @@ def _matmul(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
 def _attention(kernel: Kernel, tensor: Callable[..., torch.Tensor]) -> Work | None:
     query = tensor(1, kernel.batch, kernel.m, kernel.k)
     key, value = (tensor(1, kernel.batch, kernel.n, kernel.k) for _ in range(2))
-    if "backward" not in kernel.name:
-        return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=kernel.is_causal)
+    if not kernel.is_backward:
+        return lambda: attend(query, key, value)
     inputs = [each.requires_grad_() for each in (query, key, value)]
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    output = attend(query, key, value)
     arriving = torch.ones_like(output)
     return lambda: torch.autograd.grad(output, inputs, arriving, retain_graph=True)
 

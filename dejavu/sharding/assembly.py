@@ -259,6 +259,7 @@ def kernel_on(node: Node, inputs: Sequence[TensorType], option: Option, mesh: tu
             read_bytes=sum(tensor.size_bytes for tensor in given),
             written_bytes=sum(tensor.size_bytes for tensor in made),
             parameter_bytes=0,
+            is_causal=node.is_causal,
         )
     )
 

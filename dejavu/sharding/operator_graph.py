@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dejavu.graphs.attention import AttendsOnGPU
-from dejavu.graphs.layer_trace import flops_of, is_view
+from dejavu.graphs.layer_trace import flops_of, is_causal, is_view
 
 INPUT, WEIGHT, CONSTANT, ARRIVING = "input", "weight", "constant", "arriving"
 
@@ -49,6 +49,7 @@ class Node:
         inputs: which tensors these are.
         flops: of the whole operator, in FLOP.
         is_view: it only aliases its input's memory.
+        is_causal: as `dejavu.graphs.graph.Operator` has it.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Node:
     structure: Any = None
     flops: float = 0.0
     is_view: bool = False
+    is_causal: bool = False
 
     @property
     def is_source(self) -> bool:
@@ -216,6 +218,7 @@ class _Recorder(TorchDispatchMode):
                 structure=structure,
                 flops=flops_of(func, args, kwargs, result),
                 is_view=is_view(func),
+                is_causal=is_causal(func, args, kwargs),
             )
         )
         for number, tensor in enumerate(writes):

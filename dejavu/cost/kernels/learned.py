@@ -95,7 +95,8 @@ class FamilyModel:
 
     Attributes:
         low_B, high_B: 90 % limits of log(measured / predicted) on a device that was left out, by bins of size.
-        shared_log: half the 90 % interval of a left-out device's mean error; infinite where that is not known.
+        shared_log: half the 90 % interval of a left-out device's error of all its kernels' total, which is what they
+            share in a sum; infinite where that is not known.
         devices: names of those it learned from.
     """
 
@@ -249,6 +250,7 @@ class _Table:
 
     Attributes:
         unseen_features_KF, unseen_target_K: as they are for who does not know the device's own launch time.
+        unseen_base_K: seconds that the learned factor multiplies.
     """
 
     model: str
@@ -257,6 +259,7 @@ class _Table:
     target_K: Floats
     unseen_features_KF: Floats
     unseen_target_K: Floats
+    unseen_base_K: Floats
 
     @property
     def weight_K(self) -> Floats:
@@ -325,15 +328,11 @@ def _tables(
         others = [launch for other, launch in launches.items() if other != name]
         for model, dtype, at, found, work in groups:
             kept = np.sort(random.permutation(len(at))[:MOST_ROWS])
-            columns = [
-                column[kept]
-                for launch in (own, float(np.median(others or [own])))
-                for column in (
-                    features(model, work, by_name[name], dtype, found, launch),
-                    np.log(seconds[at] / _base(model, found, launch)),
-                )
-            ]
-            tables.append(_Table(model, name, *columns))
+            columns = []
+            for launch in (own, float(np.median(others or [own]))):
+                base_K = np.broadcast_to(_base(model, found, launch), seconds[at].shape)
+                columns += [features(model, work, by_name[name], dtype, found, launch), np.log(seconds[at] / base_K)]
+            tables.append(_Table(model, name, *(column[kept] for column in (*columns, base_K))))
     return tables, float(np.median(list(launches.values()))) if launches else LAUNCH_SECONDS
 
 
@@ -357,11 +356,16 @@ def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> 
         )
         for left_out in names
     ]
-    # A device's mean error is a draw around zero: Student's interval for the next one, of as many as were left out.
-    means_D = np.array([errors.log_K.mean() for errors in held_out])
-    shared = float(stdtrit(len(means_D), (1.0 + COVERAGE) / 2.0) * np.sqrt(np.square(means_D).mean()))
+    shared = _next_draw([errors.log_K.mean() for errors in held_out])
     low, high = _limits([errors.without_mean for errors in held_out])
-    return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), shared, tuple(names))
+    in_total = _next_draw([errors.log_of_total for errors in held_out])
+    return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), in_total, tuple(names))
+
+
+def _next_draw(errors_D: Sequence[float]) -> float:
+    """Return half of the 90 % interval of a further device's error: each is a draw around zero, so it is Student's."""
+    squares_D = np.square(np.array(errors_D))
+    return float(stdtrit(len(squares_D), (1.0 + COVERAGE) / 2.0) * np.sqrt(squares_D.mean()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,15 +375,25 @@ class _Errors:
     size_K: Floats
     log_K: Floats
     weight_K: Floats
+    predicted_seconds_K: Floats
 
     @classmethod
     def of(cls, name: str, tables: Sequence[_Table], function: Trees | Curve) -> _Errors:
         """Return the errors of a function on these tables."""
+        factor_K = [function.predict(table.unseen_features_KF) for table in tables]
         return cls(
             np.concatenate([table.unseen_features_KF[:, FEATURES[name].index("size")] for table in tables]),
-            np.concatenate([table.unseen_target_K - function.predict(table.unseen_features_KF) for table in tables]),
+            np.concatenate([table.unseen_target_K - log_K for table, log_K in zip(tables, factor_K, strict=True)]),
             np.concatenate([table.weight_K for table in tables]),
+            np.concatenate(
+                [table.unseen_base_K * np.exp(log_K) for table, log_K in zip(tables, factor_K, strict=True)]
+            ),
         )
+
+    @property
+    def log_of_total(self) -> float:
+        """Return log(measured / predicted) of all kernels' sum, in which large kernels count as in a model's time."""
+        return float(np.log(np.average(np.exp(self.log_K), weights=self.predicted_seconds_K)))
 
     @property
     def without_mean(self) -> _Errors:

@@ -5,6 +5,8 @@ one (wave quantization). A tile takes its arithmetic and the time in which its o
 memory, which is why a device with fast matrix units reaches less of its peak. Of a small menu of tiles, and of splits
 of the summed dimension, the fastest is taken, which is what cuBLAS' heuristic aims for.
 
+Fused attention is cut as FlashAttention 2 cuts it: each multiprocessor takes a tile of queries through the keys.
+
 Few parameters, each a plain physical quantity, so that the law transfers to devices that were never measured. See
 Williams et al., "Roofline", CACM 2009, and NVIDIA's "Matrix multiplication background user's guide" on tiles and waves.
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,9 @@ Floats = NDArray[np.float64]
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))  # elements of the result, rows × columns
 SPLITS = (1, 2, 3, 4, 6, 8)  # of the summed dimension, each worked off by another multiprocessor
 QUERY_TILE = 128  # queries that one multiprocessor holds, in FlashAttention 2
+# Each of its four warps reads a key and its value, 2 × 2 bytes for each of the head's dimensions, and does with them
+# the products of 32 queries, 4 × 32 for each: so many operations for a byte of shared memory. Counted, not fitted.
+ATTENTION_FLOPS_PER_OPERAND_BYTE = 32.0
 ACCUMULATOR_BYTES = 4  # partial sums of a split are float32
 # 128 bytes a clock (NVIDIA's tuning guides, Volta to Hopper) at 1.5 GHz, between A100's 1.41 and A40's 1.74 GHz.
 # Fixed from these, not fitted: with it, A100 and A40 alone each give the same compute efficiency, 0.87.
@@ -36,8 +42,13 @@ MULTIPROCESSOR_BYTES_PER_SECOND = 128 * 1.5e9
 # Up to Ampere each warp loads its own operands: eight warps of 64 × 64 read 2,048 bytes of a 128 × 256 tile's step in
 # 16 bits. From Hopper on a warpgroup reads them where they lie, two of 64 × 256 only 1,280 (PTX ISA, `wgmma`), and its
 # clock is 1.22 times as high (H100: 1.83 GHz): the same tile passes 1.95 times as fast. Counted, fitted to nothing.
-WARPGROUP_SPEEDUP = 2048 / 1280 * 1.83 / 1.5
+HOPPER_CLOCK = 1.83 / 1.5
+WARPGROUP_SPEEDUP = 2048 / 1280 * HOPPER_CLOCK
 MOST_WARP_FLOPS_PER_SECOND = 3072 * 1.5e9  # a multiprocessor's in 16 bits: Ampere's do 2,048 a clock, Hopper's 4,096
+# Kernels written for warps, as FlashAttention 2, keep so much of what warpgroups reach: mma.sync on an H100 62.9 % of
+# the peak (Luo et al., arXiv:2402.13499, as recalled); on later devices, where the peak is another unit's, no more.
+WARP_SHARE = 0.629
+MOST_WARPGROUP_FLOPS_PER_SECOND = 4096 * 1.83e9  # of an H100's multiprocessor
 MATRIX_UNIT_RATIO = 2.5  # times the float32 peak: a type that is faster has matrix units; without them it has twice
 CACHE_SHARPNESS = 4.0  # exponent of how fast the share that a cache holds falls once the tensors outgrow it
 PRODUCTS = ("matmul", "convolution", "attention")
@@ -52,6 +63,8 @@ class KernelLaw:
     Attributes:
         compute_efficiency: share of the peak that a tile reaches when its operands cost nothing.
         convolution_efficiency, attention_efficiency: times that, for these families.
+        attends_by: the instructions of fused attention in 16 bits: `warps` is FlashAttention 2, which torch runs,
+            `warpgroups` its third version; `tiles` is any kernel, at `attention_efficiency`.
         memory_efficiency: share of the peak bytes per second that products reach; `traffic_efficiency` that of other
             families, by name.
         cache_speedup: how much faster traffic is where all tensors fit into the device's cache.
@@ -68,6 +81,7 @@ class KernelLaw:
     overlap: float = 3.0
     convolution_efficiency: float = 1.0
     attention_efficiency: float = 1.0
+    attends_by: Literal["tiles", "warps", "warpgroups"] = "tiles"
     cache_speedup: float = 1.0
     traffic_efficiency: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,6 +98,8 @@ class KernelLaw:
         rate = peak_flops_per_second * self.compute_efficiency * scale
         if device.num_multiprocessors is None:  # a core of a CPU: no waves
             arithmetic, traffic, extra = columns.flops_K / rate, columns.bytes_K, np.zeros(1)
+        elif family == "attention" and self.attends_by != "tiles":
+            return self._attention_seconds(columns, rate, bandwidth, device)
         elif family == "attention":
             blocks_K = columns.batch_K * np.ceil(columns.m_K / QUERY_TILE)
             idle_K = np.ceil(blocks_K / device.num_multiprocessors) * device.num_multiprocessors / blocks_K
@@ -113,6 +129,30 @@ class KernelLaw:
         fastest_K: Floats = choices.min(axis=(1, 2))
         return self.launch_seconds + fastest_K
 
+    def _attention_seconds(self, columns: Columns, rate: float, bandwidth: float, device: DeviceType) -> Floats:
+        """Return what FlashAttention takes: products and operands of each tile of queries, one after the other.
+
+        Causal attention computes half of the scores and those of the diagonal's tiles whole; its longest tile, twice
+        the mean, is in the middle of its work when others have ended. Going backward, kernels of their own multiply the
+        output and its gradient, clear a sum of the queries' gradients in float32, and round it.
+        """
+        count = device.num_multiprocessors
+        assert count is not None
+        operands = ATTENTION_FLOPS_PER_OPERAND_BYTE * _operand_bytes_per_second(device, self.attends_by)
+        if self.attends_by == "warps" and multiplies_by_warpgroups(device):
+            rate = WARP_SHARE * min(rate, count * MOST_WARPGROUP_FLOPS_PER_SECOND * self.compute_efficiency)
+        tiles_K, causal_K = np.ceil(columns.m_K / QUERY_TILE), columns.causal_K
+        blocks_K = columns.batch_K * tiles_K
+        block_K = columns.flops_K * (1 + causal_K) * (tiles_K * QUERY_TILE / columns.m_K) / blocks_K  # as if it saw all
+        waves_K = np.ceil(blocks_K / count)
+        some_K = (blocks_K / count + 1) / 2 * (1 + QUERY_TILE / columns.n_K)
+        waves_K = np.where(causal_K, np.minimum(some_K, waves_K), waves_K)
+        arithmetic_K = waves_K * block_K * (count / rate + 1 / operands)
+        together_K = self._together(arithmetic_K, self._memory_seconds(columns.bytes_K, bandwidth, device))
+        elements_K = columns.batch_K * columns.m_K * columns.k_K
+        prepared_K = elements_K * (3 * columns.item_bytes_K + 2 * ACCUMULATOR_BYTES) / bandwidth
+        return self.launch_seconds + together_K + columns.backward_K * (2 * self.launch_seconds + prepared_K)
+
     def _together(self, arithmetic: Floats, memory: Floats) -> Floats:
         longer, shorter = np.maximum(arithmetic, memory), np.minimum(arithmetic, memory)
         return longer * (1 + (shorter / np.maximum(longer, 1e-30)) ** self.overlap) ** (1 / self.overlap)
@@ -136,14 +176,19 @@ class Columns:
     flops_K: Floats
     bytes_K: Floats
     item_bytes_K: Floats
+    causal_K: Floats  # 1 or 0, as the next
+    backward_K: Floats
 
     @classmethod
     def of(cls, kernels: Sequence[Kernel]) -> Columns:
         rows = [
-            (k.batch, k.m, k.n, k.k, k.flops, k.read_bytes + k.written_bytes, ITEM_BYTES.get(k.dtype, 4))
+            (
+                *(k.batch, k.m, k.n, k.k, k.flops, k.read_bytes + k.written_bytes),
+                *(ITEM_BYTES.get(k.dtype, 4), k.is_causal, k.is_backward),
+            )
             for k in kernels
         ]
-        return cls(*np.array(rows, dtype=float).reshape(-1, 7).T)
+        return cls(*np.array(rows, dtype=float).reshape(-1, 9).T)
 
     def at(self, positions: NDArray[np.intp] | slice) -> Columns:
         return Columns(*(values[positions] for values in vars(self).values()))
@@ -161,7 +206,7 @@ _TRAFFIC = {
 }
 
 # Matrix units (fp16): six figures fitted jointly to 57,640 of vidur's products with M ≥ 16, on A100-SXM4-80GB and A40
-# (MLSys 2024), 2026-11-21; attention: the middle of 50–73 % of A100's peak (Dao, FlashAttention-2, 2023) over 0.87.
+# (MLSys 2024), 2026-11-21; attention has no figure of its own (`python -m benchmarks.cost --attention`: how well).
 MATRIX_UNITS = KernelLaw(
     compute_efficiency=0.872,
     memory_efficiency=0.770,
@@ -169,7 +214,7 @@ MATRIX_UNITS = KernelLaw(
     tile_seconds=2.3e-7,
     split_seconds=2.7e-6,
     overlap=3.75,
-    attention_efficiency=0.70,
+    attends_by="warps",
     traffic_efficiency=_TRAFFIC,
 )
 # float32 without matrix units: fitted to NeuSight's kernels on P100, V100, T4 and A100-40GB (ASPLOS 2025), 2026-11-21.
@@ -245,9 +290,10 @@ def peak_flops_per_second(device: DeviceType, dtype: str) -> float | None:
     return device.peak_flops_per_second.get("float32") if peak is None and dtype == "tfloat32" else peak
 
 
-def _operand_bytes_per_second(device: DeviceType) -> float:
-    """Return how fast one multiprocessor's tile gets its operands."""
-    return MULTIPROCESSOR_BYTES_PER_SECOND * (WARPGROUP_SPEEDUP if multiplies_by_warpgroups(device) else 1.0)
+def _operand_bytes_per_second(device: DeviceType, by: str = "warpgroups") -> float:
+    """Return how fast one multiprocessor's tile gets its operands; `by` warps only the clock of a Hopper is faster."""
+    speedup = WARPGROUP_SPEEDUP if by == "warpgroups" else HOPPER_CLOCK
+    return MULTIPROCESSOR_BYTES_PER_SECOND * (speedup if multiplies_by_warpgroups(device) else 1.0)
 
 
 def multiplies_by_warpgroups(device: DeviceType) -> bool:

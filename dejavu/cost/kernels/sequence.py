@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -27,13 +28,15 @@ class OwnTokens(NamedTuple):
     def part(self, kernel: Kernel, *, holds_weights: bool) -> Kernel:
         """Return the device's part of a kernel: of attention its queries, with the keys of all.
 
-        Causal attention is counted as all else that is causal here: as if every query saw every key.
+        Of causal attention it is the last device's, which has the most to do and ends last: only in its own part do
+        queries skip keys.
         """
         if self.parts == 1 or (self.has_loss and kernel.family not in ("matmul", "attention")):
             return kernel
         is_weights_gradient = kernel.family == "matmul" and kernel.batch == 1 and not holds_weights
         side = "k" if is_weights_gradient else "m"  # which of a product's sizes are tokens
-        return resized(kernel, {side: -(-getattr(kernel, side) // self.parts)})
+        part = resized(kernel, {side: -(-getattr(kernel, side) // self.parts)})
+        return replace(part, flops=part.flops * (2.0 - 1.0 / self.parts)) if kernel.is_causal else part
 
 
 def context_length(graph: Graph) -> int:

@@ -90,9 +90,13 @@ def _times(part: Kernel, whole: Kernel, units: int) -> Kernel:
 
 
 def _attending(kernel: Kernel, num_units: int, units: int, context: int) -> Kernel:
-    """Return attention of the slice's queries to all keys until its end: traffic by queries and by keys, once each."""
+    """Return attention of the slice's queries to all keys until its end: traffic by queries and by keys, once each.
+
+    Where the kernel is causal, the slice's queries skip half of the slice's own keys, as those of all skip half of all.
+    """
     queries, keys = units / num_units, (units + context) / num_units
-    is_backward = "backward" in kernel.name
+    is_backward = kernel.is_backward
+    seen = (units + 2 * context) / num_units if kernel.is_causal else keys
     # forward reads q, k, v and writes the output; backward reads q, the output, its gradient, k, v, writes three
     read, written = ((3 * queries + 2 * keys) / 5, (queries + 2 * keys) / 3) if is_backward else (0.0, queries)
     read = read or (queries + 2 * keys) / 3
@@ -100,7 +104,7 @@ def _attending(kernel: Kernel, num_units: int, units: int, context: int) -> Kern
         kernel,
         m=kernel.m * units // num_units,
         n=kernel.n * (units + context) // num_units,
-        flops=kernel.flops * queries * keys,
+        flops=kernel.flops * queries * seen,
         read_bytes=kernel.read_bytes * read,
         written_bytes=kernel.written_bytes * written,
     )
