@@ -1,6 +1,7 @@
 """Published trainings beside what this project predicts of them: tokens a second, MFU, memory.
 
     python -m benchmarks.published --json published.json
+    python -m benchmarks.published --plans --json published-plans.json
 
 Predicted: the source's model, devices and plan, by the costs that are shipped; no number was fitted on these rows.
 Attention is priced as each source had it: of Megatron-LM's rows written out, two products with softmax and dropout
@@ -21,6 +22,8 @@ import typer
 from benchmarks._report import report_table
 from benchmarks.megatron.formulas import MegatronIteration
 from benchmarks.megatron.iteration import IterationPricer
+from benchmarks.published import mpt
+from benchmarks.published.best_plans import EVERYTHING, rows_of
 from benchmarks.published.predicting import Prediction, predict
 from benchmarks.published.trainings import KORTHIKANTI, MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
@@ -28,10 +31,11 @@ from dejavu.foundation.errors import InputError
 
 def main(
     only: Annotated[str, typer.Option(help="rows whose name or source has this word")] = "",
+    plans: Annotated[bool, typer.Option(help="the planner's best plans beside the sources' own")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
 ) -> None:
     """Every published training, as it was."""
-    report_table(lambda: run(only), json_path)
+    report_table(lambda: run_plans(only) if plans else run(only), json_path)
 
 
 def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
@@ -63,6 +67,19 @@ def run(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
             },
         },
     )
+
+
+def run_plans(only: str = "") -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """The table of best plans, MosaicML's trainings left out: all of FSDP alone, and a hundred of them."""
+    rows = [
+        row
+        for training in TRAININGS
+        if only.lower() in f"{training.name} {training.source}".lower() and training.source != mpt.SOURCE
+        for row in rows_of(training)
+    ]
+    like = [row for row in rows if row["allowed"] != EVERYTHING]
+    same = sum(row["same_shape"] for row in like)
+    return "Best plans beside published ones", rows, {"trainings": len(like), "same_shape": same}
 
 
 def _by_source(compared: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -103,7 +120,7 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
         "devices": f"{training.num_devices} {training.device.name}",
         "tp_pp_dp": "·".join(map(str, degrees)) + chunks + zero,
         "microbatch": found.microbatch_size,
-        "attention": "written out" if training.written_out else "fused",
+        "attention": training.attention,
         "recomputed": ("all" if found.recompute else "none") + ("" if alone else " (source: some)"),
         "tokens_s_gpu": said,
         "predicted": predicted,

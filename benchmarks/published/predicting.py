@@ -10,14 +10,14 @@ from functools import partial
 from benchmarks.published.trainings import GIB, Training
 from dejavu.graphs.attention import written_out
 from dejavu.graphs.capture import capture
-from dejavu.graphs.graph import Graph
+from dejavu.graphs.graph import Graph, Layer
 from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest
 from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits
 from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.simulation import StageSeconds, simulate_plan, stages_of
-from dejavu.workload import OptimizerSettings, TrialSettings
+from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 
 SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b"}  # by stages on each pipeline rank
 DROPOUT = 0.1  # of attention in Megatron-LM's scripts
@@ -57,6 +57,14 @@ def predict(training: Training) -> list[Prediction]:
     return found
 
 
+def workload_of(training: Training, num_microbatches: int) -> Workload:
+    """Return what was trained, in 16 bits with master weights."""
+    size = training.batch_size // num_microbatches
+    return training.model.workload(size, num_microbatches, dtype="bfloat16").model_copy(
+        update={"optimizer": OptimizerSettings(master_weights=True), "trials": TrialSettings(count=0)}
+    )
+
+
 def _sizes(training: Training) -> Iterator[int]:
     """As many examples of a replica as divide its batch and leave enough microbatches for the pipeline."""
     each = training.batch_size // training.data_parallel
@@ -68,9 +76,7 @@ def _sizes(training: Training) -> Iterator[int]:
 def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Prediction:
     plan = plan_of(training, microbatch_size, recompute=recompute)
     cluster, count = training.cluster(), plan.num_microbatches
-    workload = training.model.workload(training.batch_size // count, count, dtype="bfloat16").model_copy(
-        update={"optimizer": OptimizerSettings(master_weights=True), "trials": TrialSettings(count=0)}
-    )
+    workload = workload_of(training, count)
     request = PlanRequest(
         workload.model_copy(update={"schedule": plan.schedule}),
         cluster,
@@ -78,7 +84,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         schedules=(plan.schedule,),
         microbatches=(count,),
     )
-    graph_at = partial(_written_out, request) if training.written_out else None
+    graph_at = partial(as_it_was, request, training) if training.attention != "fused" else None
     prices = Prices(request, graph_at=graph_at)
     priced = prices.priced(count)
     rows = stages_of(priced, plan)
@@ -104,13 +110,27 @@ def _summed_at_the_end(prices: Prices, row: StageSeconds, stage: Stage, num_micr
     return replace(row, per_step_seconds=row.per_step_seconds + hidden)
 
 
-def _written_out(request: PlanRequest, microbatch_size: int) -> Graph:
-    """Capture the model with attention as Megatron-LM had it in 2021 and 2022, and all of a block run again."""
+def as_it_was(request: PlanRequest, training: Training, microbatch_size: int) -> Graph:
+    """Capture the model with attention as its source had it, and where it was written out all of a block run again."""
     workload = request.workload
     one = workload.model_copy(update={"num_microbatches": workload.run_size // microbatch_size})
+    if training.attention == "first":
+        return _twice_attending(capture(one, request.cluster.kind))
     with written_out(DROPOUT):
         graph = capture(one, request.cluster.kind)
     return replace(graph, layers=tuple(replace(layer, num_recomputed=None) for layer in graph.layers))
+
+
+def _twice_attending(graph: Graph) -> Graph:
+    """Price causal attention as if all scores were computed: FlashAttention took twice the time of its second version.
+
+    Dao, FlashAttention-2 (2023), abstract: "around 2×".
+    """
+
+    def changed(layer: Layer) -> Layer:
+        return replace(layer, operators=tuple(replace(one, is_causal=False) for one in layer.operators))
+
+    return replace(graph, layers=tuple(changed(layer) for layer in graph.layers))
 
 
 def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Plan:

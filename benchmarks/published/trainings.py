@@ -57,9 +57,11 @@ class Training:
     comparable: bool = True
 
     @property
-    def written_out(self) -> bool:
-        """Whether attention was two products with a softmax between, as before there was one kernel for it."""
-        return self.source in (MEGATRON, KORTHIKANTI)
+    def attention(self) -> Literal["written out", "first", "fused"]:
+        """How attention was computed: two products with a softmax between, FlashAttention's first version, or later."""
+        if self.source in (MEGATRON, KORTHIKANTI):
+            return "written out"
+        return "first" if self.source == mpt.SOURCE else "fused"
 
     @property
     def overlaps_sums(self) -> bool:
