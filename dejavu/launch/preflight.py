@@ -21,6 +21,7 @@ from dejavu.runtime.layout import Layout, World, workload_of
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
+from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 
@@ -121,6 +122,8 @@ def _check_spreading(job: TrainingJob) -> None:
         raise LaunchError(
             f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
         )
+    check_slices(workload)
+    check_stages_of_slices(workload, plan)
     _check_gradients(job)
     grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):

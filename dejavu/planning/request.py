@@ -12,6 +12,7 @@ from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.plans.schedule import SCHEDULES, default_schedules
+from dejavu.runtime.splits.sliceable import check_slices
 from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
 from dejavu.workload.settings import whole_backward_schedules
@@ -31,8 +32,8 @@ class PlanRequest:
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
 
     Raises:
-        InputError: an unknown search or schedule, one that compiled layers cannot run, or the batch does not divide
-            into the microbatches.
+        InputError: an unknown search or schedule, one that compiled layers or slices cannot run, a model that is not
+            trained in slices, or the batch does not divide into the microbatches.
     """
 
     workload: Workload
@@ -54,6 +55,7 @@ class PlanRequest:
                     f"schedule {name} runs the backward pass in two parts, and the workload's layers are compiled "
                     f"(compile: true); wanted one of {', '.join(whole_backward_schedules())}"
                 )
+        check_slices(self.workload, self.schedules)
         for count in self.microbatches:
             split_into(self.workload, count)
 
@@ -71,7 +73,8 @@ class PlanRequest:
             return (self.workload.schedule,)
         asked = default_schedules()
         whole = whole_backward_schedules()
-        return tuple(name for name in asked if name in whole) if self.workload.compile else asked
+        is_whole = self.workload.compile or self.workload.slices != 1
+        return tuple(name for name in asked if name in whole) if is_whole else asked
 
     @property
     def searched_schedule(self) -> str:

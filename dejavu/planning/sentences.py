@@ -18,6 +18,7 @@ from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
+SLICED = "Sequences go in slices, and prices are of whole ones: the step should be shorter than is predicted."
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
@@ -62,7 +63,8 @@ def what_is_likely(choice: Choice) -> str:
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
-    return f"In nine of ten cases: {', '.join(said)}.{compiled}"
+    sliced = "" if workload.slices == 1 else f" {SLICED}"
+    return f"In nine of ten cases: {', '.join(said)}.{compiled}{sliced}"
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:
@@ -114,14 +116,16 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
-    could_share = spread.context_parallel and spread.max_data_parallel != 1 and not choice.request.workload.compile
+    workload = choice.request.workload
+    could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
+    could_share &= workload.slices == 1
     if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
         levels = " or ".join(map(str, spread.context_parallel_zero_levels))
         parts.append(
             "where replicas share examples only if they are more than a microbatch's examples, as few as then must, "
             f"with ZeRO {levels}"
         )
-    mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(choice.request.workload))
+    mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")
     return "".join(f", {part}" for part in parts) + ("," if parts else "")

@@ -26,6 +26,8 @@ from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.classes import loss_of_own_classes
 from dejavu.runtime.splits.sequence import context_meshes, sequence_part
+from dejavu.runtime.splits.sliceable import slice_lengths
+from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
@@ -61,10 +63,12 @@ class Pipeline:
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
         sequence = sequence_part(sharing, builders[-1])
+        lengths = slice_lengths(workload)
+        self._slices = SlicedSequence(lengths) if lengths else None
         self._losses_group = replicas
         self._replica_gradients: list[ReplicaGradients] = []
         self.modules: dict[int, Layers] = {}
-        self.clock, stages = Clock(device), list[ReplicatedStage]()
+        self.clock, stages = Clock(device, slices=max(1, len(lengths))), list[ReplicatedStage]()
         for s in plan.ranks[place.pipeline_rank]:
             span = plan.stages[s]
             module = build_layers(
@@ -76,7 +80,7 @@ class Pipeline:
             if workload.compile:
                 compile_layers(module)
             module.first_example = layout.first_example + layout.rows(place)[0]
-            module.sequence = sequence
+            module.sequence = sequence or self._slices
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
             stage = ReplicatedStage(
@@ -95,6 +99,8 @@ class Pipeline:
         self._times_counted = 1 if sequence is None or by_position else sequence.count
         if sequence is not None and by_position:
             loss, self._part = sequence.loss_of_own(loss), self._part / sequence.count
+        if self._slices is not None:
+            loss = self._slices.part_of_loss(loss)
         weighted = self.clock.watch_loss(
             # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
             lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
@@ -166,6 +172,8 @@ class Pipeline:
         """Run the own `rows` of a batch forward and backward; return the mean loss on ranks with the last stage."""
         for module in self.modules.values():
             module.step = step
+        if self._slices is not None:
+            self._slices.forget()
         self.clock.begin_step()
         runs = self.workload.accumulate
         losses = self._schedule.train(

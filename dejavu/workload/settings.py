@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.workload.data_settings import (
@@ -183,6 +192,8 @@ class Workload(_Record):
         schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
         accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
             beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
+        slices: into how many slices, alike but for one position, each sequence of a causal decoder is cut, or their
+            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole.
         num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
@@ -222,6 +233,7 @@ class Workload(_Record):
     batch_size: int = Field(32, ge=1)
     accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
+    slices: PositiveInt | tuple[PositiveInt, ...] = 1
     schedule: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool | Literal["bfloat16", "float16"] = False
