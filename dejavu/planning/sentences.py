@@ -18,7 +18,7 @@ from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
-SLICED = "Sequences go in slices, and prices are of whole ones: the step should be shorter than is predicted."
+SLICED = "Sequences go in slices, which no price here knows: the step is predicted of whole ones."
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 

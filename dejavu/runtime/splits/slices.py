@@ -59,7 +59,12 @@ class SlicedSequence:
 
     def part_of_loss(self, loss: Loss) -> Loss:
         """Return what a slice adds to its microbatch's loss, the mean over all positions."""
-        return lambda output, target: loss(output, target).float() * (target.shape[_SEQUENCE] / self._starts[-1])
+        whole = self._starts[-1]
+
+        def part(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return loss(output, target).float() * (target.shape[_SEQUENCE] / whole)
+
+        return part
 
     def runs(self, layer: nn.Module, microbatch: int, position: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what runs a layer, by its position in the model, on the next slice; recomputation comes here again."""
