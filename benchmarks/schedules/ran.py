@@ -35,7 +35,7 @@ PLAIN_RANKS, PLAIN_STEPS, RATE = 4, 20, 0.1
 
 
 def sliced_rows() -> Iterator[dict[str, Any]]:
-    """Yield a row for each model, number of ranks, order and slices; one microbatch's CPU seconds beside whole ones'."""
+    """Yield a row for each model, number of ranks, order and slices; CPU seconds beside those of whole sequences."""
     cases, jobs = list[tuple[str, int, str, int | tuple[int, ...]]](), list[TrainingJob]()
     for num_ranks, bounds in UNEVEN.items():
         for name, options in MODELS.items():
