@@ -16,6 +16,7 @@ from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
+from dejavu.runtime.both_ways import check_both_ways
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout, World, workload_of
 from dejavu.runtime.process.failures import LaunchError
@@ -63,6 +64,8 @@ def of_pipelines(job: TrainingJob) -> list[TrainingJob]:
 
 def _check_workers(job: TrainingJob) -> None:
     """Check that virtual workers can sum their gradients, and that nothing is asked that works on one plan alone."""
+    if job.workload.both_ways:
+        raise LaunchError("schedule: chimera goes both ways through one plan; wanted no virtual workers")
     world, workload = World.of(job.binding, job.workload), job.workload
     for number, layout in enumerate(world.layouts):
         for rank in range(len(layout.plan.ranks)):
@@ -124,6 +127,7 @@ def _check_spreading(job: TrainingJob) -> None:
         )
     check_slices(workload)
     check_stages_of_slices(workload, plan)
+    check_both_ways(workload, plan)
     _check_gradients(job)
     grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dejavu.cluster import Cluster
@@ -10,6 +10,7 @@ from dejavu.cost.priced_problem import microbatch_choices, split_into
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
+from dejavu.plans import Offload
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.plans.schedule import SCHEDULES, default_schedules
 from dejavu.runtime.splits.sliceable import check_slices
@@ -56,13 +57,23 @@ class PlanRequest:
                     f"(compile: true); wanted one of {', '.join(whole_backward_schedules())}"
                 )
         check_slices(self.workload, self.schedules)
+        if self.workload.both_ways and self.allowed_schedules != ("1f1b",):
+            raise InputError(
+                f"both_ways is 1F1B in both directions, and the plan may use {', '.join(self.allowed_schedules)}; "
+                "wanted schedule: chimera in the workload, and no other"
+            )
         for count in self.microbatches:
             split_into(self.workload, count)
+        if not self.counts:
+            raise InputError(f"schedule: chimera with a batch of {self.workload.run_size}; wanted one that halves")
 
     @property
     def spread(self) -> Parallelism:
         """How stages may be spread."""
-        return self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
+        found = self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
+        if self.workload.both_ways:  # each device has a stage of either direction by itself
+            return replace(found, max_data_parallel=1, max_tensor_parallel=1, offload=(Offload(),))
+        return found
 
     @property
     def allowed_schedules(self) -> tuple[str, ...]:
@@ -93,7 +104,8 @@ class PlanRequest:
     @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of microbatches, in rising order."""
-        return tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
+        found = tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
+        return tuple(count for count in found if count % 2 == 0) if self.workload.both_ways else found
 
     def split(self, num_microbatches: int) -> Workload:
         """Return the workload with so many microbatches, under the schedule that searches price."""

@@ -14,11 +14,16 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
+from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
-SLICED = "Sequences go in slices, which no price here knows: the step is predicted of whole ones."
+UNPRICED: dict[str, Callable[[Workload], bool]] = {  # ways to train that no price here knows
+    "Sequences go in slices: the step is predicted of whole ones.": lambda workload: workload.slices != 1,
+    "Half of the microbatches go the other way, through a second copy of the model: step and memory are predicted of "
+    "one copy.": lambda workload: workload.both_ways,
+}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
@@ -63,8 +68,8 @@ def what_is_likely(choice: Choice) -> str:
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
-    sliced = "" if workload.slices == 1 else f" {SLICED}"
-    return f"In nine of ten cases: {', '.join(said)}.{compiled}{sliced}"
+    unpriced = "".join(f" {said}" for said, is_so in UNPRICED.items() if is_so(workload))
+    return f"In nine of ten cases: {', '.join(said)}.{compiled}{unpriced}"
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:

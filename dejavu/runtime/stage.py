@@ -80,7 +80,9 @@ class ReplicatedStage(PipelineStage):
         self.slices = module.sequence if isinstance(module.sequence, SlicedSequence) else None
         if self.slices is not None:  # torch sets up all passes alike, as the first; see `_as_slices`
             arriving, leaving = (self.slices.cut([one])[0] for one in (arriving, leaving))
-        super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
+        self.number, self.copy, self._count = stage, layout.copy or 0, len(plan.stages)
+        index, row = torch_index(stage, self.copy, self._count), self._count * (1 if layout.copy is None else 3)
+        super().__init__(module, index, row, device, arriving, leaving, group=groups.alone)
         self._arriving, self._leaving = arriving, leaving
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
@@ -97,6 +99,14 @@ class ReplicatedStage(PipelineStage):
             for sends in (False, True)
         )
         self._waiting: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self._count - 1
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         chunk = self.first_microbatch + fwd_chunk_id
@@ -225,6 +235,11 @@ def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
     return rows if part.positions is None else rows[:, slice(*part.positions)]
 
 
+def torch_index(stage: int, copy: int, num_stages: int) -> int:
+    """Return torch's number of a stage: those of all copies are in one row, in which no copy's follow another's."""
+    return stage + 2 * copy * num_stages
+
+
 class ListedSchedule(_PipelineScheduleRuntime):
     """Torch's runtime executing torch's own action list of any schedule, also of schedules with one stage per rank.
 
@@ -240,17 +255,28 @@ class ListedSchedule(_PipelineScheduleRuntime):
         self, name: str, stages: list[ReplicatedStage], num_microbatches: int, loss: Callable[..., torch.Tensor]
     ) -> None:
         self._own, self._num_parts, self._slices = stages, num_microbatches, stages[0].slices
+        self._copies = len({stage.copy for stage in stages})
         count = 1 if self._slices is None else self._slices.count
         super().__init__(stages, num_microbatches * count, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
-        order = torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
+        order = self._listed(name, num_microbatches)
         self._compute_order = {rank: slice_by_slice(listed, count) for rank, listed in order.items()}
-        self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
-
+        self._prepare()
         self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
         self._accumulating_order = {
             rank: [one for one in listed if one.computation_type is not REDUCE_GRAD]
             for rank, listed in self._training_order.items()
         }
+
+    def _listed(self, name: str, num_microbatches: int) -> dict[int, list[Any]]:
+        """Return each rank's passes."""
+        return torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
+
+    def _prepare(self) -> None:
+        """Set the order of passes and messages of a step, and where torch's stages are."""
+        self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
+
+    def _with_messages(self, compute: dict[int, list[Any]]) -> dict[int, list[Any]]:
+        return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
 
     def _of_forwards(self) -> dict[int, list[Any]]:
         """Return the forward passes alone, in the schedule's own order, which therefore cannot block; with messages."""
@@ -258,7 +284,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
             rank: _add_unshard_reshard([one for one in listed if one.computation_type is FORWARD])
             for rank, listed in self._compute_order.items()
         }
-        return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
+        return self._with_messages(compute)
 
     def train(
         self, inputs: Sequence[torch.Tensor] | None, targets: Sequence[torch.Tensor] | None, *, runs: int
@@ -271,7 +297,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         losses: list[torch.Tensor] = []
         for run in range(runs):
             for stage in self._own:
-                stage.first_microbatch = run * self._n_microbatches
+                stage.first_microbatch = (run * self._copies + stage.copy) * self._n_microbatches
                 stage.has_backward = True
             is_last = run == runs - 1
             self.pipeline_order_with_comms = self._training_order if is_last else self._accumulating_order

@@ -136,9 +136,7 @@ class Clock:
             start, busy = self._now(), time.thread_time()
             result = inner(microbatch, *arguments, **options)
             stop, took = self._now(), time.thread_time() - busy
-            self._open.append(
-                (stage.stage_index, pass_of(options), stage.first_microbatch + microbatch, start, stop, took)
-            )
+            self._open.append((stage.number, pass_of(options), stage.first_microbatch + microbatch, start, stop, took))
             return result
 
         return timed

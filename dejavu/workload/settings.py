@@ -27,7 +27,7 @@ from dejavu.workload.data_settings import (
 )
 from dejavu.workload.gradient_settings import GradientSettings
 
-AUTO = "auto"
+AUTO, CHIMERA = "auto", "chimera"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
 TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
 # In a short training the longest trials take a larger part: up to one step in four for two rungs, and up to every
@@ -189,7 +189,9 @@ class Workload(_Record):
         mixed_precision: layers compute in `bfloat16` (`true`: likewise) or `float16` where torch's autocast holds that
             safe; weights, gradients and what crosses a cut stay float32. With float16 the loss is scaled.
         batch_size: examples in one step, over all devices.
-        schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
+        schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest. `chimera` is 1F1B with
+            `both_ways`.
+        both_ways: half of the microbatches go down the ranks, and half up through a second copy of the model.
         accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
             beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
         slices: into how many slices, alike but for one position, each sequence of a causal decoder is cut, or their
@@ -235,6 +237,7 @@ class Workload(_Record):
     num_microbatches: int = Field(8, ge=1)
     slices: PositiveInt | tuple[PositiveInt, ...] = 1
     schedule: str = AUTO
+    both_ways: StrictBool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -254,6 +257,13 @@ class Workload(_Record):
     examples: ExamplesSettings | None = None
     compile: StrictBool = False
     checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chimera_goes_both_ways(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("schedule") == CHIMERA:
+            return {**given, "schedule": "1f1b", "both_ways": True}
+        return given
 
     @field_validator("optimizer")
     @classmethod
@@ -368,7 +378,7 @@ class Workload(_Record):
     @classmethod
     def _schedule_is_known(cls, schedule: str) -> str:
         if schedule not in (AUTO, *SCHEDULES):
-            raise ValueError(SCHEDULES.unknown(schedule, AUTO))
+            raise ValueError(SCHEDULES.unknown(schedule, AUTO, CHIMERA))
         return schedule
 
     @field_validator("pretrained")
