@@ -6,8 +6,8 @@ Simulated: 4 and 8 ranks with 1, 2 and 4 microbatches for each, layers alike (fo
 long), with messages and updates, and uneven ones, cut for each schedule so that its slowest stage is fastest.
 Asynchronous schedules are simulated over several steps; their row is the steady state. Predicted: TeraPipe's slices of
 large decoders. Trained: a perceptron of 8 stages on handwritten digits in one process, by each schedule's versions of
-the weights; the losses say what the staleness costs. Run: by 2 and 4 ranks over gloo, small decoders in slices and the
-perceptron by orders with plain messages, beside one process.
+the weights; the losses say what the staleness costs. Run by 2 and 4 ranks over gloo, beside one process: small decoders
+in slices and in both directions, and the perceptron by orders with plain messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 from benchmarks._report import report, write
 from benchmarks.schedules.late import LEARNING_RATES, ONE_STEP, WAYS, late_rows
 from benchmarks.schedules.problems import schedule_rows
-from benchmarks.schedules.ran import plain_rows, sliced_rows
+from benchmarks.schedules.ran import CHIMERA, WIDE, plain_rows, product_rows
 from benchmarks.schedules.slices import slice_rows
 from dejavu.schedules import PIPELINE_SCHEDULES
 
@@ -38,8 +38,8 @@ def main(
     report("Simulated: step, bubble, memory of the fullest rank, staleness", simulated, {}, None)
     report("Predicted: one step of causal decoders in slices", sliced, {}, None)
     trained = list(late_rows(steps, seeds))
-    on_ranks, plain = list(sliced_rows()), list(plain_rows())
-    report("Run by ranks: sequences in slices", on_ranks, {}, None)
+    on_ranks, plain = list(product_rows()), list(plain_rows())
+    report("Run by ranks: sequences in slices, both directions", on_ranks, {}, None)
     report("Run by ranks: orders with plain messages", plain, {}, None)
     summary = _summary(simulated, trained) | _of_ranks(on_ranks, plain)
     report("Trained: the loss of the last steps", trained, summary, None)
@@ -75,12 +75,20 @@ def _summary(simulated: list[dict[str, Any]], trained: list[dict[str, Any]]) -> 
     }
 
 
-def _of_ranks(sliced: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
-    in_slices = [row for row in sliced if row["slices"] != [1]]
+def _of_ranks(product: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    in_slices = [row for row in product if row["slices"] != "1"]
+    both_ways = [row for row in product if row["schedule"] == CHIMERA]
+    small = [row["cpu_times_whole"] for row in in_slices if row["model"] != WIDE]
     return {
-        "trainings_in_slices": len(in_slices),
-        "worst_loss_difference_in_slices": max(row["loss_difference"] for row in in_slices),
-        "worst_loss_difference_on_ranks": {row["schedule"]: row["loss_difference"] for row in plain},
+        "ran": {
+            name: {"trainings": len(rows), "worst_loss_difference": max(row["loss_difference"] for row in rows)}
+            for name, rows in (("slices", in_slices), (CHIMERA, both_ways))
+        },
+        "slices_cpu_times_whole": {
+            "small": [min(small), max(small)],
+            WIDE: {row["slices"]: row["cpu_times_whole"] for row in in_slices if row["model"] == WIDE},
+        },
+        "ran_by_plain_messages": {row["schedule"]: row["loss_difference"] for row in plain},
     }
 
 

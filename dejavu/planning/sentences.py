@@ -19,11 +19,6 @@ from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
-UNPRICED: dict[str, Callable[[Workload], bool]] = {  # ways to train that no price here knows
-    "Sequences go in slices: the step is predicted of whole ones.": lambda workload: workload.slices != 1,
-    "Half of the microbatches go the other way, through a second copy of the model: step and memory are predicted of "
-    "one copy.": lambda workload: workload.both_ways,
-}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
@@ -68,8 +63,22 @@ def what_is_likely(choice: Choice) -> str:
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
-    unpriced = "".join(f" {said}" for said, is_so in UNPRICED.items() if is_so(workload))
+    unpriced = "".join(f" {one.capitalize()}." for one in what_no_price_knows(workload))
     return f"In nine of ten cases: {', '.join(said)}.{compiled}{unpriced}"
+
+
+def what_no_price_knows(workload: Workload) -> list[str]:
+    """State how the workload is trained, where that is not how it is priced."""
+    said = []
+    if workload.slices != 1:
+        slices = workload.slices if isinstance(workload.slices, int) else len(workload.slices)
+        said.append(f"sequences go in {slices} slices: the step is predicted of whole ones")
+    if workload.both_ways:
+        said.append(
+            "half of the microbatches go up the ranks, through a second copy of the model: step and memory are "
+            "predicted of one"
+        )
+    return said
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:

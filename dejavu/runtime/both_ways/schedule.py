@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.pipelining.schedules import (
     FORWARD,
     FULL_BACKWARD,
@@ -83,7 +83,7 @@ class BothWaysSchedule(ListedSchedule):
         )
 
 
-def half_of(batch: Sequence[Any], copy: int) -> Any:
+def half_of(batch: torch.Tensor, copy: int) -> torch.Tensor:
     """Return the examples of a run that one of the copies has."""
     half = len(batch) // 2
     return batch[half:] if copy else batch[:half]

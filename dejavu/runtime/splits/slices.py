@@ -98,9 +98,10 @@ class _Kept:
 
     def gradient_of_own(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return a slice's own gradient, whole; remember what earlier slices have of the one given."""
-        *earlier, own = gradient.split(self._lengths[: index + 1], dim=_KEYS)
-        for k, part in enumerate(earlier):
-            self._gradients.setdefault(k, []).append(part)
+        parts: tuple[torch.Tensor, ...] = gradient.split(self._lengths[: index + 1], dim=_KEYS)
+        own = parts[index]
+        for k in range(index):
+            self._gradients.setdefault(k, []).append(parts[k])
         given = self._gradients.pop(index, [])
         if len(given) != len(self._lengths) - 1 - index:
             raise RuntimeError(
