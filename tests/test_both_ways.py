@@ -74,7 +74,10 @@ def test_both_directions_have_half_of_every_run_s_examples() -> None:
 def test_chimera_is_a_schedule_by_its_name() -> None:
     given = GPT.model_dump(exclude={"schedule", "both_ways"})
     found = Workload.model_validate({**given, "schedule": "chimera"})
-    assert (found.schedule, found.both_ways) == ("1f1b", True)
+    assert (found.planned_schedule, found.searched_schedule, found.both_ways) == ("1f1b", "1f1b", True)
+    fitted = found.model_copy(update={"schedule": "1f1b"})  # as a plan's training has it
+    assert Workload.model_validate_json(fitted.model_dump_json()) == fitted and fitted.both_ways
+    assert not Workload.model_validate({**given, "schedule": "1f1b"}).both_ways
     assert Workload.model_validate_json(found.model_dump_json()) == found
     with pytest.raises(ValueError, match="did you mean 'chimera'"):
         Workload.model_validate({**given, "schedule": "chimaera"})
@@ -122,7 +125,8 @@ def test_requests_ask_for_what_both_directions_can_have(tmp_path: Path) -> None:
     link = Link(50e9, 1e-5)
     group = NodeGroup("g", 1, (), (("H200-SXM-141GB", 4),), link)
     cluster = Cluster("test", (group,), {"H200-SXM-141GB": catalogue()["H200-SXM-141GB"]}, {("g", "g"): link})
-    request = PlanRequest(BOTH.model_copy(update={"schedule": "1f1b"}), cluster, tmp_path)
+    request = PlanRequest(BOTH.model_copy(update={"schedule": "chimera"}), cluster, tmp_path)
+    assert request.allowed_schedules == ("1f1b",)
     assert all(count % 2 == 0 for count in request.counts)
     assert request.spread.max_data_parallel == request.spread.max_tensor_parallel == 1
     with pytest.raises(InputError, match="wanted schedule: chimera in the workload"):

@@ -85,7 +85,8 @@ def _of_ranks(product: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dic
             for name, rows in (("slices", in_slices), (CHIMERA, both_ways))
         },
         "slices_cpu_times_whole": {
-            "small": [min(small), max(small)],
+            "small, least": min(small),
+            "small, most": max(small),
             WIDE: {row["slices"]: row["cpu_times_whole"] for row in in_slices if row["model"] == WIDE},
         },
         "ran_by_plain_messages": {row["schedule"]: row["loss_difference"] for row in plain},

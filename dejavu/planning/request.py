@@ -81,7 +81,7 @@ class PlanRequest:
         if self.schedules:
             return tuple(dict.fromkeys(self.schedules))
         if self.workload.schedule != AUTO:
-            return (self.workload.schedule,)
+            return (self.workload.planned_schedule,)
         asked = default_schedules()
         whole = whole_backward_schedules()
         is_whole = self.workload.compile or self.workload.slices != 1

@@ -258,12 +258,10 @@ class Workload(_Record):
     compile: StrictBool = False
     checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
 
-    @model_validator(mode="before")
+    @field_validator("both_ways")
     @classmethod
-    def _chimera_goes_both_ways(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("schedule") == CHIMERA:
-            return {**given, "schedule": "1f1b", "both_ways": True}
-        return given
+    def _chimera_goes_both_ways(cls, both_ways: bool, info: ValidationInfo) -> bool:
+        return both_ways or info.data.get("schedule") == CHIMERA
 
     @field_validator("optimizer")
     @classmethod
@@ -377,7 +375,7 @@ class Workload(_Record):
     @field_validator("schedule")
     @classmethod
     def _schedule_is_known(cls, schedule: str) -> str:
-        if schedule not in (AUTO, *SCHEDULES):
+        if schedule not in (AUTO, CHIMERA, *SCHEDULES):
             raise ValueError(SCHEDULES.unknown(schedule, AUTO, CHIMERA))
         return schedule
 
@@ -439,9 +437,14 @@ class Workload(_Record):
         return self.trials.longest(self.num_steps)
 
     @property
+    def planned_schedule(self) -> str:
+        """The schedule that a plan has: that of either direction, where microbatches go in both."""
+        return "1f1b" if self.schedule == CHIMERA else self.schedule
+
+    @property
     def searched_schedule(self) -> str:
         """The schedule, with one stage per rank, by which searches price plans for this workload."""
-        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
+        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.planned_schedule].searched_as
 
     @property
     def run_size(self) -> int:

@@ -83,7 +83,7 @@ def check_slices(workload: Workload, schedules: Sequence[str] = ()) -> None:
     if not slice_lengths(workload):
         return
     asked, model, builders = f"slices: {_said(workload.slices)}", workload.model, layers_of(workload)
-    for name in {workload.schedule, *schedules} - {AUTO}:
+    for name in {workload.planned_schedule, *schedules} - {AUTO}:
         _check_schedule(asked, name)
     if workload.compile:
         raise InputError(
