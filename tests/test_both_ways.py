@@ -12,15 +12,22 @@ from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from benchmarks.pipeline.ranks import train_in_turn
 from dejavu.binding.binding import VirtualWorker
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
+from dejavu.cost.trainings.remember import remember
 from dejavu.foundation.errors import InputError
+from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_plan, check_spreading
 from dejavu.planning import PlanRequest
+from dejavu.planning.sentences import what_no_price_knows
+from dejavu.plans import Price
 from dejavu.plans.orders import BACKWARD, FORWARD, both_ways_orders
+from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.layout import World
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
+from dejavu.timing.training_times import TrainingTimes
 from dejavu.workload import Workload
+from tasks.training import needed_bytes
 from tests.test_pipeline import DROPOUT, GPT, TOLERANCE
 
 one = one_device()
@@ -164,3 +171,20 @@ def test_ranks_have_the_losses_of_one_process() -> None:
         assert len(passed) == 2 * len(job.binding.plan.stages)
         for numbers in passed.values():
             assert sorted(numbers) == list(range(workload.microbatches_in_a_step)), name
+
+
+def test_a_rank_needs_the_room_of_both_its_stages() -> None:
+    job = job_of(BOTH, by_hand("1f1b", (0, 1, 2, 5, 8), [one] * 4, 4), 1)
+    price = Price(1.0, (), (), (), peak_bytes=(1.0, 10.0, 100.0, 1000.0), bubble_fraction=0.0)
+    assert needed_bytes(job.workload, job.binding, price) == [1001.0, 110.0, 110.0, 1001.0]
+    assert needed_bytes(GPT, job.binding, price) == list(price.peak_bytes)
+
+
+@pytest.mark.parametrize(("change", "said"), [({"both_ways": True}, "second copy"), ({"slices": (4, 12)}, "2 slices")])
+def test_what_is_not_priced_is_said_and_not_remembered(change: dict, said: str, tmp_path: Path) -> None:
+    workload, database = GPT.model_copy(update=change), ProfileDatabase(tmp_path)
+    (sentence,) = what_no_price_knows(workload)
+    assert said in sentence and not what_no_price_knows(GPT)
+    job = job_of(workload, by_hand("1f1b", (0, 3, 8), [one] * 2, 4), 1)
+    times = TrainingTimes(1.0, None, 1, (), ())
+    assert remember(job.workload, job.binding, times, capture(GPT), database) == 0
