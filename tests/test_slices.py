@@ -27,6 +27,8 @@ from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import MODELS, model_of
 from dejavu.workload.settings import whole_backward_schedules
+from tests.test_hugging_face import CONFIGS, needs_transformers
+from tests.test_hugging_face_training import workload_of as hugging_face
 from tests.test_models import ZOO
 from tests.test_pipeline import GPT, TOLERANCE
 
@@ -101,6 +103,23 @@ def test_slices_have_the_gradients_of_whole_sequences(name: str, seed: int) -> N
     found, own = in_slices(workload, cut, drawn_lengths(seed), recompute=seed == 1)
     assert found == pytest.approx(loss, abs=1e-6)
     assert own.keys() == gradients.keys()
+    for key, gradient in gradients.items():
+        assert torch.allclose(own[key], gradient, rtol=0, atol=TOLERANCE), key
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_decoders_of_transformers_go_in_slices_of_any_length(kind: str, tmp_path: Path) -> None:
+    """Also of one position, for which the library does not call attention causal."""
+    workload = hugging_face(kind, tmp_path).model_copy(update={"slices": (1, 20, 3)})
+    if kind in ("bert", "t5"):
+        with pytest.raises(InputError, match="wanted a causal decoder"):
+            check_slices(workload)
+        return
+    check_slices(workload)
+    loss, gradients = whole(workload, 2)
+    found, own = in_slices(workload, 2, slice_lengths(workload))
+    assert found == pytest.approx(loss, abs=TOLERANCE)
     for key, gradient in gradients.items():
         assert torch.allclose(own[key], gradient, rtol=0, atol=TOLERANCE), key
 
