@@ -124,7 +124,9 @@ def dejavu(
                 job = resume_training(planned.workload, planned.binding, here.project / resume)
             else:
                 job = prepare_training(planned.workload, planned.binding, tried, here.work / "runs" / str(flow_run.id))
-            trained = train_job(job.folder, cluster, dask, needed_bytes(planned.binding, planned.bound.price))
+            trained = train_job(
+                job.folder, cluster, dask, needed_bytes(job.workload, planned.binding, planned.bound.price)
+            )
             found = replace(
                 found,
                 tried=tried,

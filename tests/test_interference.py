@@ -139,7 +139,7 @@ def test_a_quota_of_the_group_or_above_is_seen(
 class Spinning:
     """As one of torch's stages, with passes that take the processor as long as they are told."""
 
-    stage_index = first_microbatch = 0
+    number = first_microbatch = 0
     seconds = 0.0
 
     def forward_one_chunk(self, microbatch: int) -> None:

@@ -61,16 +61,25 @@ def late_rows(num_steps: int, num_seeds: int) -> Iterator[dict[str, Any]]:
 
 
 def _losses(name: str, rates: Rates, num_steps: int, seed: int) -> list[float]:
+    stages, batches = perceptron(NUM_RANKS, seed), digits_batches(num_steps, seed)
+    return train_by(PIPELINE_SCHEDULES[name], stages, batches, nn.functional.cross_entropy, rates, NUM_MICROBATCHES)
+
+
+def perceptron(num_stages: int, seed: int) -> list[nn.Sequential]:
+    """Draw a perceptron of so many stages, a layer each."""
     torch.manual_seed(seed)
-    widths = [64, *[WIDTH] * (NUM_RANKS - 1), 10]
+    widths = [64, *[WIDTH] * (num_stages - 1), 10]
     layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     for layer in layers:
         nn.init.xavier_normal_(layer.weight, nn.init.calculate_gain("tanh"))  # torch's own start is flat at this depth
-    stages = [nn.Sequential(layer, nn.Tanh()) for layer in layers[:-1]] + [nn.Sequential(layers[-1])]
+    return [nn.Sequential(layer, nn.Tanh()) for layer in layers[:-1]] + [nn.Sequential(layers[-1])]
+
+
+def digits_batches(num_steps: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Draw handwritten digits for so many steps."""
     digits = load_digits()
     inputs = torch.tensor(digits.data, dtype=torch.float32) / 16.0
     targets = torch.tensor(digits.target)
     drawn = torch.Generator().manual_seed(seed)
     rows = [torch.randint(0, len(inputs), (BATCH,), generator=drawn) for _ in range(num_steps)]
-    batches = [(inputs[places], targets[places]) for places in rows]
-    return train_by(PIPELINE_SCHEDULES[name], stages, batches, nn.functional.cross_entropy, rates, NUM_MICROBATCHES)
+    return [(inputs[places], targets[places]) for places in rows]

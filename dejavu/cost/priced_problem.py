@@ -53,9 +53,9 @@ def price_problem(
         cluster,
         workload.microbatch_size,
         most_tensor_parallel(graph),
-        sequence_length(graph),
+        sequence_length(graph) if workload.slices == 1 else 0,  # slices go whole through all devices of a stage
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
-        0 if workload.compile else context_length(graph),
+        0 if workload.compile or workload.slices != 1 else context_length(graph),
     )
     if not configurations:
         most = max(group.devices_per_node for group in cluster.groups)

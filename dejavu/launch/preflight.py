@@ -16,11 +16,13 @@ from dejavu.init import SCHEMES
 from dejavu.launch.rendezvous import Host, is_here
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.schedule import SCHEDULES, actions, allowed_microbatches
+from dejavu.runtime.both_ways import check_both_ways
 from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import Layout, World, workload_of
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.process.group import shares_gpus
 from dejavu.runtime.shapes import boundaries
+from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
 
@@ -62,6 +64,8 @@ def of_pipelines(job: TrainingJob) -> list[TrainingJob]:
 
 def _check_workers(job: TrainingJob) -> None:
     """Check that virtual workers can sum their gradients, and that nothing is asked that works on one plan alone."""
+    if job.workload.both_ways:
+        raise LaunchError("schedule: chimera goes both ways through one plan; wanted no virtual workers")
     world, workload = World.of(job.binding, job.workload), job.workload
     for number, layout in enumerate(world.layouts):
         for rank in range(len(layout.plan.ranks)):
@@ -121,6 +125,9 @@ def _check_spreading(job: TrainingJob) -> None:
         raise LaunchError(
             f"the workload has {workload.num_microbatches} microbatches a step, the plan {plan.num_microbatches}"
         )
+    check_slices(workload)
+    check_stages_of_slices(workload, plan)
+    check_both_ways(workload, plan)
     _check_gradients(job)
     grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dejavu.cluster import Cluster
@@ -10,8 +10,10 @@ from dejavu.cost.priced_problem import microbatch_choices, split_into
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.parallelism import Parallelism
+from dejavu.plans import Offload
 from dejavu.plans.answers import BUDGET_SECONDS
 from dejavu.plans.schedule import SCHEDULES, default_schedules
+from dejavu.runtime.splits.sliceable import check_slices
 from dejavu.search import SEARCHES
 from dejavu.workload import AUTO, Workload
 from dejavu.workload.settings import whole_backward_schedules
@@ -31,8 +33,8 @@ class PlanRequest:
         budget_seconds: for all searches together; capturing and pricing the model takes what it takes.
 
     Raises:
-        InputError: an unknown search or schedule, one that compiled layers cannot run, or the batch does not divide
-            into the microbatches.
+        InputError: an unknown search or schedule, one that compiled layers or slices cannot run, a model that is not
+            trained in slices, or the batch does not divide into the microbatches.
     """
 
     workload: Workload
@@ -54,13 +56,24 @@ class PlanRequest:
                     f"schedule {name} runs the backward pass in two parts, and the workload's layers are compiled "
                     f"(compile: true); wanted one of {', '.join(whole_backward_schedules())}"
                 )
+        check_slices(self.workload, self.schedules)
+        if self.workload.both_ways and self.allowed_schedules != ("1f1b",):
+            raise InputError(
+                f"both_ways is 1F1B in both directions, and the plan may use {', '.join(self.allowed_schedules)}; "
+                "wanted schedule: chimera in the workload, and no other"
+            )
         for count in self.microbatches:
             split_into(self.workload, count)
+        if not self.counts:
+            raise InputError(f"schedule: chimera with a batch of {self.workload.run_size}; wanted one that halves")
 
     @property
     def spread(self) -> Parallelism:
         """How stages may be spread."""
-        return self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
+        found = self.parallelism or Parallelism.usual(self.cluster, replicas=self.workload.gradients.gathers)
+        if self.workload.both_ways:  # each device has a stage of either direction by itself
+            return replace(found, max_data_parallel=1, max_tensor_parallel=1, offload=(Offload(),))
+        return found
 
     @property
     def allowed_schedules(self) -> tuple[str, ...]:
@@ -68,10 +81,11 @@ class PlanRequest:
         if self.schedules:
             return tuple(dict.fromkeys(self.schedules))
         if self.workload.schedule != AUTO:
-            return (self.workload.schedule,)
+            return (self.workload.planned_schedule,)
         asked = default_schedules()
         whole = whole_backward_schedules()
-        return tuple(name for name in asked if name in whole) if self.workload.compile else asked
+        is_whole = self.workload.compile or self.workload.slices != 1
+        return tuple(name for name in asked if name in whole) if is_whole else asked
 
     @property
     def searched_schedule(self) -> str:
@@ -90,7 +104,8 @@ class PlanRequest:
     @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of microbatches, in rising order."""
-        return tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
+        found = tuple(sorted(set(self.microbatches))) or microbatch_choices(self.workload)
+        return tuple(count for count in found if count % 2 == 0) if self.workload.both_ways else found
 
     def split(self, num_microbatches: int) -> Workload:
         """Return the workload with so many microbatches, under the schedule that searches price."""

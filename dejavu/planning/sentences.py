@@ -14,6 +14,7 @@ from dejavu.foundation.units import format_bytes, format_seconds, in_microbatche
 from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import Choice
 from dejavu.simulation.bound import CLOSE
+from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
@@ -62,7 +63,22 @@ def what_is_likely(choice: Choice) -> str:
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
-    return f"In nine of ten cases: {', '.join(said)}.{compiled}"
+    unpriced = "".join(f" {one.capitalize()}." for one in what_no_price_knows(workload))
+    return f"In nine of ten cases: {', '.join(said)}.{compiled}{unpriced}"
+
+
+def what_no_price_knows(workload: Workload) -> list[str]:
+    """State how the workload is trained, where that is not how it is priced."""
+    said = []
+    if workload.slices != 1:
+        slices = workload.slices if isinstance(workload.slices, int) else len(workload.slices)
+        said.append(f"sequences go in {slices} slices: the step is predicted of whole ones")
+    if workload.both_ways:
+        said.append(
+            "half of the microbatches go up the ranks, through a second copy of the model: step and memory are "
+            "predicted of one"
+        )
+    return said
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:
@@ -114,14 +130,16 @@ def within(choice: Choice) -> str:
     parts = [f"of at most {' and '.join(said)} for each stage"] if said else []
     if not spread.also_unsplit and any(one.sequence_parallel for one in choice.priced.problem.configurations):
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
-    could_share = spread.context_parallel and spread.max_data_parallel != 1 and not choice.request.workload.compile
+    workload = choice.request.workload
+    could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
+    could_share &= workload.slices == 1
     if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
         levels = " or ".join(map(str, spread.context_parallel_zero_levels))
         parts.append(
             "where replicas share examples only if they are more than a microbatch's examples, as few as then must, "
             f"with ZeRO {levels}"
         )
-    mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(choice.request.workload))
+    mixtures = any(one.tensor_parallel and one.tensor_parallel.experts for one in layers_of(workload))
     if not spread.also_unsplit and mixtures and len(set(spread.expert_parallel)) > 1:
         parts.append(f"where shards hold whole experts only if that is predicted {SPLIT_MARGIN:.0%} faster")
     return "".join(f", {part}" for part in parts) + ("," if parts else "")

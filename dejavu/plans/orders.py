@@ -92,3 +92,43 @@ def wave_orders(rank_S: Sequence[int], num_microbatches: int) -> tuple[tuple[Lis
         forward_seconds_S=ones,
         backward_seconds_S=ones,
     )
+
+
+class TwoWayPass(NamedTuple):
+    """One pass of one microbatch through one stage of one of two copies of the model, in opposite directions.
+
+    Attributes:
+        copy: 0 goes down the ranks, 1 goes up: rank r of P runs its stage P − 1 − r.
+        microbatch: of the step; the first half of each unit of P goes down.
+        number: of the microbatch in its copy.
+    """
+
+    stage: int
+    direction: int  # FORWARD or BACKWARD
+    microbatch: int
+    copy: int
+    number: int
+
+
+def both_ways_orders(num_ranks: int, num_microbatches: int) -> tuple[tuple[TwoWayPass, ...], ...]:
+    """Return each rank's passes of Chimera (Li and Hoefler, SC 2021): 1F1B down the ranks and 1F1B up the ranks.
+
+    With as many microbatches as ranks the two fill each other's bubbles without a conflict (section 3.1); more are run
+    as so many such units, the next begun in the end of the one before (section 3.5, direct concatenation).
+
+    Args:
+        num_ranks, num_microbatches: even numbers.
+    """
+    P = num_ranks
+    slots: list[list[tuple[int, TwoWayPass]]] = [[] for _ in range(P)]
+    for microbatch in range(num_microbatches):
+        # In slots of one pass each: a unit of P microbatches, half down and half up in turn, begins every 2P slots.
+        unit, place = divmod(microbatch, P)
+        half = min(P, num_microbatches - unit * P) // 2
+        copy, m = divmod(place, half)
+        number = unit * (P // 2) + m
+        for s in range(P):
+            row = slots[P - 1 - s if copy else s]
+            row.append((2 * P * unit + s + 2 * m, TwoWayPass(s, FORWARD, microbatch, copy, number)))
+            row.append((2 * P * unit + 2 * P - 1 - s + 2 * m, TwoWayPass(s, BACKWARD, microbatch, copy, number)))
+    return tuple(tuple(one for _, one in sorted(row)) for row in slots)

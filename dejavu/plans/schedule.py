@@ -172,6 +172,20 @@ def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) ->
     return found if schedule.stages_per_rank > 1 else {rank: _numbered(order) for rank, order in found.items()}
 
 
+def slice_by_slice(order: Sequence[Any], num_slices: int) -> list[Any]:
+    """Return torch's actions with each pass as one of every slice of its sequences, which torch takes for microbatches.
+
+    Forward in their order, backward in reverse. As the slices of a pass follow each other, whoever could carry out the
+    order of whole sequences can carry out this one.
+    """
+    found = []
+    for action in order:
+        goes_back = action.computation_type.name != "FORWARD"
+        slices = range(num_slices)[::-1] if goes_back else range(num_slices)
+        found += [action._replace(microbatch_index=action.microbatch_index * num_slices + k) for k in slices]
+    return found
+
+
 def _as_torch(order: Sequence[ListedPass]) -> list[Any]:
     from torch.distributed.pipelining.schedules import _Action, _ComputationType
 

@@ -10,12 +10,14 @@ A training has one pipeline, or several virtual workers' (HetPipe, Park et al., 
 model, cut as suits its devices, and some examples of every batch. Here they make each step together: after their
 backward passes all ranks that hold a layer, in whatever pipeline and replica, sum its gradients. As each loss is
 weighted by its examples, the sum is one process's gradient, and all make the same step.
+
+Chimera's two copies are two such pipelines on the same ranks, in opposite directions.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,12 +52,14 @@ class Layout:
         microbatch_size: examples in a microbatch, over all replicas.
         first_rank: the rank of the world that the first placement is.
         first_example: of a run's examples, the first that this pipeline has.
+        copy: which of two copies of the model on the same ranks this pipeline is; None: there is one.
     """
 
     binding: Binding
     microbatch_size: int
     first_rank: int = 0
     first_example: int = 0
+    copy: int | None = None
 
     def __post_init__(self) -> None:
         for rank, grid in enumerate(self.grids):
@@ -145,6 +149,17 @@ def _common(own: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | N
     return (start - own[0], stop - own[0]) if start < stop else None
 
 
+class Seat(NamedTuple):
+    """A rank's place in a pipeline."""
+
+    layout: Layout
+    place: Placement
+
+    def has(self, stage: int) -> bool:
+        """Return whether the rank runs this stage of the pipeline."""
+        return stage in self.layout.plan.ranks[self.place.pipeline_rank]
+
+
 class Holders(NamedTuple):
     """Who has the weights of layers `start` to `stop` (not included).
 
@@ -176,6 +191,8 @@ class World:
         Raises:
             InputError: a microbatch has fewer examples than its replicas, or the workers' examples are not the batch.
         """
+        if workload.both_ways:
+            return cls(_both_ways(binding, workload), workload)
         if not binding.workers:
             return cls((Layout(binding, workload.microbatch_size),), workload)
         found, rank, example = list[Layout](), 0, 0
@@ -196,6 +213,13 @@ class World:
     def number_of(self, place: Placement) -> int:
         """Return which of the pipelines a rank is in."""
         return place.worker if self.is_shared else 0
+
+    def seats(self, place: Placement) -> list[Seat]:
+        """Return where a rank sits: in its pipeline, or in both of those that go through the same ranks."""
+        if not self.workload.both_ways:
+            return [Seat(self.layouts[self.number_of(place)], place)]
+        number = self.layouts[0].binding.placements.index(place)
+        return [Seat(layout, layout.binding.placements[number]) for layout in self.layouts]
 
     @property
     def ranks(self) -> list[list[int]]:
@@ -239,6 +263,15 @@ class World:
             ranks = (tuple(sorted(int(r) for grid in grids for r in grid[:, t])) for t in range(shards.pop()))
             found.append(Holders(start, stop, tuple(ranks)))
         return tuple(found)
+
+
+def _both_ways(binding: Binding, workload: Workload) -> tuple[Layout, Layout]:
+    """Lay out the copy that goes down the ranks and the one that goes up, each with half of every run's examples."""
+    plan, size, last = binding.plan, workload.microbatch_size, len(binding.plan.ranks) - 1
+    down = replace(binding, plan=replace(plan, num_microbatches=plan.num_microbatches // 2))
+    turned = tuple(replace(placed, pipeline_rank=last - placed.pipeline_rank) for placed in binding.placements)
+    up = replace(down, placements=turned)
+    return Layout(down, size, copy=0), Layout(up, size, first_example=workload.run_size // 2, copy=1)
 
 
 def workload_of(workload: Workload, worker: VirtualWorker) -> Workload:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,18 +14,21 @@ from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
 from dejavu.init import Draw
 from dejavu.runtime.batches.held_out import evaluating
+from dejavu.runtime.both_ways.schedule import BothWaysSchedule, half_of
 from dejavu.runtime.gradients.held_out import HeldOutGradient
 from dejavu.runtime.gradients.replicas import ReplicaGradients, ReplicaGroups
 from dejavu.runtime.gradients.shared import SharedGradients, own_group
 from dejavu.runtime.gradients.tied import TiedGradients, ends_of, without_copies
 from dejavu.runtime.job.suspects import Suspect
-from dejavu.runtime.layout import World
+from dejavu.runtime.layout import Seat, World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.classes import loss_of_own_classes
-from dejavu.runtime.splits.sequence import context_meshes, sequence_part
+from dejavu.runtime.splits.sequence import SequencePart, context_meshes, sequence_part
+from dejavu.runtime.splits.sliceable import slice_lengths
+from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
@@ -61,11 +64,15 @@ class Pipeline:
         replicas = mesh.get_group("replica") if mesh is not None and self.configuration.data_parallel > 1 else None
         shards = mesh.get_group("shard") if mesh is not None and self.configuration.tensor_parallel > 1 else None
         sequence = sequence_part(sharing, builders[-1])
+        lengths = slice_lengths(workload)
+        self._slices = SlicedSequence(lengths) if lengths else None
         self._losses_group = replicas
         self._replica_gradients: list[ReplicaGradients] = []
         self.modules: dict[int, Layers] = {}
-        self.clock, stages = Clock(device), list[ReplicatedStage]()
-        for s in plan.ranks[place.pipeline_rank]:
+        self.clock, stages = Clock(device, slices=max(1, len(lengths))), list[ReplicatedStage]()
+        self._seats = world.seats(place)
+        own = [(s, seat) for seat in self._seats for s in plan.ranks[seat.place.pipeline_rank]]
+        for s, seat in own:
             span = plan.stages[s]
             module = build_layers(
                 workload, draw, device, span.start, span.stop,
@@ -75,31 +82,22 @@ class Pipeline:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
             if workload.compile:
                 compile_layers(module)
-            module.first_example = layout.first_example + layout.rows(place)[0]
-            module.sequence = sequence
+            # Microbatches of both of two copies are numbered through.
+            module.first_example = layout.rows(place)[0] + (layout.first_example if layout.copy is None else 0)
+            module.sequence = sequence or self._slices
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
             stage = ReplicatedStage(
-                module, s, layout, place, (cuts[span.start], cuts[span.stop]), device, groups,
+                module, s, *seat, (cuts[span.start], cuts[span.stop]), device, groups,
                 shards_gradients=self.configuration.zero_level >= 2 and replicas is not None,
             )  # fmt: skip
             self.clock.watch(stage)
             stages.append(stage)
-        self._stages = {stage.stage_index: stage for stage in stages}
-        start, stop = layout.rows(place)
+        self._stages = {stage.number: stage for stage in stages}
         self.loss_scale = 1.0
-        self._part = (stop - start) / world.workload.batch_size  # of the step that this replica has of each microbatch
-        loss = self._loss_of_outputs(builders[-1], cuts[-1].shape[-1], mesh)
-        by_position = sequence is not None and sequence.loss_by_position
-        # Replicas that share examples have each a part of their loss, or all of them the same one.
-        self._times_counted = 1 if sequence is None or by_position else sequence.count
-        if sequence is not None and by_position:
-            loss, self._part = sequence.loss_of_own(loss), self._part / sequence.count
-        weighted = self.clock.watch_loss(
-            # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
-            lambda output, target: loss(output, target).float() * (self._part * self.loss_scale)
-        )
-        self._schedule = ListedSchedule(plan.schedule, stages, plan.num_microbatches, weighted)
+        weighted = self._weighted(self._loss_of_outputs(builders[-1], cuts[-1].shape[-1], mesh), sequence)
+        kind = ListedSchedule if layout.copy is None else BothWaysSchedule
+        self._schedule = kind(plan.schedule, stages, plan.num_microbatches, weighted)
         self._ties = ties
         layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
         tied = TiedGradients(ties, layers, every[number][2], place)
@@ -110,7 +108,24 @@ class Pipeline:
             held = {start + k: layer for start, module in spans for k, layer in enumerate(module)}
             shared = SharedGradients(world, held)
             self._sum_shared, self._losses_group = self.clock.watch_once(shared.sum), shared.of_last
-        self._is_first, self._is_last = 0 in self.modules, len(plan.stages) - 1 in self.modules
+        ends = 0, len(plan.stages) - 1
+        self._first, self._last = (next((seat for seat in self._seats if seat.has(end)), None) for end in ends)
+
+    def _weighted(self, loss: Loss, sequence: SequencePart | None) -> Loss:
+        """Return what a replica's examples of a microbatch, or its part of them, add to the step's loss."""
+        start, stop = self.layout.rows(self.place)
+        part = (stop - start) / self.world.workload.batch_size  # of the step that this replica has of each microbatch
+        by_position = sequence is not None and sequence.loss_by_position
+        # Replicas that share examples have each a part of their loss, or all of them the same one.
+        self._times_counted = 1 if sequence is None or by_position else sequence.count
+        if sequence is not None and by_position:
+            loss, part = sequence.loss_of_own(loss), part / sequence.count
+        if self._slices is not None:
+            loss = self._slices.part_of_loss(loss)
+        return self.clock.watch_loss(
+            # Of bfloat16 weights the losses are bfloat16, too: as one process does, they are added up in float32.
+            lambda output, target: loss(output, target).float() * (part * self.loss_scale)
+        )
 
     def _loss_of_outputs(self, last: LayerBuilder, num_classes: int, mesh: DeviceMesh | None) -> Loss:
         """Return the model's loss of what the last layer puts out, which may be a device's own classes' scores."""
@@ -141,14 +156,16 @@ class Pipeline:
     @property
     def has_loss(self) -> bool:
         """Whether this rank is the one that reports the loss."""
-        is_first = self.world.number_of(self.place) == 0
-        return is_first and self._is_last and self.place.replica == 0 and self.place.shard == 0
+        is_first = self.world.number_of(self.place) == 0 and self._last is self._seats[0]
+        return is_first and self.place.replica == 0 and self.place.shard == 0
 
     @property
     def rows(self) -> np.ndarray:
         """This replica's examples of every microbatch, as places in the batch; none without the first or last stage."""
-        start, stop = self.layout.rows(self.place) if self._is_first or self._is_last else (0, 0)
+        start, stop = self.layout.rows(self.place) if self._first or self._last else (0, 0)
         runs = np.arange(self.world.workload.batch_size).reshape(self.workload.accumulate, -1)
+        if len(self._seats) > 1:  # the examples of one copy, and the targets of the other
+            return runs.ravel() if stop else runs[:0].ravel()
         first = self.layout.first_example
         own = runs[:, first : first + self.workload.run_size].reshape(-1, self.layout.microbatch_size)
         return own[:, start:stop].ravel()
@@ -166,10 +183,11 @@ class Pipeline:
         """Run the own `rows` of a batch forward and backward; return the mean loss on ranks with the last stage."""
         for module in self.modules.values():
             module.step = step
+        if self._slices is not None:
+            self._slices.forget()
         self.clock.begin_step()
-        runs = self.workload.accumulate
         losses = self._schedule.train(
-            inputs.chunk(runs) if self._is_first else None, targets.chunk(runs) if self._is_last else None, runs=runs
+            self._runs(inputs, self._first), self._runs(targets, self._last), runs=self.workload.accumulate
         )
         self._sum_shared()
         self._sum_tied()
@@ -181,16 +199,23 @@ class Pipeline:
 
     def evaluate(self, inputs: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Return the mean loss of a batch, forward only, on ranks that hold the last stage; after at least one step."""
-        runs, losses = self.workload.accumulate, list[torch.Tensor]()
-        own = [part.chunk(runs) for part in (self._own(inputs), self._own(targets))]
+        losses = list[torch.Tensor]()
+        own = self._runs(self._own(inputs), self._first), self._runs(self._own(targets), self._last)
         with evaluating(list(self.modules.values())):
-            for x, y in zip(*own, strict=True):
-                losses += self._schedule.evaluate(x if self._is_first else None, y if self._is_last else None)
+            for run in range(self.workload.accumulate):
+                losses += self._schedule.evaluate(*(None if parts is None else parts[run] for parts in own))
         return self._whole(losses)
+
+    def _runs(self, batch: torch.Tensor, seat: Seat | None) -> Sequence[torch.Tensor] | None:
+        """Return each run's part of the own `rows` where there is such a stage; of two copies, that of its copy."""
+        if seat is None:
+            return None
+        runs = batch.chunk(self.workload.accumulate)
+        return runs if seat.layout.copy is None else [half_of(run, seat.layout.copy) for run in runs]
 
     def _whole(self, losses: list[torch.Tensor]) -> float | None:
         """Return the sum over microbatches and replicas, each its part of the mean, where the last stage is."""
-        if not self._is_last:
+        if self._last is None:
             return None
         mean = torch.stack(losses).sum().detach() / self._times_counted
         if self._losses_group is not None:
@@ -202,7 +227,8 @@ class Pipeline:
         return are_finite(self._stages[stage].received_gradients())
 
     def clip_gradients(self, most: float) -> None:
-        counted = [one for module in self.modules.values() for one in without_copies(module, self._ties)]
+        first = [module for s, module in self.modules.items() if self._seats[0].has(s)]  # of two copies, one
+        counted = [one for module in first for one in without_copies(module, self._ties)]
         own, devices = list(self.parameters()), self.configuration.num_devices
         clip_gradients(own, counted, devices, most, self._own_pipeline)
 

@@ -24,13 +24,14 @@ from torch.distributed.pipelining.schedules import (
 
 from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
-from dejavu.plans.schedule import SCHEDULES, torch_actions
+from dejavu.plans.schedule import SCHEDULES, slice_by_slice, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import to_receive, to_send
 from dejavu.runtime.replicas import split_by_sequence, sum_gradients
 from dejavu.runtime.shapes import part_of
 from dejavu.runtime.split_backward import Groups, backward_input, backward_weight, node_of
+from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.training import Layers
 
 
@@ -76,7 +77,12 @@ class ReplicatedStage(PipelineStage):
         arriving, leaving = (
             part_of(one, stop - start, parts if is_inner else 1) for one, is_inner in zip(ends, inner, strict=True)
         )
-        super().__init__(module, stage, len(plan.stages), device, arriving, leaving, group=groups.alone)
+        self.slices = module.sequence if isinstance(module.sequence, SlicedSequence) else None
+        if self.slices is not None:  # torch sets up all passes alike, as the first; see `_as_slices`
+            arriving, leaving = (self.slices.cut([one])[0] for one in (arriving, leaving))
+        self.number, self.copy, self._count = stage, layout.copy or 0, len(plan.stages)
+        index, row = torch_index(stage, self.copy, self._count), self._count * (1 if layout.copy is None else 3)
+        super().__init__(module, index, row, device, arriving, leaving, group=groups.alone)
         self._arriving, self._leaving = arriving, leaving
         self.group = None
         self.group_rank, self.group_size = place.pipeline_rank, len(plan.ranks)
@@ -94,12 +100,45 @@ class ReplicatedStage(PipelineStage):
         )
         self._waiting: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self._count - 1
+
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        self._layers.microbatch = self.first_microbatch + fwd_chunk_id
+        chunk = self.first_microbatch + fwd_chunk_id
+        if self.slices is None:
+            self._layers.microbatch = chunk
+        else:
+            self._layers.microbatch, self.slices.index = divmod(chunk, self.slices.count)
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not torch.is_grad_enabled():
             self.fwd_cache.pop(fwd_chunk_id)  # no backward pass will take the logits: they are the largest output
         return output
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        self._as_slices(self.args_recv_info, self._arriving)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        self._as_slices(self.grad_recv_info, self._leaving)
+
+    def _as_slices(self, infos: dict[int, tuple[Any, ...]], end: torch.Tensor) -> None:
+        """Give what arrives for each slice its own length."""
+        pairs = ((chunk, info) for chunk, row in infos.items() for info in row)
+        for chunk, info in pairs if self.slices is not None else ():
+            if getattr(info, "buffer", None) is not None:
+                info.buffer = info.buffer.new_empty(self._shape_of(end, chunk))
+
+    def _shape_of(self, end: torch.Tensor, chunk: int) -> tuple[int, ...]:
+        if self.slices is None:
+            return tuple(end.shape)
+        examples, _, *rest = end.shape
+        return (examples, self.slices.lengths[chunk % self.slices.count], *rest)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._receives(self.args_recv_info[fwd_chunk_id], self._from_before)
@@ -125,7 +164,8 @@ class ReplicatedStage(PipelineStage):
         if not self._arriving.requires_grad:  # nobody waits for it: the upstream layers have no weights
             return []
         if gradient is None:
-            gradient = torch.zeros(self._arriving.shape, dtype=self._arriving.dtype, device=self.device)
+            shape = self._shape_of(self._arriving, bwd_chunk_id)
+            gradient = torch.zeros(shape, dtype=self._arriving.dtype, device=self.device)
         return _sends(gradient, self._to_before)
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
@@ -221,27 +261,48 @@ def _part(tensor: torch.Tensor, part: Exchange) -> torch.Tensor:
     return rows if part.positions is None else rows[:, slice(*part.positions)]
 
 
+def torch_index(stage: int, copy: int, num_stages: int) -> int:
+    """Return torch's number of a stage: those of all copies are in one row, in which no copy's follow another's."""
+    return stage + 2 * copy * num_stages
+
+
 class ListedSchedule(_PipelineScheduleRuntime):
     """Torch's runtime executing torch's own action list of any schedule, also of schedules with one stage per rank.
 
     One runtime for all, so that what is simulated is what runs, messages overlap with computation under every schedule,
     and shapes are known beforehand. Gradients add up as they are: the loss of a microbatch is its part of the step's.
     A step may run the list several times; replicas' gradients are summed in the last run.
+
+    Where sequences come in slices, each pass of the list is one of every slice, one after the other: torch's runtime
+    takes a slice for a microbatch.
     """
 
     def __init__(
         self, name: str, stages: list[ReplicatedStage], num_microbatches: int, loss: Callable[..., torch.Tensor]
     ) -> None:
-        super().__init__(stages, num_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
-        self._own = stages
-        self._compute_order = torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
-        self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
-
+        self._own, self._num_parts, self._slices = stages, num_microbatches, stages[0].slices
+        self._copies = len({stage.copy for stage in stages})
+        count = 1 if self._slices is None else self._slices.count
+        super().__init__(stages, num_microbatches * count, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
+        order = self._listed(name, num_microbatches)
+        self._compute_order = {rank: slice_by_slice(listed, count) for rank, listed in order.items()}
+        self._prepare()
         self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
         self._accumulating_order = {
             rank: [one for one in listed if one.computation_type is not REDUCE_GRAD]
             for rank, listed in self._training_order.items()
         }
+
+    def _listed(self, name: str, num_microbatches: int) -> dict[int, list[Any]]:
+        """Return each rank's passes."""
+        return torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
+
+    def _prepare(self) -> None:
+        """Set the order of passes and messages of a step, and where torch's stages are."""
+        self._prepare_schedule_with_comms({rank: list(listed) for rank, listed in self._compute_order.items()})
+
+    def _with_messages(self, compute: dict[int, list[Any]]) -> dict[int, list[Any]]:
+        return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
 
     def _of_forwards(self) -> dict[int, list[Any]]:
         """Return the forward passes alone, in the schedule's own order, which therefore cannot block; with messages."""
@@ -249,7 +310,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
             rank: _add_unshard_reshard([one for one in listed if one.computation_type is FORWARD])
             for rank, listed in self._compute_order.items()
         }
-        return _add_send_recv(compute, lambda s: self.stage_index_to_group_rank[s], self._num_stages)
+        return self._with_messages(compute)
 
     def train(
         self, inputs: Sequence[torch.Tensor] | None, targets: Sequence[torch.Tensor] | None, *, runs: int
@@ -262,17 +323,29 @@ class ListedSchedule(_PipelineScheduleRuntime):
         losses: list[torch.Tensor] = []
         for run in range(runs):
             for stage in self._own:
-                stage.first_microbatch, stage.is_last_run = run * self._n_microbatches, run == runs - 1
+                stage.first_microbatch = (run * self._copies + stage.copy) * self._n_microbatches
+                stage.has_backward, stage.is_last_run = True, run == runs - 1
             is_last = run == runs - 1
             self.pipeline_order_with_comms = self._training_order if is_last else self._accumulating_order
-            arguments = () if inputs is None else (inputs[run],)
-            own: list[torch.Tensor] = []
-            known: dict[str, Any] = {} if targets is None else {"target": targets[run], "losses": own}
-            self.step(*arguments, return_outputs=False, **known)
-            losses += own
+            losses += self._passes(None if inputs is None else inputs[run], None if targets is None else targets[run])
         for stage in self._own:
             stage.finish_gradients()
         return losses
+
+    def _passes(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run the list; return each microbatch's loss, or each of its slices', where the last stage is."""
+        for stage in self._stages:
+            stage.clear_runtime_states()
+        arguments = None if inputs is None else [(part,) for part in self._parts(inputs)]
+        losses: list[torch.Tensor] = []
+        self._step_microbatches(
+            arguments, None, None if targets is None else self._parts(targets), losses, return_outputs=False
+        )
+        return losses
+
+    def _parts(self, batch: torch.Tensor) -> list[torch.Tensor]:
+        parts = list(batch.chunk(self._num_parts))
+        return parts if self._slices is None else self._slices.cut(parts)
 
     def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
         """Run the forward passes of a batch, without graph; return each microbatch's loss where the last stage is.
@@ -282,14 +355,9 @@ class ListedSchedule(_PipelineScheduleRuntime):
         Args:
             inputs: where the first stage is, and `targets` where the last one is.
         """
-        for stage in self._stages:
-            stage.clear_runtime_states()
-        arguments, options = self._split_inputs(() if inputs is None else (inputs,))
-        losses: list[torch.Tensor] = []
         self.pipeline_order_with_comms = self._forward_order
         try:
-            parts = None if targets is None else list(targets.chunk(self._n_microbatches))
-            self._step_microbatches(arguments, options, parts, losses, return_outputs=False)
+            losses = self._passes(inputs, targets)
         finally:
             self.pipeline_order_with_comms = self._training_order
         for stage in self._stages:

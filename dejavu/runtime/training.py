@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -33,6 +32,7 @@ from dejavu.workload.models.ties import ties_of
 
 if TYPE_CHECKING:
     from dejavu.runtime.splits.sequence import SequencePart
+    from dejavu.runtime.splits.slices import SlicedSequence
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -71,7 +71,7 @@ class Layers(nn.Sequential):
 
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.
-        sequence: the part of it that this device has; None: it has all.
+        sequence: the part of it that this device has, or the slices in which it comes; None: it has all, at once.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Layers(nn.Sequential):
         self.offload = offload
         self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
-        self.sequence: SequencePart | None = None
+        self.sequence: SequencePart | SlicedSequence | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
@@ -103,7 +103,7 @@ class Layers(nn.Sequential):
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
                 with offloading(layer, x) if self.offload and position < self._last else nullcontext():
-                    run = layer if part is None else partial(part.run, layer)
+                    run = layer if part is None else part.runs(layer, self.microbatch, position)
                     x = passed_on(checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)

@@ -43,10 +43,14 @@ class Clock:
 
     On a GPU it records events on the stream, read once per step, so that timing never synchronizes. On a CPU the
     medians are CPU seconds: ranks that share a core do not count each other's work.
+
+    Args:
+        slices: of each sequence, which pass one after the other and are numbered through as microbatches are; medians
+            are of whole microbatches.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+    def __init__(self, device: torch.device, *, slices: int = 1) -> None:
+        self._on_gpu, self._slices = device.type == "cuda", slices
         self._open: list[tuple[int, Pass, int, Any, Any, float]] = []
         self._once: list[tuple[Any, Any]] = []
         self._began: Any = None
@@ -104,13 +108,14 @@ class Clock:
 
     def end_step(self) -> None:
         """Add up this step's passes; the device has to have finished them."""
-        self.last_step, all_seconds = [], dict[tuple[int, Pass], list[float]]()
+        self.last_step, by_microbatch = [], dict[tuple[int, Pass], dict[int, float]]()
         for stage, direction, microbatch, start, stop, processor_seconds in self._open:
             timed = Timed(stage, direction, microbatch, self._since(self._began, start), self._since(self._began, stop))
             self.last_step.append(timed)
             seconds = timed.stop_seconds - timed.start_seconds if self._on_gpu else processor_seconds
-            all_seconds.setdefault((stage, direction), []).append(seconds)
-        self._steps.append(all_seconds)
+            known, number = by_microbatch.setdefault((stage, direction), {}), microbatch // self._slices
+            known[number] = known.get(number, 0.0) + seconds
+        self._steps.append({key: list(known.values()) for key, known in by_microbatch.items()})
 
     @property
     def last_step_once(self) -> list[Span]:
@@ -132,9 +137,7 @@ class Clock:
             start, busy = self._now(), time.thread_time()
             result = inner(microbatch, *arguments, **options)
             stop, took = self._now(), time.thread_time() - busy
-            self._open.append(
-                (stage.stage_index, pass_of(options), stage.first_microbatch + microbatch, start, stop, took)
-            )
+            self._open.append((stage.number, pass_of(options), stage.first_microbatch + microbatch, start, stop, took))
             return result
 
         return timed

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dejavu.plans.schedule import SCHEDULES
 from dejavu.workload.data_settings import (
@@ -18,7 +27,7 @@ from dejavu.workload.data_settings import (
 )
 from dejavu.workload.gradient_settings import GradientSettings
 
-AUTO = "auto"
+AUTO, CHIMERA = "auto", "chimera"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
 TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
 # In a short training the longest trials take a larger part: up to one step in four for two rungs, and up to every
@@ -180,9 +189,13 @@ class Workload(_Record):
         mixed_precision: layers compute in `bfloat16` (`true`: likewise) or `float16` where torch's autocast holds that
             safe; weights, gradients and what crosses a cut stay float32. With float16 the loss is scaled.
         batch_size: examples in one step, over all devices.
-        schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest.
+        schedule: which pipeline schedule; `auto`: the one whose simulated step is shortest. `chimera` is 1F1B with
+            `both_ways`.
+        both_ways: half of the microbatches go down the ranks, and half up through a second copy of the model.
         accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
             beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
+        slices: into how many slices, alike but for one position, each sequence of a causal decoder is cut, or their
+            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole.
         num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
@@ -222,7 +235,9 @@ class Workload(_Record):
     batch_size: int = Field(32, ge=1)
     accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
+    slices: PositiveInt | tuple[PositiveInt, ...] = 1
     schedule: str = AUTO
+    both_ways: StrictBool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     mixed_precision: bool | Literal["bfloat16", "float16"] = False
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -242,6 +257,11 @@ class Workload(_Record):
     examples: ExamplesSettings | None = None
     compile: StrictBool = False
     checkpoints: str | None = Field(None, pattern=r"^[a-z0-9+.-]+://.+")
+
+    @field_validator("both_ways")
+    @classmethod
+    def _chimera_goes_both_ways(cls, both_ways: bool, info: ValidationInfo) -> bool:
+        return both_ways or info.data.get("schedule") == CHIMERA
 
     @field_validator("optimizer")
     @classmethod
@@ -355,8 +375,8 @@ class Workload(_Record):
     @field_validator("schedule")
     @classmethod
     def _schedule_is_known(cls, schedule: str) -> str:
-        if schedule not in (AUTO, *SCHEDULES):
-            raise ValueError(SCHEDULES.unknown(schedule, AUTO))
+        if schedule not in (AUTO, CHIMERA, *SCHEDULES):
+            raise ValueError(SCHEDULES.unknown(schedule, AUTO, CHIMERA))
         return schedule
 
     @field_validator("pretrained")
@@ -417,9 +437,14 @@ class Workload(_Record):
         return self.trials.longest(self.num_steps)
 
     @property
+    def planned_schedule(self) -> str:
+        """The schedule that a plan has: that of either direction, where microbatches go in both."""
+        return "1f1b" if self.schedule == CHIMERA else self.schedule
+
+    @property
     def searched_schedule(self) -> str:
         """The schedule, with one stage per rank, by which searches price plans for this workload."""
-        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.schedule].searched_as
+        return "1f1b" if self.schedule == AUTO else SCHEDULES[self.planned_schedule].searched_as
 
     @property
     def run_size(self) -> int:

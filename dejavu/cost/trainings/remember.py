@@ -28,7 +28,8 @@ def remember(
     workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, database: ProfileDatabase
 ) -> int:
     """Append the measured times of the step and of every stage; return the number of rows written."""
-    if measured.step_seconds is None:
+    # Slices have other kernels than what is priced, and two copies of the model another step.
+    if measured.step_seconds is None or workload.slices != 1 or workload.both_ways:
         return 0
     plan = binding.plan
     shared: dict[str, Any] = {

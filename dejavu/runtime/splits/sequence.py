@@ -7,6 +7,8 @@ in order, so of causal attention the last device computes the most.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +44,11 @@ class SequencePart:
         """Take this device's positions of what goes into the model, or of targets (batch, positions, …)."""
         return whole.chunk(self.count, dim=_SEQUENCE)[self.index].contiguous()
 
-    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Run a layer on the positions that it has. Recomputation comes here again, perhaps in another thread."""
+    def runs(self, layer: nn.Module, microbatch: int, position: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what runs a layer on the positions that it has; recomputation too, perhaps in another thread."""
+        return partial(self._run, layer)
+
+    def _run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with having_part(self.index, self.count), _AttentionToAll(self):
             output: torch.Tensor = layer(x)
         return output

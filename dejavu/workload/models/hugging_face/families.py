@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dejavu.workload.models.modules.positions import num_parts, positions
+from dejavu.workload.models.modules.positions import num_at_hand, positions
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Block(nn.Module):
         if self.rotary is None:
             output = self.block(x)
         else:
-            places = positions(self.length // num_parts(), x.device)[None]
+            places = positions(num_at_hand(self.length), x.device)[None]
             output = self.block(x, position_ids=places, position_embeddings=self.rotary(x, places))
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states

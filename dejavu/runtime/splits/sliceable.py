@@ -1,0 +1,162 @@
+"""Which trainings can go through their stages slice by slice (`slices`): of causal decoders, under whole passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dejavu.foundation.errors import InputError
+from dejavu.foundation.registry import named
+from dejavu.foundation.tracing import fake_tensors
+from dejavu.graphs.capture import Form, work_of
+from dejavu.plans import Plan
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.runtime.shapes import boundaries
+from dejavu.workload import AUTO, Workload
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of
+from dejavu.workload.settings import whole_backward_schedules
+
+
+def slice_lengths(workload: Workload) -> tuple[int, ...]:
+    """Return the positions of each slice of a sequence, in order; empty: sequences are whole.
+
+    Raises:
+        InputError: the workload's slices are not those of its sequences.
+    """
+    asked = workload.slices
+    if asked == 1:
+        return ()
+    shape = dataset_of(workload).shape.input_shape
+    if len(shape) != 1:
+        raise InputError(
+            f"slices: {_said(asked)} cuts sequences, and examples of data {workload.data!r} have the shape {shape}; "
+            "wanted text or tokens, or no slices",
+            ("slices",),
+        )
+    (length,) = shape
+    if isinstance(asked, int):
+        if asked > length:
+            raise InputError(
+                f"slices: {asked} of a sequence of {length} positions; wanted at most one for each position",
+                ("slices",),
+            )
+        return tuple((k + 1) * length // asked - k * length // asked for k in range(asked))
+    if sum(asked) != length:
+        raise InputError(
+            f"slices: {_said(asked)} are {sum(asked)} positions; wanted the {length} of a sequence", ("slices",)
+        )
+    return asked if len(asked) > 1 else ()
+
+
+def _said(asked: int | Sequence[int]) -> str:
+    return str(asked) if isinstance(asked, int) else str(list(asked))
+
+
+class _Watched(TorchFunctionMode):
+    """Notes whether all attention is causal by torch's own word, without a mask of the layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_causal = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            given |= dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+            self.is_causal &= bool(given.get("is_causal")) and given.get("attn_mask") is None
+        return func(*args, **(kwargs or {}))
+
+
+def check_slices(workload: Workload, schedules: Sequence[str] = ()) -> None:
+    """Check that the model can be trained slice by slice, where that is wanted: that it is a causal decoder.
+
+    Args:
+        schedules: that are asked for beside the workload's own.
+
+    Raises:
+        InputError: it is not; the message names the model, the layer and what of it needs later positions.
+    """
+    if not slice_lengths(workload):
+        return
+    asked, model, builders = f"slices: {_said(workload.slices)}", workload.model, layers_of(workload)
+    for name in {workload.planned_schedule, *schedules} - {AUTO}:
+        _check_schedule(asked, name)
+    if workload.compile:
+        raise InputError(
+            f"{asked} replace torch's attention, and layers are compiled; wanted compile: false", ("slices",)
+        )
+    wanted = "wanted a causal decoder, such as gpt or llama, or no slices"
+    for builder in builders:
+        if builder.tensor_parallel is None or not builder.tensor_parallel.context:
+            raise InputError(
+                f"{asked} with model {model!r}: layer {builder.name!r} does not say that its "
+                f"tokens meet in torch's attention alone; {wanted}",
+                ("slices",),
+            )
+    last = builders[-1].tensor_parallel
+    if last is None or not last.loss_by_position:
+        raise InputError(
+            f"{asked} with model {model!r}: its loss is no mean over all positions, each by "
+            f"itself, so slices have no losses of their own; {wanted}",
+            ("slices",),
+        )
+    for name in _not_causal(workload):
+        raise InputError(
+            f"{asked} with model {model!r}: layer {name!r} attends to later positions, or has "
+            f"a mask of its own; {wanted}",
+            ("slices",),
+        )
+
+
+def _not_causal(workload: Workload) -> tuple[str, ...]:
+    """Return the layers whose attention is not causal; of layers that compute the same, the first is run."""
+    found, known = list[str](), set[Any]()
+    for builder, meta in zip(layers_of(workload), boundaries(workload), strict=False):
+        form = Form.of(meta)
+        key = None if form is None else work_of(builder, form)
+        if key is not None and key in known:
+            continue
+        known.add(key)
+        with fake_tensors(allow_non_fake_inputs=True), _Watched() as watched:
+            builder.build()(torch.zeros(meta.shape, dtype=meta.dtype))
+        if not watched.is_causal:
+            found.append(builder.name)
+    return tuple(found)
+
+
+def check_stages_of_slices(workload: Workload, plan: Plan) -> None:
+    """Check that a plan's stages can run slices, where that is wanted.
+
+    Raises:
+        InputError: one cannot; the message says what would do.
+    """
+    if not slice_lengths(workload):
+        return
+    asked = f"slices: {_said(workload.slices)}"
+    _check_schedule(asked, plan.schedule)
+    for number, stage in enumerate(plan.stages):
+        one = stage.configuration
+        if one.sequence_parts > 1:
+            raise InputError(
+                f"{asked}: the devices of stage {number} have a part of the sequence each, and slices go through all "
+                "devices of a stage; wanted context_parallel 1 and sequence_parallel false"
+            )
+        for builder in layers_of(workload)[stage.start : stage.stop]:
+            if plan.split_of(builder.name, one.tensor_parallel):
+                raise InputError(
+                    f"{asked}: layer {builder.name!r} has a split that was found, which works on whole sequences; "
+                    "wanted tensor_parallel 1"
+                )
+
+
+def _check_schedule(asked: str, name: str) -> None:
+    if named(SCHEDULES, name).splits_backward:
+        raise InputError(
+            f"{asked}: schedule {name} runs the backward pass in two parts, and a slice's gradient of keys and values "
+            f"is passed on in one; wanted one of {', '.join(whole_backward_schedules())}, or no slices",
+            ("slices",),
+        )
