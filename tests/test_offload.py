@@ -53,7 +53,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def gradients(name: str, **options: bool) -> list[torch.Tensor]:
+def gradients(name: str, **options: Any) -> list[torch.Tensor]:
     workload = ZOO[name]
     module = build_layers(workload, Draw(), CPU, **options)
     _, inputs, targets = next(iter(Reader(workload, range(1), None)))
@@ -66,7 +66,7 @@ def gradients(name: str, **options: bool) -> list[torch.Tensor]:
 def test_gradients_are_the_same_to_the_last_bit(name: str, recompute: bool, moved: list[int]) -> None:
     plain = gradients(name, recompute=recompute)
     assert not moved
-    again = gradients(name, recompute=recompute, offload=True)
+    again = gradients(name, recompute=recompute, offload=AWAY)
     assert moved or recompute  # of a model of two layers the first has the batch, and the last is not moved
     assert len(plain) == len(again) > 0
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))

@@ -115,7 +115,7 @@ def test_there_is_one_for_every_optimizer() -> None:
 
 @pytest.mark.integration
 def test_a_training_goes_on_where_the_state_is_kept_elsewhere_and_back(tmp_path: Path) -> None:
-    """From ranks with ZeRO and the state on the host, by a checkpoint, to other cuts with it on devices, and back."""
+    """From ranks with ZeRO, state and weights on the host, by a checkpoint, to other cuts on devices alone, and back."""
     workload = Workload(
         model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
         data="synthetic",
@@ -128,8 +128,8 @@ def test_a_training_goes_on_where_the_state_is_kept_elsewhere_and_back(tmp_path:
         optimizer=OptimizerSettings(learning_rate=1e-2, clip_norm=0.5),
         trials=TrialSettings(count=0),
     )
-    on_host = Offload(None, "host")
-    away = by_hand("1f1b", (0, 1, 4), [one_device(2, zero_level=1, offload=on_host), one_device(offload=on_host)], 2)
+    on_host, fetched = Offload(None, "host"), Offload(None, "host", "host")
+    away = by_hand("1f1b", (0, 1, 4), [one_device(2, zero_level=1, offload=on_host), one_device(offload=fetched)], 2)
     here = by_hand("1f1b", (0, 3, 4), [one_device(), one_device()], 2)
     job = replace(job_of(workload, away, 2), folder=str(tmp_path / "run"))
     for binding, stop, resumed in ((away, 2, None), (here, 4, 2), (away, 6, 4)):

@@ -60,6 +60,7 @@ DIGITS = GPT.model_copy(
     }
 )
 AWAY, UPDATED = Offload("host"), Offload(None, "host")  # activations, the optimizer
+FETCHED, ALL_AWAY = Offload(None, "host", "host"), Offload("host", "host", "host")
 one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
 
@@ -107,6 +108,8 @@ for name, schedule in SCHEDULES.items():
     }
     if schedule.stages_per_rank <= 2:
         CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
+    if not schedule.splits_backward:
+        CASES[f"{name}, weights on host"] = (GPT, name, uneven, [one_device(offload=FETCHED)] * 2)
 for name in ("zbv", "dualpipe_v"):
     bounds = (0, 1, 2, 3, 4)
     CASES |= {
@@ -191,6 +194,26 @@ CASES |= {
     ),
     "master weights on host, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=UPDATED)] * 2),
     "master weights on host, 2 shards": (MASTERS, "1f1b", (0, 4, 8), [one_device(1, 2, offload=UPDATED), one]),
+    "weights on host, 3 replicas to recomputed with all else there": (
+        GPT,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(3, offload=FETCHED), one_device(recompute=True, offload=ALL_AWAY)],
+    ),
+    "weights on host, momentum": (DIGITS, "1f1b", (0, 2, 4), [one_device(offload=FETCHED), one_device(2)]),
+    "weights on host, masters": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=FETCHED)] * 2),
+    "weights on host, 2 share a sequence": (
+        GPT,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(2, context_parallel=2, offload=FETCHED), one],
+    ),
+    "weights on host, 3 runs, recomputed": (
+        ACCUMULATED,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(recompute=True, offload=FETCHED), one_device(offload=FETCHED)],
+    ),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,
@@ -328,6 +351,8 @@ COMBINED |= {"by expert, 2 replicas of 2 shards, ZeRO 1", "by expert, recomputed
 COMBINED |= {"2 share a sequence, to 2 that share another, split backward", "llama, 4 share a sequence"}
 COMBINED |= {"4 share two sequences, ZeRO 2, recomputed, clipped", "bert, 2 replicas to 2 that share a sequence"}
 COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split backward, 2 replicas and 1"}
+COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name != "1f1b"} & CASES.keys()
+COMBINED |= {"weights on host, momentum", "weights on host, 3 runs, recomputed", "weights on host, 2 share a sequence"}
 assert not COMBINED - CASES.keys()
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COMBINED else []) for name in CASES]
@@ -404,6 +429,16 @@ PAIRS = (
     ),
     ("master weights on host, uneven cuts", "master weights, uneven cuts"),
     ("master weights on host, 2 shards", "master weights, 2 shards"),
+    ("weights on host, 3 replicas to recomputed with all else there", "1f1b, 3 replicas and 1"),
+    ("weights on host, momentum", "images, 1 replica to 2"),
+    ("weights on host, masters", "master weights, uneven cuts"),
+    ("weights on host, 2 share a sequence", "2 share a sequence"),
+    ("weights on host, 3 runs, recomputed", "3 runs of 1f1b, uneven cuts, recomputed"),
+    *(
+        (f"{name}, weights on host", f"{name}, uneven cuts")
+        for name in SCHEDULES
+        if f"{name}, weights on host" in CASES
+    ),
 )
 
 
@@ -411,7 +446,7 @@ PAIRS = (
     ("on_host", "on_devices"),
     [pytest.param(*pair, marks=[pytest.mark.slow] if COMBINED & {*pair} else []) for pair in PAIRS],
 )
-def test_where_the_optimizer_is_changes_no_bit_of_a_loss(
+def test_where_the_optimizer_and_weights_are_changes_no_bit_of_a_loss(
     trained: dict[str, Trained], on_host: str, on_devices: str
 ) -> None:
     assert trained[on_host].losses == trained[on_devices].losses

@@ -180,12 +180,17 @@ OPTIMIZERS: dict[tuple[str, bool, bool], type[torch.optim.Optimizer]] = {
 
 
 def make_optimizer(
-    settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter], *, on_host: bool = False
+    settings: OptimizerSettings,
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    on_host: bool = False,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """Make a fresh torch optimizer with the workload's settings; for a stage without weights it does nothing.
 
     With `on_host` its state is in the host's memory, and the host updates the weights: of GPUs by torch's fused step,
-    which goes over memory once; of CPUs as it would on the device, to the last bit.
+    which goes over memory once; of CPUs as it would on the device, to the last bit. Weights that are in the host's
+    memory themselves are updated where they are, with `fused` for GPUs that fetch them.
 
     With master weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
     split backward pass adds to an existing gradient but stores the first one as it is, in the weight's own type.
@@ -202,7 +207,7 @@ def make_optimizer(
         options |= {"betas": settings.betas, "eps": settings.epsilon}
     if len({type(parameter.data) for parameter in given}) > 1:  # torch's grouped step mixes no split and whole weights
         options["foreach"] = False
-    if on_host and any(parameter.is_cuda for parameter in given):
+    if fused or (on_host and any(parameter.is_cuda for parameter in given)):
         options |= {"fused": True, "foreach": False}
     groups: list[dict[str, Any]] = [{"params": given}]
     if settings.decayed == "matrices" and settings.weight_decay:

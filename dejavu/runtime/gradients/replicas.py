@@ -30,6 +30,7 @@ class ReplicaGroups:
         stage: its number.
         replicas: the ranks that hold the same weights.
         shards: the ranks that share each layer of this replica; None: there are no others.
+        device: of this rank.
     """
 
     stage: int
@@ -37,6 +38,7 @@ class ReplicaGroups:
     place: Placement
     replicas: dist.ProcessGroup
     shards: dist.ProcessGroup | None
+    device: torch.device
 
 
 class ReplicaGradients:
@@ -75,7 +77,7 @@ class ReplicaGradients:
     def combine(self, step: int) -> None:
         """Replace this rank's gradients by one of all replicas; every replica calls it together."""
         if not self._faults and not self.gathers:
-            sum_gradients(self._module.parameters(), self._groups.replicas)
+            sum_gradients(self._module.parameters(), self._groups.replicas, self._groups.device)
             return
         named = [(name, p) for name, p in self._module.named_parameters() if p.grad is not None]
         if not named:
@@ -92,7 +94,7 @@ class ReplicaGradients:
         for gradient, part in zip(gradients, found_P.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
         if not self.gathers:
-            sum_gradients(self._module.parameters(), self._groups.replicas)
+            sum_gradients(self._module.parameters(), self._groups.replicas, self._groups.device)
 
     def _by_rule(self, step: int, own_P: torch.Tensor, parts: list[Part]) -> torch.Tensor:
         count = len(self._order)

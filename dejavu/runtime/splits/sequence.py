@@ -7,11 +7,11 @@ in order, so of causal attention the last device computes the most.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
@@ -42,7 +42,7 @@ class SequencePart:
         """Take this device's positions of what goes into the model, or of targets (batch, positions, …)."""
         return whole.chunk(self.count, dim=_SEQUENCE)[self.index].contiguous()
 
-    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Run a layer on the positions that it has. Recomputation comes here again, perhaps in another thread."""
         with having_part(self.index, self.count), _AttentionToAll(self):
             output: torch.Tensor = layer(x)
