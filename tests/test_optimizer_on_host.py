@@ -115,7 +115,7 @@ def test_there_is_one_for_every_optimizer() -> None:
 
 @pytest.mark.integration
 def test_a_training_goes_on_where_the_state_is_kept_elsewhere_and_back(tmp_path: Path) -> None:
-    """From ranks with ZeRO, state and weights on the host, by a checkpoint, to other cuts on devices alone, and back."""
+    """From ranks with ZeRO, state and weights on the host, by a checkpoint, to other cuts with none there, and back."""
     workload = Workload(
         model_options={"num_blocks": 2, "width": 16, "num_heads": 2},
         data="synthetic",
