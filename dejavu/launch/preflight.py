@@ -133,9 +133,11 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
                 "they divide, or sequence_parallel false and context_parallel 1"
             )
-        if configuration.offload.activations and named(SCHEDULES, plan.schedule).splits_backward:
+        away = configuration.offload
+        if (away.activations or away.parameters) and named(SCHEDULES, plan.schedule).splits_backward:
+            what = " and ".join(name for name in ("activations", "parameters") if getattr(away, name))
             raise LaunchError(
-                f"pipeline rank {rank} keeps activations in its node's memory, from where they come back once, and "
+                f"pipeline rank {rank} keeps {what} in its node's memory, from where they come back once, and "
                 f"{plan.schedule} runs the backward pass in two parts; wanted them on the device, or another schedule"
             )
         if configuration.offload.optimizer == "nvme":
