@@ -18,11 +18,12 @@ from dejavu.graphs import offload
 from dejavu.init import Draw
 from dejavu.parallelism import OFFLOADS, Parallelism
 from dejavu.planning import PlanRequest, Prices
-from dejavu.plans import Offload, Stage, StageConfiguration
+from dejavu.plans import Infeasible, Offload, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.training import Layers, WholeModel, build_layers
+from dejavu.search import SEARCHES
 from tests.test_models import ZOO
 from tests.test_offload import CPU, KEPT, LONG, WIDE, cluster, gradients, request, stages
 
@@ -177,12 +178,13 @@ def test_weights_are_fetched_where_nothing_else_fits_or_they_are_named(tmp_path:
     assert fetching("20 MiB", one_each) == (True, True)
     assert fetching("28 MiB", one_each) == (False, False)
     assert fetching("28 MiB", replace(one_each, offload=(*OFFLOADS, Offload()))) == (True, False)
-    assert not stages(
-        cluster(tmp_path, ROOMY, "20 MiB", count=2), tmp_path, replace(one_each, offload=OFFLOADS[:4]), WIDE
-    )
-    assert not stages(
-        cluster(tmp_path, "size: 16 MiB, bandwidth: 20 GB/s", "20 MiB", count=2), tmp_path, one_each, WIDE
-    )
+    for host, parallelism in (
+        (ROOMY, replace(one_each, offload=tuple(one for one in OFFLOADS if not one.parameters))),
+        ("size: 16 MiB, bandwidth: 20 GB/s", one_each),
+    ):
+        asked = request(cluster(tmp_path, host, "20 MiB", count=2), tmp_path, parallelism, WIDE)
+        answer = SEARCHES["exact"]().run(Prices(asked).priced(8).problem, budget_seconds=60)
+        assert isinstance(answer, Infeasible)
 
 
 @pytest.mark.parametrize("away", [WEIGHTS, ALL], ids=str)
@@ -207,4 +209,4 @@ def test_what_is_planned_holds_what_is_allocated(recompute: bool, away: Offload,
 
     real = allocator_peak_bytes(work)
     planned = costs.peak_bytes(0, count, 0, 1) + priced.away(Stage(0, count, one), 1).host_bytes
-    assert real <= planned <= 1.25 * real
+    assert real <= planned <= 1.1 * real
