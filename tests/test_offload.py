@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, HostMemory, load_cluster
 from dejavu.cost.offload.updates import traffic
+from dejavu.foundation.errors import InputError
 from dejavu.graphs import offload
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_spreading
@@ -305,12 +306,26 @@ def test_a_plan_of_one_s_own_is_priced_also_where_a_node_is_too_small(tmp_path: 
     assert fitting == {"64 GiB": True, "100 MiB": False}
 
 
-def test_disks_are_planned_and_not_trained() -> None:
+def test_disks_are_trained_on_where_the_cluster_file_says_where() -> None:
     workload = ZOO["gpt"]
     plan = by_hand("1f1b", [0, 1, len(graph_of("gpt").layers)], [one_device(offload=Offload(None, "nvme"))] * 2, 2)
     workload = workload.model_copy(update={"num_microbatches": 2})
-    with pytest.raises(LaunchError, match="on its node's disks, which is planned but not trained"):
+    with pytest.raises(LaunchError, match="not say where on localhost; wanted nvme: "):
         check_spreading(job_of(workload, plan, 1))
+    bounds = [0, 1, len(graph_of("gpt").layers)]
+    said = by_hand("1f1b", bounds, [one_device(offload=Offload(None, "nvme"))] * 2, 2, disk_folder="/tmp")
+    check_spreading(job_of(workload, said, 1))
+
+
+def test_a_folder_on_a_node_s_disks_is_each_device_s_and_no_plan_s(tmp_path: Path) -> None:
+    said = cluster(tmp_path, HOST, nvme=f"{DISKS}, folder: /mnt/fast")
+    unsaid = cluster(tmp_path, HOST, nvme=DISKS)
+    assert {one.disk_folder for one in said.devices()} == {"/mnt/fast"}
+    assert {one.disk_folder for one in unsaid.devices()} == {""}
+    assert said.fingerprint == unsaid.fingerprint and said.nvme_of("Small") == unsaid.nvme_of("Small")
+    assert Cluster.from_dict(said.to_dict()) == said != unsaid
+    with pytest.raises(InputError, match="folder"):
+        cluster(tmp_path, HOST, nvme=f"{DISKS}, folder: relative/path")
 
 
 @pytest.mark.parametrize("away", [AWAY, Offload(None, "host", "host"), Offload("host", "host", "host")], ids=str)

@@ -60,6 +60,7 @@ DIGITS = GPT.model_copy(
     }
 )
 AWAY, UPDATED = Offload("host"), Offload(None, "host")  # activations, the optimizer
+ON_DISK = Offload(None, "nvme")
 FETCHED, ALL_AWAY = Offload(None, "host", "host"), Offload("host", "host", "host")
 one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
@@ -214,6 +215,19 @@ CASES |= {
         (0, 3, 8),
         [one_device(recompute=True, offload=FETCHED), one_device(offload=FETCHED)],
     ),
+    "optimizer on NVMe, uneven cuts": (GPT, "1f1b", (0, 3, 8), [one_device(offload=ON_DISK)] * 2),
+    "optimizer on NVMe, ZeRO 1": (
+        TUNED,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(2, zero_level=1, offload=ON_DISK), one_device(offload=ON_DISK)],
+    ),
+    "optimizer on NVMe, master weights, 2 shards": (
+        MASTERS,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(1, 2, offload=ON_DISK), one],
+    ),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,
@@ -352,6 +366,7 @@ COMBINED |= {"2 share a sequence, to 2 that share another, split backward", "lla
 COMBINED |= {"4 share two sequences, ZeRO 2, recomputed, clipped", "bert, 2 replicas to 2 that share a sequence"}
 COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split backward, 2 replicas and 1"}
 COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name != "1f1b"} & CASES.keys()
+COMBINED |= {"optimizer on NVMe, ZeRO 1"}
 COMBINED |= {"weights on host, momentum", "weights on host, 3 runs, recomputed", "weights on host, 2 share a sequence"}
 assert not COMBINED - CASES.keys()
 every_case = pytest.mark.parametrize(
@@ -360,7 +375,7 @@ every_case = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share.
 
     MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is
@@ -372,8 +387,9 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
         if hasattr(item, "callspec")
         for which in ("name", "on_host", "on_devices")
     }
+    disks = tmp_path_factory.mktemp("disks")
     jobs = {
-        case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS)
+        case: job_of(w, by_hand(name, bounds, ranks, 4, disk_folder=str(disks)), STEPS)
         for case, (w, name, bounds, ranks) in CASES.items()
         if case in (asked & CASES.keys() or CASES.keys() - COMBINED)
     }
@@ -385,6 +401,7 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
         patched.setenv("MKL_CBWR", "AVX2")
         for together in ([case for case in order if case not in apart], apart):
             found.update(zip(together, train_in_turn([jobs[case] for case in together]), strict=True))
+    assert not list(disks.iterdir()), "files of state are gone with their ranks"
     return found
 
 
@@ -431,6 +448,9 @@ PAIRS = (
     ("master weights on host, 2 shards", "master weights, 2 shards"),
     ("weights on host, 3 replicas to recomputed with all else there", "1f1b, 3 replicas and 1"),
     ("weights on host, momentum", "images, 1 replica to 2"),
+    ("optimizer on NVMe, uneven cuts", "1f1b, uneven cuts"),
+    ("optimizer on NVMe, ZeRO 1", "betas, and norms that do not decay, ZeRO 1"),
+    ("optimizer on NVMe, master weights, 2 shards", "master weights, 2 shards"),
     ("weights on host, masters", "master weights, uneven cuts"),
     ("weights on host, 2 share a sequence", "2 share a sequence"),
     ("weights on host, 3 runs, recomputed", "3 runs of 1f1b, uneven cuts, recomputed"),

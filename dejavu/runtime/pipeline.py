@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
+from dejavu.runtime.process.state_files import StateFiles
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.classes import loss_of_own_classes
@@ -159,7 +161,8 @@ class Pipeline:
         return make_optimizer(
             self.workload.optimizer,
             self.parameters(),
-            on_host=away.optimizer is not None and away.parameters is None,
+            on_host=away.optimizer == "host" and away.parameters is None,
+            files=StateFiles(Path(self.place.device.disk_folder)) if away.optimizer == "nvme" else None,
             fused=away.parameters is not None and self.device.type == "cuda",
         )
 
