@@ -24,6 +24,7 @@ from dejavu.runtime.batches import Reader
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.training import Layers, WholeModel, build_layers
 from dejavu.search import SEARCHES
+from dejavu.workload import GradientSettings
 from tests.test_models import ZOO
 from tests.test_offload import CPU, KEPT, LONG, WIDE, cluster, gradients, request, stages
 
@@ -114,6 +115,12 @@ def test_weights_that_devices_share_are_not_fetched(shared: dict[str, int]) -> N
     with pytest.raises(PlanError, match=r"wanted tensor_parallel 1, and zero_level 0 where there are replicas"):
         StageConfiguration("core", 1, 2, **{"data_parallel": 1, **shared}, offload=WEIGHTS)
     StageConfiguration("core", 1, 2, 2, offload=WEIGHTS)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "suspicion"])
+def test_gradients_in_a_node_s_memory_are_summed_and_not_compared(rule: str) -> None:
+    said = GradientSettings.model_validate({"rule": rule}).misfit(StageConfiguration("core", 1, 4, 4, offload=WEIGHTS))
+    assert ("wanted parameters on the device" in said) == (rule != "mean")
 
 
 def test_weights_take_the_optimizer_s_state_with_them() -> None:

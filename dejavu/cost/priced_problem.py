@@ -154,8 +154,8 @@ def _fetching_where_needed(
 ) -> list[int]:
     """Return the kept configurations but those that fetch weights where stages alike have room without.
 
-    These may be slower in a corner, with few microbatches and devices; to consider them everywhere takes the searches
-    half as long again.
+    With few microbatches a plan that fetches could be the faster one even so; to consider it everywhere would take the
+    searches up to half as long again. State on disks does not count: whether these have room is the planner's to check.
     """
     others = [c for c in kept if not configurations[c].offload.parameters]
     if len(others) == len(kept):
@@ -163,6 +163,8 @@ def _fetching_where_needed(
     in_flight, counts = SCHEDULES[workload.searched_schedule].in_flight, cluster.device_counts
     for c in reversed(others):  # those that keep the most away come last
         one = configurations[c]
+        if one.offload.optimizer == "nvme":
+            continue
         most = min(counts[one.device_type] // one.num_devices, _most_stages(workload))
         if fits_alone(costs, c, most, in_flight, workload.num_microbatches):
             return others

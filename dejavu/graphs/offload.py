@@ -76,8 +76,10 @@ def _fetched(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def _having(layer: nn.Module, copies: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
-    """Put the copies in the weights' places, as `torch.func.functional_call` does, which loses the weights of a module
-    that a layer has twice."""
+    """Put the copies in the weights' places.
+
+    `torch.func.functional_call` does so, too, but leaves the copies in a module that a layer has twice.
+    """
     weights = [dict(part._parameters) for part in layer.modules()]
     try:
         for part in layer.modules():
