@@ -19,6 +19,7 @@ CONTEXT_PARALLEL_ZERO_LEVELS = (1, 3)
 OFFLOADS = (
     *(Offload(), Offload("host"), Offload(None, "host"), Offload("host", "host")),
     *(Offload(None, "nvme"), Offload("host", "nvme")),
+    *(Offload(None, "host", "host"), Offload("host", "host", "host")),
 )
 
 
@@ -40,7 +41,7 @@ class Parallelism:
         also_unsplit: consider devices that do not split the sequence, or hold whole experts, also where they take
             hardly less time.
         offload: what is kept elsewhere; considered where the cluster file gives nodes `host_memory` and, for what goes
-            there, `nvme`.
+            there, `nvme`. Unless others than usual are named, weights are where no plan is found without.
         only: these configurations and no others, as of a plan that is there already.
     """
 
@@ -133,6 +134,7 @@ class Parallelism:
             for by_sequence in self._choices("sequence_parallel", plain, sequence_length // plain.context_parallel)
             for configuration in self._choices("expert_parallel", by_sequence, num_experts)
             for offload in offloads[name]
+            if not offload.parameters or configuration.can_fetch_weights
         )
 
     def _offloads(self, cluster: Cluster, device_type: str) -> tuple[Offload, ...]:

@@ -67,7 +67,7 @@ def scaled(values: list[float], scale: float, good_steps: int = 0) -> tuple[Loss
     weight.grad = torch.tensor(values)
     optimizer = torch.optim.SGD([weight])
     states_of(optimizer)[OF_ALL] = {"scale": torch.tensor(scale), "good_steps": torch.tensor(good_steps)}
-    return LossScale(optimizer), optimizer
+    return LossScale(optimizer, torch.device("cpu")), optimizer
 
 
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
@@ -102,7 +102,7 @@ def test_an_overflow_changes_no_weight_and_no_moment() -> None:
     huge = workload(optimizer=OptimizerSettings(name="sgd", learning_rate=1e-9), num_steps=3)
     module = build_layers(huge, DRAW, torch.device("cpu"))
     optimizer = torch.optim.AdamW(module.parameters())
-    scale = LossScale(optimizer)
+    scale = LossScale(optimizer, torch.device("cpu"))
     before = {name: one.clone() for name, one in module.state_dict().items()}
     for one in module.parameters():
         one.grad = torch.full_like(one, float("inf"))
@@ -114,11 +114,11 @@ def test_an_overflow_changes_no_weight_and_no_moment() -> None:
 def test_the_scale_is_part_of_what_is_saved(tmp_path: Path) -> None:
     module = build_layers(workload(), DRAW, torch.device("cpu"))
     optimizer = torch.optim.AdamW(module.parameters())
-    scale = LossScale(optimizer)
+    scale = LossScale(optimizer, torch.device("cpu"))
     states_of(optimizer)[OF_ALL]["scale"].fill_(64.0)
     other = torch.optim.AdamW(module.parameters())
     restore_state(module, other, gather_state(module, optimizer))
-    assert LossScale(other).scale == scale.scale == 64.0
+    assert LossScale(other, torch.device("cpu")).scale == scale.scale == 64.0
 
 
 def test_a_trial_s_training_goes_on_where_it_was(tmp_path: Path) -> None:

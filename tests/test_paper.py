@@ -118,7 +118,11 @@ def test_data_that_are_not_there_leave_a_claim_out_and_a_command_that_fails_is_s
 def test_the_page_shows_theirs_beside_ours(tmp_path: Path) -> None:
     claim = claim_of("profiling")
     row = row_of(claim, tmp_path, tmp_path)
+    (tmp_path / "profiling-now.png").touch()
+    (tmp_path / "of-no-claim.png").touch()
     shown = page([row], tmp_path)
+    assert f"{claim.where}: profiling-now.png" in shown and ">of-no-claim.png<" in shown
+    assert row["cpu_seconds"] > 0
     assert row["verdict"] in list(Verdict) and claim.states in shown and row["verdict"] in shown
     again = row_of(claim, tmp_path, tmp_path, known_as=claim.name)
     assert again["ours"] == row["ours"]

@@ -60,6 +60,8 @@ DIGITS = GPT.model_copy(
     }
 )
 AWAY, UPDATED = Offload("host"), Offload(None, "host")  # activations, the optimizer
+ON_DISK = Offload(None, "nvme")
+FETCHED, ALL_AWAY = Offload(None, "host", "host"), Offload("host", "host", "host")
 one, by_expert = one_device(), one_device(1, 2, expert_parallel=True)
 TWO = [one, one]
 
@@ -107,6 +109,8 @@ for name, schedule in SCHEDULES.items():
     }
     if schedule.stages_per_rank <= 2:
         CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
+    if not schedule.splits_backward:
+        CASES[f"{name}, weights on host"] = (GPT, name, uneven, [one_device(offload=FETCHED)] * 2)
 for name in ("zbv", "dualpipe_v"):
     bounds = (0, 1, 2, 3, 4)
     CASES |= {
@@ -191,6 +195,39 @@ CASES |= {
     ),
     "master weights on host, uneven cuts": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=UPDATED)] * 2),
     "master weights on host, 2 shards": (MASTERS, "1f1b", (0, 4, 8), [one_device(1, 2, offload=UPDATED), one]),
+    "weights on host, 3 replicas to recomputed with all else there": (
+        GPT,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(3, offload=FETCHED), one_device(recompute=True, offload=ALL_AWAY)],
+    ),
+    "weights on host, momentum": (DIGITS, "1f1b", (0, 2, 4), [one_device(offload=FETCHED), one_device(2)]),
+    "weights on host, masters": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=FETCHED)] * 2),
+    "weights on host, 2 share a sequence": (
+        GPT,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(2, context_parallel=2, offload=FETCHED), one],
+    ),
+    "weights on host, 3 runs, recomputed": (
+        ACCUMULATED,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(recompute=True, offload=FETCHED), one_device(offload=FETCHED)],
+    ),
+    "optimizer on NVMe, uneven cuts": (GPT, "1f1b", (0, 3, 8), [one_device(offload=ON_DISK)] * 2),
+    "optimizer on NVMe, ZeRO 1": (
+        TUNED,
+        "1f1b",
+        (0, 3, 8),
+        [one_device(2, zero_level=1, offload=ON_DISK), one_device(offload=ON_DISK)],
+    ),
+    "optimizer on NVMe, master weights, 2 shards": (
+        MASTERS,
+        "1f1b",
+        (0, 4, 8),
+        [one_device(1, 2, offload=ON_DISK), one],
+    ),
     "by sequence, 2 shards": (GPT, "1f1b", (0, 3, 8), [one_device(1, 2, sequence_parallel=True), one]),
     "by sequence, split backward, to unsplit shards": (
         GPT,
@@ -328,6 +365,9 @@ COMBINED |= {"by expert, 2 replicas of 2 shards, ZeRO 1", "by expert, recomputed
 COMBINED |= {"2 share a sequence, to 2 that share another, split backward", "llama, 4 share a sequence"}
 COMBINED |= {"4 share two sequences, ZeRO 2, recomputed, clipped", "bert, 2 replicas to 2 that share a sequence"}
 COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split backward, 2 replicas and 1"}
+COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name != "1f1b"} & CASES.keys()
+COMBINED |= {"optimizer on NVMe, ZeRO 1"}
+COMBINED |= {"weights on host, momentum", "weights on host, 3 runs, recomputed", "weights on host, 2 share a sequence"}
 assert not COMBINED - CASES.keys()
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COMBINED else []) for name in CASES]
@@ -335,7 +375,7 @@ every_case = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     """All cases in two launches: those of fewer ranks follow those of more, but for layers that devices share.
 
     MKL's products depend on where in memory their matrices begin, on a Xeon to the last bit of a loss, unless it is
@@ -347,8 +387,9 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
         if hasattr(item, "callspec")
         for which in ("name", "on_host", "on_devices")
     }
+    disks = tmp_path_factory.mktemp("disks")
     jobs = {
-        case: job_of(w, by_hand(name, bounds, ranks, 4), STEPS)
+        case: job_of(w, by_hand(name, bounds, ranks, 4, disk_folder=str(disks)), STEPS)
         for case, (w, name, bounds, ranks) in CASES.items()
         if case in (asked & CASES.keys() or CASES.keys() - COMBINED)
     }
@@ -360,6 +401,7 @@ def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
         patched.setenv("MKL_CBWR", "AVX2")
         for together in ([case for case in order if case not in apart], apart):
             found.update(zip(together, train_in_turn([jobs[case] for case in together]), strict=True))
+    assert not list(disks.iterdir()), "files of state are gone with their ranks"
     return found
 
 
@@ -404,6 +446,19 @@ PAIRS = (
     ),
     ("master weights on host, uneven cuts", "master weights, uneven cuts"),
     ("master weights on host, 2 shards", "master weights, 2 shards"),
+    ("weights on host, 3 replicas to recomputed with all else there", "1f1b, 3 replicas and 1"),
+    ("weights on host, momentum", "images, 1 replica to 2"),
+    ("optimizer on NVMe, uneven cuts", "1f1b, uneven cuts"),
+    ("optimizer on NVMe, ZeRO 1", "betas, and norms that do not decay, ZeRO 1"),
+    ("optimizer on NVMe, master weights, 2 shards", "master weights, 2 shards"),
+    ("weights on host, masters", "master weights, uneven cuts"),
+    ("weights on host, 2 share a sequence", "2 share a sequence"),
+    ("weights on host, 3 runs, recomputed", "3 runs of 1f1b, uneven cuts, recomputed"),
+    *(
+        (f"{name}, weights on host", f"{name}, uneven cuts")
+        for name in SCHEDULES
+        if f"{name}, weights on host" in CASES
+    ),
 )
 
 
@@ -411,7 +466,7 @@ PAIRS = (
     ("on_host", "on_devices"),
     [pytest.param(*pair, marks=[pytest.mark.slow] if COMBINED & {*pair} else []) for pair in PAIRS],
 )
-def test_where_the_optimizer_is_changes_no_bit_of_a_loss(
+def test_where_the_optimizer_and_weights_are_changes_no_bit_of_a_loss(
     trained: dict[str, Trained], on_host: str, on_devices: str
 ) -> None:
     assert trained[on_host].losses == trained[on_devices].losses

@@ -11,6 +11,7 @@ are not there is left out, and said to be.
 from __future__ import annotations
 
 import json
+import resource
 import shlex
 import subprocess
 import sys
@@ -73,14 +74,14 @@ def row_of(claim: Claim, data: Path, folder: Path, known_as: str = "") -> dict[s
     command = claim.command(str(data), str(folder))
     row = {"claim": claim.name, "where": claim.where, "states": claim.states, "command": shlex.join(command)}
     if claim.needs_data and not data.is_dir():
-        return {**row, "ours": f"{data} is not there", "verdict": LEFT_OUT, "wall_seconds": 0.0}
-    result, started = folder / f"{known_as or claim.name}.json", time.monotonic()
+        return {**row, "ours": f"{data} is not there", "verdict": LEFT_OUT, "wall_seconds": 0.0, "cpu_seconds": 0.0}
+    result, started, before = folder / f"{known_as or claim.name}.json", time.monotonic(), _children_cpu_seconds()
     if not known_as:
         result.unlink(missing_ok=True)
         words = [sys.executable, *command[1:], "--json", str(result)]
         run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         (folder / f"{claim.name}.txt").write_text(run.stdout + run.stderr, encoding="utf-8")
-    taken = {"wall_seconds": time.monotonic() - started}
+    taken = {"wall_seconds": time.monotonic() - started, "cpu_seconds": _children_cpu_seconds() - before}
     if not result.exists():
         said = f"the command failed; what it said is in {folder / f'{known_as or claim.name}.txt'}"
         return {**row, "ours": said, "verdict": FAILED, **taken}
@@ -89,10 +90,18 @@ def row_of(claim: Claim, data: Path, folder: Path, known_as: str = "") -> dict[s
     return {**row, "ours": found.ours, "verdict": str(found.verdict), **taken}
 
 
+def _children_cpu_seconds() -> float:
+    """Return the processor time of all commands that have ended, and of what they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def page(rows: Sequence[dict[str, Any]], folder: Path) -> str:
     """Return the page that shows theirs beside ours."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE.read_text(encoding="utf-8"))
-    images = sorted(path.name for path in folder.glob("*.png"))
+    drawn = sorted(path.name for path in folder.glob("*.png"))
+    where = {name: row["where"] for row in reversed(rows) for name in drawn if name.startswith(row["claim"])}
+    images = [(name, where.get(name, "")) for name in drawn]
     return template.render(
         rows=rows, images=images, machine=machine(), holds=Verdict.HOLDS.value, fails=Verdict.DOES_NOT.value
     )

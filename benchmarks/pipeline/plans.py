@@ -48,7 +48,12 @@ def one_device(
 
 
 def by_hand(
-    schedule: str, bounds: Sequence[int], ranks: Sequence[StageConfiguration], num_microbatches: int
+    schedule: str,
+    bounds: Sequence[int],
+    ranks: Sequence[StageConfiguration],
+    num_microbatches: int,
+    *,
+    disk_folder: str = "",
 ) -> Binding:
     """Stages between these cuts (0 and the number of layers included), devices in turn."""
     num_stages = len(bounds) - 1
@@ -62,7 +67,11 @@ def by_hand(
         for device in range(configuration.num_devices)
     ]
     placements = tuple(
-        Placement(rank, *divmod(device, configuration.tensor_parallel), Device(CORE, "here", "localhost", 0, index))
+        Placement(
+            rank,
+            *divmod(device, configuration.tensor_parallel),
+            Device(CORE, "here", "localhost", 0, index, disk_folder=disk_folder),
+        )
         for index, (rank, device, configuration) in enumerate(places)
     )
     return Binding(Plan(stages, schedule, num_microbatches), placements, 0.0, 0.0)

@@ -88,6 +88,9 @@ class NvmeForm(_Form):
     size: _Bytes = Field(description="of a node, for all its devices together, such as 7 TB")
     read: _BytesPerSecond = Field(description="of a node, for all its devices together, such as 6 GB/s")
     write: _BytesPerSecond = Field(description="likewise")
+    folder: str | None = Field(
+        default=None, pattern="^/", description="on them, an absolute path on every such node; plans only if absent"
+    )
 
 
 class PairForm(LinkForm):

@@ -211,9 +211,13 @@ class _Builder:
             link=self._link_inside(index, form),
             price=form.price,
             host_memory=self._host_memory(form),
-            nvme=Nvme(form.nvme.size, form.nvme.read, form.nvme.write) if form.nvme else None,
+            nvme=self._nvme(form),
             cards=form.cards or 1,
         )
+
+    def _nvme(self, form: NodesForm) -> Nvme | None:
+        disks = form.nvme
+        return Nvme(disks.size, disks.read, disks.write, disks.folder or "") if disks else None
 
     def _host_memory(self, form: NodesForm) -> HostMemory | None:
         host = form.host_memory

@@ -92,11 +92,16 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class Nvme:
-    """What a node's devices may keep on the node's own disks, for all its devices together."""
+    """What a node's devices may keep on the node's own disks, for all its devices together.
+
+    Attributes:
+        folder: where; empty: it is not said, so nothing can be trained so. No plan depends on it.
+    """
 
     size_bytes: int
     read_bytes_per_second: float
     write_bytes_per_second: float
+    folder: str = ""
 
     def share(self, devices: int) -> "Nvme":
         """Return what each of a node's devices gets of it."""
@@ -143,13 +148,18 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Device:
-    """One actual device: the `index`-th (from 0) of node `node_index` of its group."""
+    """One actual device: the `index`-th (from 0) of node `node_index` of its group.
+
+    Attributes:
+        disk_folder: on its node's disks, for the optimizer's state; empty: the cluster file says none.
+    """
 
     type_name: str
     group: str
     host: str
     node_index: int
     index: int
+    disk_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,7 +203,14 @@ class Cluster:
     def devices(self) -> tuple[Device, ...]:
         """All devices: group by group, node by node, in the order inside the node."""
         return tuple(
-            Device(type_name=type_name, group=group.name, host=group.host(node), node_index=node, index=index)
+            Device(
+                type_name=type_name,
+                group=group.name,
+                host=group.host(node),
+                node_index=node,
+                index=index,
+                disk_folder=group.nvme.folder if group.nvme else "",
+            )
             for group in self.groups
             for node in range(group.count)
             for index, type_name in enumerate(name for name, count in group.devices for _ in range(count))
@@ -243,6 +260,8 @@ class Cluster:
             del device_type["source"]
         for group in content["groups"]:
             del group["price"]
+            if group.get("nvme"):
+                del group["nvme"]["folder"]
         for link in [entry["link"] for entry in content["groups"] + content["links_between"]]:
             del link["assumed"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)

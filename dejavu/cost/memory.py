@@ -45,6 +45,7 @@ ALL_AT_ONCE_TENSORS = {"adamw": 1, "sgd": 1}
 # Keys and values of all positions that are there at once while a layer runs that gathers them: as kept, as they arrive,
 # their gradients, and these as they are sent.
 GATHERED_TENSORS = 4
+FETCHED_TENSORS = 2  # of a layer whose weights come from the node's memory: these, and their gradients
 
 
 @dataclass(frozen=True)
@@ -186,24 +187,32 @@ def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALO
 
 
 def layer_temporary_bytes(
-    layer: Layer, optimizer: OptimizerSettings, *, recompute: bool = False, offload: bool = False, shard: Shard = ALONE
+    layer: Layer,
+    optimizer: OptimizerSettings,
+    *,
+    recompute: bool = False,
+    offload: bool = False,
+    fetched: bool = False,
+    shard: Shard = ALONE,
 ) -> float:
     """Count what a stage needs while it runs this layer, besides what layers hold; the largest of them counts.
 
-    Of a layer whose activations are offloaded all are there while it runs, and its input, which no layer holds.
+    Of a layer whose activations are offloaded all are there while it runs, and its input, which no layer holds. Of one
+    whose weights are fetched they are, and its gradients: autograd passes them on when the layer has gone backward.
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
     largest = footprint.largest_parameter_bytes / shard.degree
     weight, output = shard.found.largest_parameter_bytes if shard.found else largest, shard.output_bytes(layer)
-    step = max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
+    step = 0.0 if fetched else max(ONE_BY_ONE_TENSORS.values()) * ForEachByte.of(optimizer).update_bytes * weight
     forward = (shard.part(layer, moment.own_bytes) + output * (OUTPUT in moment.alive) for moment in footprint.forward)
     backward = (  # where the layer is the stage's last, the pipeline holds its output
         shard.part(layer, moment.own_bytes) + output * max(len(moment.alive & {OUTPUT, ARRIVING}), 1)
         for moment in footprint.backward
     )
     most = max(forward) + shard.more_bytes("forward")
-    most = max(most, max(backward) + shard.more_bytes("backward") + cast_bytes(weight, optimizer))
-    passes = most + GATHERED_TENSORS * shard.gathered_bytes
+    cast = 0.0 if fetched else cast_bytes(weight, optimizer)
+    most = max(most, max(backward) + shard.more_bytes("backward") + cast)
+    passes = most + GATHERED_TENSORS * shard.gathered_bytes + (FETCHED_TENSORS * layer.parameter_bytes * fetched)
     if offload:
         return max(passes + shard.input_bytes(layer), step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)
@@ -243,7 +252,7 @@ class ConfigurationMemory:
 
     Attributes:
         offloaded_bytes_L: what a layer keeps in the host's memory for one microbatch in flight of one device.
-        state_away_bytes_L: of the optimizer, what one device keeps elsewhere.
+        state_away_bytes_L: of the optimizer, and of weights and gradients, what one device keeps elsewhere.
     """
 
     capacity_bytes: float
@@ -268,7 +277,7 @@ def configuration_memory(
     ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
     SC 2020, fig. 1), wherever the state is. Of sharded gradients and weights one layer is whole at a time: a stage is
     charged for the model's largest. That and the replica's examples are held once per stage, so half is charged at each
-    of its two cuts.
+    of its two cuts. Weights in the node's memory are on the device, with their gradients, while their layer runs.
     """
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
@@ -287,16 +296,20 @@ def configuration_memory(
         return np.array([size(layer, recompute=configuration.recompute, shard=shard) for layer, shard in pairs])[kind_L]
 
     held_L = each(layer_activation_bytes)
-    temporary_L = each(partial(layer_temporary_bytes, optimizer=workload.optimizer))
+    needs = partial(layer_temporary_bytes, optimizer=workload.optimizer, fetched=away.parameters is not None)
+    temporary_L = each(needs)
     offloaded_L = np.zeros_like(held_L)
     if away.activations:  # the model's last layer keeps what it has, and its input, which no other holds
         offloaded_L[:-1] = each(offloaded_bytes)[:-1]
-        temporary_L[:-1] = each(partial(layer_temporary_bytes, optimizer=workload.optimizer, offload=True))[:-1]
+        temporary_L[:-1] = each(partial(needs, offload=True))[:-1]
         held_L[:-1] = 0.0
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
+    here, there = parameters + gradients, 0.0
+    if away.parameters:
+        here, there = there, here
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (parameters + gradients + (0.0 if away.optimizer else kept)) + buffers_L,
+        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else kept)) + buffers_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
@@ -307,5 +320,5 @@ def configuration_memory(
             + held_out_share(workload.gradients, configuration) * held_L,
         ),
         offloaded_bytes_L=offloaded_L,
-        state_away_bytes_L=weights_L * (kept if away.optimizer else 0.0),
+        state_away_bytes_L=weights_L * (there + (kept if away.optimizer else 0.0)),
     )

@@ -26,6 +26,7 @@ from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
+from dejavu.cost.offload.weights import arriving_bytes, fetching_seconds, summing_seconds
 from dejavu.cost.parts import LayerPart, PartPrices, Passes, PricedParts
 from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.work import recomputed_share
@@ -204,13 +205,21 @@ class ParallelPrices:
         once_L = passes.optimizer_L + told_L + tied[kind_L]
         once_L = once_L + combining_seconds(workload.gradients, configuration, gradient * weights_L, device)
         once_L = once_L + held_out_share(workload.gradients, configuration) * (passes.forward_L + passes.backward_L)
-        staged = 0.0
-        if configuration.offload.optimizer:
+        staged, away = 0.0, configuration.offload
+        if away.optimizer:
             own_L = weights_L / (configuration.data_parallel if configuration.zero_level else 1)
-            is_fused = device.kind != "cpu"
-            once_L = once_L + update_seconds(own_L, workload.optimizer, workload.dtype, host, is_fused=is_fused)
+            once_L = once_L + update_seconds(
+                own_L, workload.optimizer, workload.dtype, host,
+                is_fused=device.kind != "cpu", with_copies=away.parameters is None,
+            )  # fmt: skip
             largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
             staged = staging_bytes(largest, workload.optimizer)
+        if away.parameters:
+            fetched = fetching_seconds(weights_L, workload.optimizer, host)
+            forward, backward = forward + fetched[0], backward + fetched[1]
+            if configuration.data_parallel > 1 and device.kind != "cpu":  # ranks on CPUs send them from where they are
+                once_L = once_L + summing_seconds(weights_L, workload.optimizer, host)
+            staged += arriving_bytes(float(weights_L.max()), workload.optimizer)
         if configuration.offload.optimizer == "nvme":
             once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
         room = max(host.size_bytes - staged, 0.0)

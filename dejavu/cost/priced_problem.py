@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
-from dejavu.parallelism import Parallelism
+from dejavu.parallelism import OFFLOADS, Parallelism
 from dejavu.plans import Offload, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
 
@@ -70,6 +71,8 @@ def price_problem(
     found = prices.costs(configurations, workload)
     if not parallelism.only and any(one.offload for one in configurations):
         kept = _worth_keeping_away(configurations, found.costs, workload.num_microbatches)
+        if parallelism.offload == OFFLOADS:
+            kept = _fetching_where_needed(kept, configurations, found.costs, cluster, workload)
         configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
@@ -86,7 +89,7 @@ def price_problem(
             link_seconds_per_byte_CC=links[:, :, 1].copy(),
             schedule=workload.searched_schedule,
             num_microbatches=workload.num_microbatches,
-            max_stages=1 if workload.gradients.rule == "zeno" else workload.num_microbatches,
+            max_stages=_most_stages(workload),
         ),
         runs * found.forward_seconds_CL,
         runs * found.backward_seconds_CL,
@@ -127,8 +130,8 @@ def _worth_keeping_away(
     place = {configuration: c for c, configuration in enumerate(configurations)}
     kept = []
     for c, one in enumerate(configurations):
-        less = {Offload(), Offload(one.offload.activations), Offload(None, one.offload.optimizer)} - {one.offload}
-        nearer = [place.get(replace(one, offload=other)) for other in less if one.offload]
+        less = set(_with_less_away(one.offload))
+        nearer = [place.get(replace(one, offload=other)) for other in less - {one.offload}]
         needless = any(other is not None and holds_all(costs, other, num_microbatches) for other in nearer)
         if one.offload.optimizer == "nvme":
             other = place.get(replace(one, offload=replace(one.offload, optimizer="host")))
@@ -136,6 +139,65 @@ def _worth_keeping_away(
         if not needless:
             kept.append(c)
     return kept
+
+
+def _most_stages(workload: Workload) -> int:
+    return 1 if workload.gradients.rule == "zeno" else workload.num_microbatches
+
+
+def _fetching_where_needed(
+    kept: list[int],
+    configurations: Sequence[StageConfiguration],
+    costs: AdditiveCosts,
+    cluster: Cluster,
+    workload: Workload,
+) -> list[int]:
+    """Return the kept configurations but those that fetch weights where stages alike have room without.
+
+    With few microbatches a plan that fetches could be the faster one even so; to consider it everywhere would take the
+    searches up to half as long again. State on disks does not count: whether these have room is the planner's to check.
+    """
+    others = [c for c in kept if not configurations[c].offload.parameters]
+    if len(others) == len(kept):
+        return kept
+    in_flight, counts = SCHEDULES[workload.searched_schedule].in_flight, cluster.device_counts
+    for c in reversed(others):  # those that keep the most away come last
+        one = configurations[c]
+        if one.offload.optimizer == "nvme":
+            continue
+        most = min(counts[one.device_type] // one.num_devices, _most_stages(workload))
+        if fits_alone(costs, c, most, in_flight, workload.num_microbatches):
+            return others
+    return kept
+
+
+def _with_less_away(offload: Offload) -> Iterator[Offload]:
+    """Yield the same with some of it on the device."""
+    for activations in {None, offload.activations}:
+        yield Offload(activations)
+        yield Offload(activations, offload.optimizer)
+        yield Offload(activations, offload.optimizer, offload.parameters)
+
+
+def fits_alone(
+    costs: AdditiveCosts, c: int, most_stages: int, in_flight: Callable[[int, int, int], int], num_microbatches: int
+) -> bool:
+    """Return whether so many stages of this configuration alone have room for the model.
+
+    From the last layer on each stage takes as many layers as fit; fewer layers in one need no fewer stages.
+
+    Args:
+        in_flight: as of a schedule.
+    """
+    stop = costs.num_layers
+    for stage in reversed(range(most_stages)):
+        held, start = in_flight(stage, most_stages, num_microbatches), stop
+        while start and costs.max_in_flight(start - 1, stop, c) >= held:
+            start -= 1
+        if start in (0, stop):
+            return start == 0
+        stop = start
+    return False
 
 
 def holds_all(costs: AdditiveCosts, c: int, num_microbatches: int) -> bool:

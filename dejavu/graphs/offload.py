@@ -1,15 +1,17 @@
-"""Activations that wait for the backward pass in the host's memory.
+"""Activations that wait for the backward pass in the host's memory, and weights that live there.
 
-What autograd saves of a layer is copied there as it is saved, and back when the backward pass first asks for it. The
-copies are in the stream that computes, so nothing hides them: `dejavu.cost` prices them as time of the passes.
+What autograd saves of a layer is copied there as it is saved, and back when the backward pass first asks for it.
+Weights come before the layer's forward pass, are gone from the device after it, and come again when the backward pass
+first asks for them; their gradients go to the host's memory and add up there. The copies are in the stream that
+computes, so nothing hides them: `dejavu.cost` prices them as time of the passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,19 +20,97 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @contextmanager
-def offloading(layer: nn.Module, x: torch.Tensor) -> Iterator[None]:
-    """Keep what the layer's forward pass saves, its weights left out, in the host's memory until the backward pass.
+def offloading(
+    layer: nn.Module, x: torch.Tensor, *, activations: bool = True, weights: bool = False
+) -> Iterator[Callable[[torch.Tensor], Any]]:
+    """Keep what the layer's forward pass saves in the host's memory until the backward pass.
 
     A storage is copied once, however many operators save views of it: `graphs.liveness` counts it so, too. The model's
     own input stays: it is a part of the batch, which the training holds anyway.
 
     Args:
         x: the layer's input.
+        activations: what is saved goes there; else only weights are fetched again.
+        weights: the layer's are in the host's memory (`weights_to_host`).
+
+    Yields:
+        The layer's forward pass, which may run again before the backward pass (recomputation).
     """
-    moves = _Moves(layer, x)
+    moves = _Moves(layer, x, activations=activations)
     with saved_tensors_hooks(moves.away, lambda moved: moved.back() if isinstance(moved, _Plain | _Wrapped) else moved):
-        yield
+        yield moves.with_fetched_weights if weights else layer
     moves.forget()
+
+
+def weights_to_host(module: nn.Module, device: torch.device) -> None:
+    """Keep the weights in the host's memory, page-locked where a GPU fetches them, and buffers on the device."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
+    if device.type == "cuda":
+        for weight in module.parameters():
+            weight.data = weight.data.pin_memory()
+
+
+class _Fetched(torch.autograd.Function):
+    """A weight's copy on the device, whose gradient goes to the host's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return _fetched(weight, device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        if not gradient.is_cuda:
+            return gradient, None
+        there = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        there.copy_(gradient, non_blocking=True)
+        torch.cuda.current_stream(gradient.device).synchronize()  # the host adds it up next
+        return there, None
+
+
+def _fetched(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(weight, device=device).copy_(weight.detach(), non_blocking=True)
+
+
+@contextmanager
+def _having(layer: nn.Module, copies: Mapping[nn.Parameter, torch.Tensor]) -> Iterator[None]:
+    """Put the copies in the weights' places.
+
+    `torch.func.functional_call` does so, too, but leaves the copies in a module that a layer has twice.
+    """
+    weights = [dict(part._parameters) for part in layer.modules()]
+    try:
+        for part in layer.modules():
+            for name, weight in part._parameters.items():
+                if weight is not None:
+                    part._parameters[name] = copies[weight]  # type: ignore[assignment]  # torch's own way, too
+        yield
+    finally:
+        for part, own in zip(layer.modules(), weights, strict=True):
+            part._parameters.update(own)
+
+
+class _Away(Protocol):
+    """What a tensor's elements come from when the backward pass wants them."""
+
+    @property
+    def again(self) -> torch.UntypedStorage: ...
+
+
+class _Weight:
+    """A weight in the host's memory; on the device from its first use in the backward pass on.
+
+    It is gone when the last operator that used it has gone backward.
+    """
+
+    def __init__(self, weight: torch.Tensor, device: torch.device) -> None:
+        self._weight, self._device = weight.detach(), device
+
+    @cached_property
+    def again(self) -> torch.UntypedStorage:
+        return _fetched(self._weight, self._device).untyped_storage()
 
 
 class _Storage:
@@ -54,7 +134,7 @@ class _Storage:
 class _Plain:
     """A tensor whose storage was moved."""
 
-    def __init__(self, tensor: torch.Tensor, storage: _Storage) -> None:
+    def __init__(self, tensor: torch.Tensor, storage: _Away) -> None:
         self._storage, self._dtype = storage, tensor.dtype
         self._place = (tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -84,9 +164,21 @@ class _Moves:
     It holds these storages until the layer's forward pass ends, so that none of them is taken for a later one.
     """
 
-    def __init__(self, layer: nn.Module, x: torch.Tensor) -> None:
-        self._layer, self._x = layer, x
-        self._moved: dict[int, tuple[torch.UntypedStorage, _Storage]] = {}
+    def __init__(self, layer: nn.Module, x: torch.Tensor, *, activations: bool) -> None:
+        self._layer, self._x, self._activations = layer, x, activations
+        self._moved: dict[int, tuple[torch.UntypedStorage, _Away]] = {}
+        self._is_over = False
+
+    def with_fetched_weights(self, x: torch.Tensor) -> Any:
+        """Run the layer's forward pass with copies of its weights."""
+        copies = dict[nn.Parameter, torch.Tensor]()
+        for weight in self._layer.parameters():
+            copies[weight] = copy = _Fetched.apply(weight, x.device)  # type: ignore[no-untyped-call]
+            if not self._is_over:  # a recomputation's copies stay for the backward pass that follows at once
+                storage = copy.untyped_storage()
+                self._moved[storage._cdata] = (storage, _Weight(weight, x.device))
+        with _having(self._layer, copies):
+            return self._layer(x)
 
     @cached_property
     def _staying(self) -> set[int]:
@@ -98,13 +190,14 @@ class _Moves:
         if is_traceable_wrapper_subclass(tensor):
             return _Wrapped(tensor, self)
         storage = tensor.untyped_storage()
-        if storage._cdata in self._staying:
-            return tensor
         if storage._cdata not in self._moved:  # what autograd saves must not change afterwards: one copy does for all
+            if not self._activations or storage._cdata in self._staying:
+                return tensor
             self._moved[storage._cdata] = (storage, _Storage(storage))
         return _Plain(tensor, self._moved[storage._cdata][1])
 
     def forget(self) -> None:
+        self._is_over = True
         self._moved.clear()
 
 

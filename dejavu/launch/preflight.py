@@ -129,6 +129,7 @@ def _check_spreading(job: TrainingJob) -> None:
     check_stages_of_slices(workload, plan)
     check_both_ways(workload, plan)
     _check_gradients(job)
+    placed = job.binding.placements
     grids = Layout(job.binding, workload.microbatch_size).grids  # rejects what does not fit the microbatches
     for rank, stages in enumerate(plan.ranks):
         configuration = plan.rank_configuration(rank)
@@ -140,15 +141,19 @@ def _check_spreading(job: TrainingJob) -> None:
                 f"pipeline rank {rank} splits {length} positions among {parts} devices; wanted a sequence_length that "
                 "they divide, or sequence_parallel false and context_parallel 1"
             )
-        if configuration.offload.activations and named(SCHEDULES, plan.schedule).splits_backward:
+        away = configuration.offload
+        if (away.activations or away.parameters) and named(SCHEDULES, plan.schedule).splits_backward:
+            what = " and ".join(name for name in ("activations", "parameters") if getattr(away, name))
             raise LaunchError(
-                f"pipeline rank {rank} keeps activations in its node's memory, from where they come back once, and "
+                f"pipeline rank {rank} keeps {what} in its node's memory, from where they come back once, and "
                 f"{plan.schedule} runs the backward pass in two parts; wanted them on the device, or another schedule"
             )
-        if configuration.offload.optimizer == "nvme":
+        nowhere = [one for one in placed if one.pipeline_rank == rank and not one.device.disk_folder]
+        if away.optimizer == "nvme" and nowhere:
             raise LaunchError(
-                f"pipeline rank {rank} keeps the optimizer's state on its node's disks, which is planned but not "
-                "trained; wanted it on the host or the device: a cluster file without nvme plans so"
+                f"pipeline rank {rank} keeps the optimizer's state on its node's disks, and the cluster file does not "
+                f"say where on {nowhere[0].device.host}; wanted nvme: {{…, folder: /an/absolute/path}}, or no nvme, "
+                "without which plans keep it elsewhere"
             )
         if configuration.zero_level and configuration.data_parallel > 1 and workload.optimizer.master_weights:
             raise LaunchError(

@@ -29,7 +29,7 @@ def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
     if len(plan.stages) > B:
         raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
     if _parts_a_pass(plan, name):
-        raise InputError(f"{name} runs the backward pass in two parts, and activations are offloaded for one")
+        raise InputError(f"{name} runs the backward pass in two parts, and what is offloaded comes back for one")
     if schedule.stages_per_rank == 1:
         return Plan(plan.stages, name, B)
     configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
@@ -58,8 +58,9 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
 
 
 def _parts_a_pass(plan: Plan, schedule: str) -> bool:
-    """Return whether activations would have to come back from their node's memory for two parts of a backward pass."""
-    return SCHEDULES[schedule].splits_backward and any(stage.configuration.offload.activations for stage in plan.stages)
+    """Return whether something would have to come back from its node's memory for two parts of a backward pass."""
+    come_back = (one.activations or one.parameters for one in (stage.configuration.offload for stage in plan.stages))
+    return SCHEDULES[schedule].splits_backward and any(come_back)
 
 
 def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:

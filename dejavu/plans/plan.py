@@ -26,23 +26,34 @@ class Offload:
         optimizer: "host", "nvme": its moments and masters stay in the node's memory or on its disks, and the node's
             processors update the weights (ZeRO-Offload, Ren et al., USENIX ATC 2021; ZeRO-Infinity, Rajbhandari et
             al., SC 2021).
+        parameters: "host": weights and their gradients stay in the node's memory, and the optimizer's state with them.
+            A layer's weights are fetched before each of its passes, and its gradients go back and add up there.
     """
 
     activations: Literal["host"] | None = None
     optimizer: Place | None = None
+    parameters: Literal["host"] | None = None
 
     def __post_init__(self) -> None:
-        if self.activations not in (None, "host") or self.optimizer not in (None, *get_args(Place)):
+        places = (None, "host")
+        if self.activations not in places or self.optimizer not in (None, *get_args(Place)):
             raise PlanError(
                 f"offload has activations {self.activations!r} and optimizer {self.optimizer!r}; wanted 'host' or "
                 "nothing for activations, and 'host', 'nvme' or nothing for the optimizer"
+            )
+        if self.parameters not in places or (self.parameters and self.optimizer != "host"):
+            raise PlanError(
+                f"offload has parameters {self.parameters!r} and optimizer {self.optimizer!r}; wanted 'host' or "
+                "nothing for parameters, and with them the optimizer's state on the 'host'"
             )
 
     def __bool__(self) -> bool:
         return self != Offload()
 
     def __str__(self) -> str:
-        away = ((name, getattr(self, name)) for name in ("activations", "optimizer"))
+        away = [(name, getattr(self, name)) for name in ("activations", "parameters", "optimizer")]
+        if self.parameters:  # the optimizer goes with them
+            away.pop()
         return ", ".join(f"{name} on {'NVMe' if place == 'nvme' else place}" for name, place in away if place)
 
     def to_json(self) -> bool | dict[str, str]:
@@ -62,7 +73,8 @@ class Offload:
         names = [one.name for one in fields(cls)]
         if not isinstance(content, Mapping) or not set(content) <= set(names):
             raise PlanError(f"offload is {content!r}; wanted true, false, or an object of {', '.join(names)}")
-        return cls(**content)
+        with_weights = {"optimizer": "host"} if content.get("parameters") else {}
+        return cls(**{**with_weights, **content})
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,11 @@ class StageConfiguration:
                 f"{self}: runs of {self.context_parallel} of {self.data_parallel} replicas share examples; wanted a "
                 "number that divides the replicas"
             )
+        if self.offload.parameters and not self.can_fetch_weights:
+            raise PlanError(
+                f"{self}: weights are fetched whole, from the memory of a device's own node; wanted tensor_parallel 1, "
+                "and zero_level 0 where there are replicas"
+            )
         if self.data_parallel * self.tensor_parallel != self.num_devices:
             raise PlanError(
                 f"{self}: data parallel {self.data_parallel} × tensor parallel {self.tensor_parallel} "
@@ -115,6 +132,11 @@ class StageConfiguration:
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def can_fetch_weights(self) -> bool:
+        """Whether its weights may be in the node's memory: each replica has whole ones, which nobody else shares."""
+        return self.tensor_parallel == 1 and (self.zero_level == 0 or self.data_parallel == 1)
 
     @property
     def example_parts(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from dejavu.runtime.process.state_files import StateFiles
 from dejavu.runtime.state import StateOnHost, local_of, moment_like
 from dejavu.workload import OptimizerSettings, Workload
 
@@ -105,8 +106,8 @@ class _OnHost(StateOnHost):
         own.copy_(value, non_blocking=True)
 
     def _as_held(self, value: torch.Tensor, weight: torch.nn.Parameter) -> torch.Tensor:
-        """Return a fresh moment or master as the state holds it: split as its weight is."""
-        if not isinstance(weight, DTensor) or value.dim() == 0:
+        """Return a fresh moment or master as the state holds it: split as its weight is, perhaps in a file."""
+        if value.dim() == 0 or (self.files is None and not isinstance(weight, DTensor)):
             return value
         moment = moment_like(weight, value.dtype, self)
         local_of(moment).copy_(value)
@@ -180,12 +181,18 @@ OPTIMIZERS: dict[tuple[str, bool, bool], type[torch.optim.Optimizer]] = {
 
 
 def make_optimizer(
-    settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter], *, on_host: bool = False
+    settings: OptimizerSettings,
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    on_host: bool = False,
+    files: StateFiles | None = None,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """Make a fresh torch optimizer with the workload's settings; for a stage without weights it does nothing.
 
-    With `on_host` its state is in the host's memory, and the host updates the weights: of GPUs by torch's fused step,
-    which goes over memory once; of CPUs as it would on the device, to the last bit.
+    With `on_host` its state is in the host's memory, or in `files`, and the host updates the weights: of GPUs by
+    torch's fused step, which goes over memory once; of CPUs as it would on the device, to the last bit. Weights that
+    are in the host's memory themselves are updated where they are, with `fused` for GPUs that fetch them.
 
     With master weights the gradients accumulate in float32 from now on. They are allocated at once, because torch's
     split backward pass adds to an existing gradient but stores the first one as it is, in the weight's own type.
@@ -202,13 +209,16 @@ def make_optimizer(
         options |= {"betas": settings.betas, "eps": settings.epsilon}
     if len({type(parameter.data) for parameter in given}) > 1:  # torch's grouped step mixes no split and whole weights
         options["foreach"] = False
-    if on_host and any(parameter.is_cuda for parameter in given):
+    if fused or ((on_host or files is not None) and any(parameter.is_cuda for parameter in given)):
         options |= {"fused": True, "foreach": False}
     groups: list[dict[str, Any]] = [{"params": given}]
     if settings.decayed == "matrices" and settings.weight_decay:
         whole, left_out = ([one for one in given if (one.dim() > 1) is many] for many in (True, False))
         groups = [{"params": whole}, {"params": left_out, "weight_decay": 0.0}]
-    return OPTIMIZERS[settings.name, settings.master_weights, on_host](groups, **options)
+    made = OPTIMIZERS[settings.name, settings.master_weights, on_host or files is not None](groups, **options)
+    if isinstance(made, StateOnHost):
+        made.files = files
+    return made
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, workload: Workload, step: int) -> None:

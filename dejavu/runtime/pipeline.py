@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Seat, World
 from dejavu.runtime.optimizer import make_optimizer
 from dejavu.runtime.process.gradients import are_finite
+from dejavu.runtime.process.state_files import StateFiles
 from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.classes import loss_of_own_classes
@@ -76,7 +78,7 @@ class Pipeline:
             span = plan.stages[s]
             module = build_layers(
                 workload, draw, device, span.start, span.stop,
-                recompute=self.configuration.recompute, offload=self.configuration.offload.activations is not None,
+                recompute=self.configuration.recompute, offload=self.configuration.offload,
             )  # fmt: skip
             if mesh is not None:
                 spread(module, builders[span.start : span.stop], self.configuration, mesh, plan)
@@ -100,13 +102,13 @@ class Pipeline:
         self._schedule = kind(plan.schedule, stages, plan.num_microbatches, weighted)
         self._ties = ties
         layers = {name: layer for module in self.modules.values() for name, layer in module.named_children()}
-        tied = TiedGradients(ties, layers, every[number][2], place)
+        tied = TiedGradients(ties, layers, every[number][2], place, device)
         self._sum_tied = self.clock.watch_once(tied.sum_gradients) if ties else tied.sum_gradients
         self._sum_shared: Callable[[], object] = _nothing
         if world.is_shared:
             spans = ((plan.stages[s].start, module) for s, module in self.modules.items())
             held = {start + k: layer for start, module in spans for k, layer in enumerate(module)}
-            shared = SharedGradients(world, held)
+            shared = SharedGradients(world, held, device)
             self._sum_shared, self._losses_group = self.clock.watch_once(shared.sum), shared.of_last
         ends = 0, len(plan.stages) - 1
         self._first, self._last = (next((seat for seat in self._seats if seat.has(end)), None) for end in ends)
@@ -143,7 +145,7 @@ class Pipeline:
             return None
         module, settings = self.modules[stage], self.workload.gradients
         held_out = HeldOutGradient(self.workload, module, self.device) if settings.rule == "zeno" else None
-        groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards)
+        groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards, self.device)
         self._replica_gradients.append(ReplicaGradients(module, settings, groups, held_out))
         return self._replica_gradients[-1]
 
@@ -172,8 +174,14 @@ class Pipeline:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Make the optimizer of the rank's weights, with its state where the plan keeps it."""
-        on_host = self.configuration.offload.optimizer is not None
-        return make_optimizer(self.workload.optimizer, self.parameters(), on_host=on_host)
+        away = self.configuration.offload
+        return make_optimizer(
+            self.workload.optimizer,
+            self.parameters(),
+            on_host=away.optimizer == "host" and away.parameters is None,
+            files=StateFiles(Path(self.place.device.disk_folder)) if away.optimizer == "nvme" else None,
+            fused=away.parameters is not None and self.device.type == "cuda",
+        )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for module in self.modules.values():
@@ -230,7 +238,7 @@ class Pipeline:
         first = [module for s, module in self.modules.items() if self._seats[0].has(s)]  # of two copies, one
         counted = [one for module in first for one in without_copies(module, self._ties)]
         own, devices = list(self.parameters()), self.configuration.num_devices
-        clip_gradients(own, counted, devices, most, self._own_pipeline)
+        clip_gradients(own, counted, devices, most, self.device, self._own_pipeline)
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor:
         """Return this replica's examples of every microbatch."""

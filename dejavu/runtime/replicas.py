@@ -235,13 +235,23 @@ class _AllPositions(ParallelStyle):
         return module
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """All-reduce the gradients, one message per dtype."""
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, device: torch.device) -> None:
+    """All-reduce the gradients, one message per dtype.
+
+    Args:
+        device: of the rank. Gradients that are in the host's memory instead go through it one by one.
+    """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:
-        if parameter.grad is not None:
-            local = local_of(parameter.grad)
+        if parameter.grad is None:
+            continue
+        local = local_of(parameter.grad)
+        if local.device.type == device.type:
             by_dtype.setdefault(local.dtype, []).append(local)
+        else:
+            sent = local.to(device)
+            dist.all_reduce(sent, group=group)
+            local.copy_(sent)
     for gradients in by_dtype.values():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
@@ -254,6 +264,7 @@ def clip_gradients(
     counted: Iterable[nn.Parameter],
     num_devices: int,
     most: float,
+    device: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> float:
     """Clip the gradients of the whole model to a global norm of at most `most`; return the norm before.
@@ -264,14 +275,14 @@ def clip_gradients(
         parameters: of this rank's stages.
         counted: those of them that count in the norm.
         num_devices: of this rank's pipeline rank.
+        device: of the rank, wherever its gradients are.
         group: all ranks of the pipeline; None: all of the world.
     """
     gradients, in_norm = ([p.grad for p in some if p.grad is not None] for some in (parameters, counted))
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in in_norm:
         squares += local_of(gradient).double().square().sum().cpu() * (parts_of(gradient) / num_devices)
-    device = local_of(gradients[0]).device if gradients else torch.device("cpu")
-    total = squares.to(device if device.type == "cuda" else "cpu")
+    total = squares.to(device)
     dist.all_reduce(total, group=group)
     norm = float(total.sqrt())
     if norm > most:

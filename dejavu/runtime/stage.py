@@ -222,7 +222,7 @@ class ReplicatedStage(PipelineStage):
 
     def _sum_over_shards(self) -> None:
         if self._by_sequence and self._shards is not None:
-            sum_gradients(self._by_sequence, self._shards)
+            sum_gradients(self._by_sequence, self._shards, self.device)
 
     def _receives(self, infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:
         (info,) = infos

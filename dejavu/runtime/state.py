@@ -14,7 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from dejavu.foundation.errors import DejavuError
 from dejavu.runtime.job import write_json
 from dejavu.runtime.job.checkpoint_reader import CheckpointReader
+from dejavu.runtime.process.state_files import StateFiles
 from dejavu.workload import Workload
 from dejavu.workload.pretrained import Pretrained
 
@@ -41,7 +42,13 @@ State = dict[str, torch.Tensor]
 
 
 class StateOnHost(torch.optim.Optimizer):
-    """An optimizer whose state is in the host's memory, whatever devices its weights are on."""
+    """An optimizer whose state is in the host's memory, whatever devices its weights are on.
+
+    Attributes:
+        files: or there, on the node's disks.
+    """
+
+    files: StateFiles | None = None
 
 
 class CheckpointError(DejavuError):
@@ -120,8 +127,16 @@ def own_part(whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
 
 def moment_like(parameter: torch.nn.Parameter, dtype: torch.dtype, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """Make zeros for a moment or a master, split as its weight is, where the optimizer keeps its state."""
-    device = "cpu" if isinstance(optimizer, StateOnHost) else None
-    return torch.zeros_like(parameter.data, dtype=dtype, device=device)
+    if not isinstance(optimizer, StateOnHost):
+        return torch.zeros_like(parameter.data, dtype=dtype)
+    if optimizer.files is None:
+        return torch.zeros_like(parameter.data, dtype=dtype, device="cpu")
+    own = optimizer.files.zeros(local_of(parameter.data).shape, dtype)
+    if not isinstance(parameter.data, DTensor):
+        return own
+    split = cast("DTensor", torch.zeros_like(parameter.data, dtype=dtype, device="cpu"))
+    split._local_tensor = own  # `from_local` would move it to the device of the mesh
+    return split
 
 
 def _like(whole: torch.Tensor, parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from dejavu.foundation.errors import DejavuError
 from dejavu.graphs.autocast import autocast
 from dejavu.graphs.graph import DTYPES
-from dejavu.graphs.offload import offloading
+from dejavu.graphs.offload import offloading, weights_to_host
 from dejavu.init import Draw, draw_layer
+from dejavu.plans import Offload
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.gradients.scaling import LossScale
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from dejavu.runtime.splits.slices import SlicedSequence
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+ON_DEVICE = Offload()
 
 
 class DivergedError(DejavuError):
@@ -66,8 +68,8 @@ class Layers(nn.Sequential):
 
     What a layer draws at random (dropout) depends only on the workload's seed, the step, the microbatch and the layer:
     it is the same under every plan and after every restart. With `recompute` each layer keeps its input only, and runs
-    again before its backward pass (activation checkpointing). With `offload` what layers save for it waits in the
-    host's memory, but for the model's last layer, whose output the pipeline holds until its backward pass.
+    again before its backward pass (activation checkpointing). With `offload` weights are in the host's memory, or what
+    layers save waits there, but for the model's last layer, whose output the pipeline holds until its backward pass.
 
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.
@@ -81,7 +83,7 @@ class Layers(nn.Sequential):
         start: int,
         *,
         recompute: bool = False,
-        offload: bool = False,
+        offload: Offload = ON_DEVICE,
     ) -> None:
         super().__init__(layers)
         self.start, self.recompute = start, recompute
@@ -102,8 +104,8 @@ class Layers(nn.Sequential):
         with autocast(x.device, self.autocast) as passed_on:
             for position, layer in enumerate(self, self.start):
                 _seed(stream + position, x.device)
-                with offloading(layer, x) if self.offload and position < self._last else nullcontext():
-                    run = layer if part is None else part.runs(layer, self.microbatch, position)
+                with self._placed(layer, x, position) as placed:
+                    run = placed if part is None else part.runs(placed, self.microbatch, position)
                     x = passed_on(checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
         if part is not None and self._is_last:
             x = part.whole(x)
@@ -111,6 +113,16 @@ class Layers(nn.Sequential):
             owned: torch.Tensor = OwnTensor.apply(x)  # type: ignore[no-untyped-call]
             return owned
         return x
+
+    def _placed(
+        self, layer: nn.Module, x: torch.Tensor, position: int
+    ) -> AbstractContextManager[Callable[[torch.Tensor], torch.Tensor]]:
+        """Return a context with the layer's forward pass, in which what `offload` says is in the host's memory."""
+        activations = self.offload.activations is not None and position < self._last
+        weights = self.offload.parameters is not None
+        if not activations and not weights:
+            return nullcontext(layer)
+        return offloading(layer, x, activations=activations, weights=weights)
 
 
 def _seed(seed: int, device: torch.device) -> None:
@@ -128,16 +140,21 @@ def build_layers(
     stop: int | None = None,
     *,
     recompute: bool = False,
-    offload: bool = False,
+    offload: Offload = ON_DEVICE,
 ) -> Layers:
-    """Build layers `start` to `stop` (not included) with drawn weights."""
+    """Build layers `start` to `stop` (not included) with drawn weights, where `offload` says."""
     builders = layers_of(workload)
     drawn = OrderedDict(
         (builder.name, draw_layer(builder, draw, position=position, depth=len(builders)))
         for position, builder in enumerate(builders[start:stop], start)
     )
     tie_weights(drawn, builders, draw)
-    return Layers(drawn, workload, start, recompute=recompute, offload=offload).to(device, DTYPES[workload.dtype])
+    layers = Layers(drawn, workload, start, recompute=recompute, offload=offload)
+    if offload.parameters is None:
+        return layers.to(device, DTYPES[workload.dtype])
+    layers.to(DTYPES[workload.dtype])
+    weights_to_host(layers, device)
+    return layers
 
 
 def tie_weights(layers: Mapping[str, nn.Module], builders: Sequence[LayerBuilder], draw: Draw) -> None:
@@ -211,7 +228,7 @@ def train(
         on_gradients: (step), when the step's gradients are complete, and neither clipped nor used.
     """
     dtype = DTYPES[workload.dtype]
-    scale = LossScale(optimizer) if workload.autocast == "float16" else None
+    scale = LossScale(optimizer, device) if workload.autocast == "float16" else None
     busy = time.thread_time if device.type == "cpu" else time.perf_counter
     reader = Reader(workload, steps, executor.rows)
     for step, inputs, targets in reader:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dejavu.cluster import Cluster, Device
-from dejavu.cluster.records import HostMemory, NodeGroup, Nvme
+from dejavu.cluster.records import HostMemory, NodeGroup
 
 MOST_WORKERS = 8
 MOST_EQUAL = 3  # numbers of equal workers that are tried, the smallest first
@@ -177,7 +177,10 @@ def _group(group: NodeGroup, part: Part) -> NodeGroup:
             memory.update_bytes_per_second and memory.update_bytes_per_second * share,
         ),
         nvme=disks
-        and Nvme(
-            int(disks.size_bytes * share), disks.read_bytes_per_second * share, disks.write_bytes_per_second * share
+        and replace(
+            disks,
+            size_bytes=int(disks.size_bytes * share),
+            read_bytes_per_second=disks.read_bytes_per_second * share,
+            write_bytes_per_second=disks.write_bytes_per_second * share,
         ),
     )

@@ -97,6 +97,11 @@ class GradientSettings(BaseModel):
                 f"{said} needs every replica's whole gradient, of which ZeRO level {configuration.zero_level} sums the "
                 "parts before any replica has them; wanted zero_level 0, or gradients: mean"
             )
+        if configuration.offload.parameters:
+            return (
+                f"{said} compares gradients on devices, and those of {configuration} are in their node's memory; "
+                "wanted parameters on the device, or gradients: mean"
+            )
         if configuration.context_parallel > 1:
             return (
                 f"{said} compares gradients of whole examples, and {configuration.context_parallel} replicas share "

@@ -23,7 +23,13 @@ _MANY_BYTES = 2.0**30  # of a weight of which traffic is counted: kernels of who
 
 
 def update_seconds(
-    weights_bytes_L: Floats, optimizer: OptimizerSettings, dtype: str, host: HostMemory, *, is_fused: bool
+    weights_bytes_L: Floats,
+    optimizer: OptimizerSettings,
+    dtype: str,
+    host: HostMemory,
+    *,
+    is_fused: bool,
+    with_copies: bool = True,
 ) -> Floats:
     """Return how long each layer's update takes by the node's processors, and its copies there and back.
 
@@ -31,11 +37,12 @@ def update_seconds(
         weights_bytes_L: of a device, as it updates them.
         host: a device's part of its node's memory.
         is_fused: torch goes once over all tensors, as it does for weights of GPUs.
+        with_copies: else weights and gradients are there.
     """
     assert host.update_bytes_per_second is not None, "a device's part says it"
     each = ForEachByte.of(optimizer)
     away = each.gradient_bytes + (0.0 if optimizer.master_weights else 1.0)
-    moved = (away + 1.0) / host.bytes_per_second
+    moved = (away + 1.0) / host.bytes_per_second if with_copies else 0.0
     return weights_bytes_L * (moved + traffic(optimizer, dtype, is_fused=is_fused) / host.update_bytes_per_second)
 
 

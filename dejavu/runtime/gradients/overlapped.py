@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dejavu.runtime.replicas import sum_gradients
 from dejavu.runtime.state import local_of
 
 MOST_BYTES = 25 * 2**20  # of a bucket, as of DistributedDataParallel's
@@ -26,9 +27,9 @@ class OverlappedSum:
     3.2.3), for the last backward pass of a pipeline's step.
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
         self._weights = [one for one in reversed(list(module.parameters())) if one.requires_grad]
-        self._group = group
+        self._group, self._device = group, device
         self._buckets: list[list[nn.Parameter]] = []
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._missing: list[int] | None = None  # gradients that each bucket waits for; None: not in the last pass
@@ -43,18 +44,22 @@ class OverlappedSum:
     def send_rest(self) -> None:
         """Begin the sums of all buckets that have not begun: their gradients are what they are."""
         self._missing = None
-        known = set(self._bucket_of)
-        self._put_in_buckets([one for one in self._weights if one not in known and one.grad is not None])
+        new = [one for one in self._weights if one not in self._bucket_of and one.grad is not None]
+        self._put_in_buckets([one for one in new if not self._is_elsewhere(one)])
         while len(self._sent) < len(self._buckets):
             self._send()
 
     def wait(self) -> None:
-        """Put the sums in the gradients' place."""
+        """Put the sums in the gradients' place; sum those in the host's memory, which have no room on the device."""
         for gradients, flat, work in self._sent:
             work.wait()
             for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
         self._sent.clear()
+        sum_gradients(filter(self._is_elsewhere, self._weights), self._group, self._device)
+
+    def _is_elsewhere(self, weight: nn.Parameter) -> bool:
+        return weight.grad is not None and local_of(weight.grad).device.type != self._device.type
 
     def arrived(self, weight: nn.Parameter) -> None:
         """Take note that a weight's gradient is complete, if this is the last pass."""

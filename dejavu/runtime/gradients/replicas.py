@@ -31,6 +31,7 @@ class ReplicaGroups:
         stage: its number.
         replicas: the ranks that hold the same weights.
         shards: the ranks that share each layer of this replica; None: there are no others.
+        device: of this rank.
     """
 
     stage: int
@@ -38,6 +39,7 @@ class ReplicaGroups:
     place: Placement
     replicas: dist.ProcessGroup
     shards: dist.ProcessGroup | None
+    device: torch.device
 
 
 class ReplicaGradients:
@@ -67,7 +69,7 @@ class ReplicaGradients:
         self._trust_SN = torch.zeros(0)
         self._watch: Watch | None = None
         self._layers: list[str] = []
-        self._sum = OverlappedSum(module, groups.replicas)
+        self._sum = OverlappedSum(module, groups.replicas, groups.device)
 
     @property
     def gathers(self) -> bool:

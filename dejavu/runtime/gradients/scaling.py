@@ -29,10 +29,13 @@ class LossScale:
     """The scale of a training's loss; part of the optimizer's state, so checkpoints and trials carry it.
 
     Every rank has one, and all of them the same.
+
+    Args:
+        device: of the rank, wherever its gradients are.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimizer, self._device = optimizer, device
         if OF_ALL not in states_of(optimizer):
             self._set(FIRST_SCALE, 0)
 
@@ -53,8 +56,7 @@ class LossScale:
         weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
         gradients = [local_of(weight.grad) for weight in weights if weight.grad is not None]
         scale, good_steps = self.scale, int(states_of(self._optimizer)[OF_ALL]["good_steps"])
-        device = gradients[0].device if gradients else torch.device("cpu")
-        finite = torch.tensor(float(all(bool(one.isfinite().all()) for one in gradients)), device=device)
+        finite = torch.tensor(float(all(bool(one.isfinite().all()) for one in gradients)), device=self._device)
         if dist.is_initialized():
             dist.all_reduce(finite, dist.ReduceOp.MIN)
         if not finite:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -25,10 +26,11 @@ class SharedGradients:
 
     Args:
         layers: of this rank's stages, by their places in the model.
+        device: of this rank.
     """
 
-    def __init__(self, world: World, layers: dict[int, nn.Module]) -> None:
-        own = dist.get_rank()
+    def __init__(self, world: World, layers: dict[int, nn.Module], device: torch.device) -> None:
+        own, self._device = dist.get_rank(), device
         self._sums = list[tuple[Sequence[nn.Parameter], dist.ProcessGroup]]()
         self.of_last: dist.ProcessGroup | None = None
         for held in world.holders:
@@ -44,4 +46,4 @@ class SharedGradients:
     def sum(self) -> None:
         """Replace each gradient by the sum over its holders; in the order of the layers, so nobody waits in a ring."""
         for weights, group in self._sums:
-            sum_gradients(weights, group)
+            sum_gradients(weights, group, self._device)

@@ -61,14 +61,21 @@ class TiedGradients:
     """The tied weights that a rank holds, and with whom."""
 
     def __init__(
-        self, ties: Sequence[Tie], layers: Mapping[str, nn.Module], ends: Sequence[Ends], place: Placement | None
+        self,
+        ties: Sequence[Tie],
+        layers: Mapping[str, nn.Module],
+        ends: Sequence[Ends],
+        place: Placement | None,
+        device: torch.device | None = None,
     ) -> None:
         """Find the own ends; without a place all layers are here.
 
         Args:
             layers: of all this rank's stages.
             ends: of its own pipeline.
+            device: of this rank, wherever its gradients are; None: nothing is sent.
         """
+        self._device = device
         self._held: list[_Held] = []
         for number, tie in enumerate(ties):
             group, roots = None, list[int]()
@@ -83,7 +90,7 @@ class TiedGradients:
     def sum_gradients(self) -> None:
         """Give both ends of each tied weight the sum of their gradients; every rank that holds one calls it."""
         for held in self._held:
-            whole = held.gradients()
+            whole = held.gradients(self._device)
             total = whole[0] + whole[1]
             for weight in held.weights:
                 assert weight.grad is not None
@@ -105,9 +112,9 @@ class _Held(NamedTuple):
     group: dist.ProcessGroup | None
     roots: list[int]
 
-    def gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the whole gradients of both ends."""
-        own = [_whole(weight) for weight in self.weights]
+    def gradients(self, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the whole gradients of both ends, where they can be sent."""
+        own = [_whole(weight) if device is None else _whole(weight).to(device) for weight in self.weights]
         if self.group is None:
             return own[0], own[1]
         found = [own[self.ends.index(end)] if end in self.ends else torch.empty_like(own[0]) for end in (0, 1)]

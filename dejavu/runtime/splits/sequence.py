@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
@@ -44,11 +43,13 @@ class SequencePart:
         """Take this device's positions of what goes into the model, or of targets (batch, positions, …)."""
         return whole.chunk(self.count, dim=_SEQUENCE)[self.index].contiguous()
 
-    def runs(self, layer: nn.Module, microbatch: int, position: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def runs(
+        self, layer: Callable[[torch.Tensor], torch.Tensor], microbatch: int, position: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what runs a layer on the positions that it has; recomputation too, perhaps in another thread."""
         return partial(self._run, layer)
 
-    def _run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def _run(self, layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         with having_part(self.index, self.count), _AttentionToAll(self):
             output: torch.Tensor = layer(x)
         return output

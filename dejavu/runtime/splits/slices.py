@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
@@ -66,7 +65,9 @@ class SlicedSequence:
 
         return part
 
-    def runs(self, layer: nn.Module, microbatch: int, position: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def runs(
+        self, layer: Callable[[torch.Tensor], torch.Tensor], microbatch: int, position: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what runs a layer, by its position in the model, on the next slice; recomputation comes here again."""
         return partial(self._run, layer, (microbatch, position), self.index)
 
@@ -74,7 +75,9 @@ class SlicedSequence:
         """Drop what is kept still: of a step before, whose keys no gradient came to, or that was broken off."""
         self._kept.clear()
 
-    def _run(self, layer: nn.Module, key: tuple[int, int], index: int, x: torch.Tensor) -> torch.Tensor:
+    def _run(
+        self, layer: Callable[[torch.Tensor], torch.Tensor], key: tuple[int, int], index: int, x: torch.Tensor
+    ) -> torch.Tensor:
         kept = self._kept.setdefault(key, [])
         with having_slice(self._starts[index], self.lengths[index]), _AttentionToEarlier(kept, index, self.lengths):
             output: torch.Tensor = layer(x)
