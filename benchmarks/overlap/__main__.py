@@ -1,7 +1,7 @@
 """Sums of replicas' gradients beside computing, on two emulated hosts, with torch's DDP in the same run.
 
     python -m benchmarks.overlap --json overlap.json
-    python -m benchmarks.overlap --megabits 16,64 --schedules gpipe,zbv --width 96
+    python -m benchmarks.overlap --megabits 16,64 --microbatches 1 --schedules gpipe,zbv --width 96
 
 Two hosts of one core each, joined by a link of limited bandwidth (network namespaces, for which it needs the rights of
 root on Linux), and two ranks on this machine without a network between them.
@@ -22,12 +22,17 @@ from benchmarks.pipeline.ranks import AT_THE_END, DDP, OURS
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare the ways to sum, link by link."""
     known = [row for row in rows if "measured_ms" in row]
-    steps = {(row["link"], row["schedule"], row["summed"]): row["measured_ms"] for row in known}
+    steps = {
+        (f"{row['link']}, {row['schedule']}, {row['microbatches']} microbatches", row["summed"]): row["measured_ms"]
+        for row in known
+    }
     gained = {
-        other: {f"{link}, {schedule}": steps[link, schedule, other] / ours}
+        other: {
+            case: steps[case, other] / ours
+            for (case, way), ours in steps.items()
+            if way == OURS and (case, other) in steps
+        }
         for other in (AT_THE_END, DDP)
-        for (link, schedule, way), ours in steps.items()
-        if way == OURS and (link, schedule, other) in steps
     }
     return {
         "step_over_ours": gained,
@@ -37,10 +42,10 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="where to write machine, rows and summary")] = None,
-    megabits: Annotated[str, typer.Option(help="a second, between hosts; 0: loopback")] = "16,32,64,0",
+    megabits: Annotated[str, typer.Option(help="a second, between hosts; 0: loopback")] = "16,64,0",
     schedules: Annotated[str, typer.Option(help="of the one stage's or two stages' passes")] = "gpipe,zbv",
     width: Annotated[int, typer.Option(min=8, help="channels of the convolutions")] = 128,
-    microbatches: Annotated[int, typer.Option(min=1, help="of a step")] = 4,
+    microbatches: Annotated[str, typer.Option(help="of a step, each with 8 images")] = "1,4",
     rounds: Annotated[int, typer.Option(min=1, help="how often each is trained, in turn")] = 3,
     steps: Annotated[int, typer.Option(min=3, help="of each training, the first two without a clock")] = 6,
 ) -> None:
@@ -48,7 +53,8 @@ def main(
     rows = [
         row
         for link in megabits.split(",")
-        for row in rows_of(float(link), schedules.split(","), width, microbatches, rounds, steps)
+        for count in microbatches.split(",")
+        for row in rows_of(float(link), schedules.split(","), width, int(count), rounds, steps)
     ]
     report("Gradients of two replicas", rows, summary_of(rows), json_path)
 

@@ -56,7 +56,7 @@ def rows_of(
     try:
         with joined(megabits) as emulation:
             return [
-                row | {"link": link}
+                {"link": link, "microbatches": num_microbatches, **row}
                 for schedule in schedules
                 for row in _trained(workload, schedule, emulation, rounds, steps)
             ]
@@ -65,7 +65,7 @@ def rows_of(
 
 
 def _trained(workload: Workload, schedule: str, emulation: Emulation, rounds: int, steps: int) -> list[dict[str, Any]]:
-    ways = WAYS if schedule == "gpipe" else (OURS, AT_THE_END)
+    ways = WAYS if schedule == "gpipe" else (OURS, AT_THE_END)  # DDP runs no schedule
     job = TrainingJob(
         workload.model_copy(update={"schedule": schedule}), _bound(workload, schedule), Draw(), None, 0, steps, ""
     )
