@@ -56,6 +56,8 @@ bench: $(VENV)/.ready
 	$(BENCH).pipeline --json $(RESULTS)/pipeline.json
 	$(BENCH).initialization --json $(RESULTS)/initialization.json
 	$(BENCH).cost --memory --json $(RESULTS)/cost-memory.json
+	test ! -d $(DATA)/neusight || $(BENCH).cost --kernels $(DATA)/neusight/kernels.parquet --models $(DATA)/neusight/models.parquet \
+		--devices $(DATA)/neusight/devices.csv --json $(RESULTS)/cost-left-out.json
 	$(BENCH).cost --attention --json $(RESULTS)/cost-attention.json
 	$(BENCH).cost --profiling-time --json $(RESULTS)/cost-profiling-time.json
 	test ! -d $(DATA) || $(BENCH).cost --fp16 $(DATA)/vidur/compute_a100_a40.parquet --json $(RESULTS)/cost-fp16.json

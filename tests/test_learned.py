@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from benchmarks.cost import fp16
+from benchmarks.cost.device_table import device_of, device_types
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost import CostError
 from dejavu.cost.kernels import learned as learning
@@ -21,6 +23,7 @@ from dejavu.cost.kernels.power import (
     sustained_fraction,
 )
 from dejavu.cost.kernels.trees import Trees
+from dejavu.foundation.errors import InputError
 from dejavu.importers.neusight.kernels import NeuSightError, bmm, kernel_of_operation, kernels_of, linear, row_wise
 from dejavu.profiles.kernel import Kernel
 
@@ -114,12 +117,71 @@ def test_limits_hold_for_the_next_device_of_the_same_kind(
         means = shared * random.normal(size=count + 1)
         errors = [mean + 0.2 * random.normal(size=200) for mean in means]
         features = np.zeros((200, len(FEATURES["matmul"])))
-        tables = [learning._Table("matmul", str(k), features, errors[k], features, errors[k]) for k in range(count)]
+        tables = [
+            learning._Table("matmul", str(k), "cuda", features, errors[k], features, errors[k]) for k in range(count)
+        ]
         model = learning._fitted("matmul", tables, 0, True)
         bin_0 = np.digitize(0.0, learning.SIZE_BIN_EDGES)
         covered.append(np.mean((model.low_B[bin_0] <= errors[-1]) & (errors[-1] <= model.high_B[bin_0])))
         assert 0 <= model.shared_log <= -model.low_B[bin_0]
     assert 0.85 <= np.mean(covered) <= 0.99
+
+
+def test_each_kind_of_devices_is_learned_from_its_own() -> None:
+    """Where it has no measurements, from the other; with too few devices it has the ranges of the kind with most."""
+    theirs = dataclasses.replace(device("x", 12, 1000, 100), kind="rocm", cache_bytes=None)
+    unseen = dataclasses.replace(UNSEEN, kind="rocm")
+    kernels, devices, seconds = [], [], []
+    for seed, on in enumerate(SEEN[:3]):
+        drawn = sample(300, seed)
+        kernels += drawn
+        devices += [on] * len(drawn)
+        seconds.append(law(drawn, on, seed))
+    own = [one for one in sample(600, 9) if one.family != "softmax"]
+    slower = 3.0 * law(own, theirs, 9)
+    both = Learned.fit([*kernels, *own], [*devices, *[theirs] * len(own)], np.concatenate([*seconds, slower]))
+    asked = [one for one in sample(300, 11) if one.flops > 1e9 and one.family == "matmul"]
+    for predicted, factor in ((both.predict(asked, UNSEEN), 1.0), (both.predict(asked, unseen), 3.0)):
+        truth = factor * law(asked, UNSEEN if factor == 1.0 else unseen, 12)
+        assert abs(np.median(np.log(predicted.seconds_K / truth))) < 0.4, "log 3 is 1.1"
+    softmax = [one for one in sample(300, 13) if one.family == "softmax"]
+    assert both.predict(softmax, unseen).known_K.all()
+    wider = np.sqrt((1 + 1 / 1) / (1 + 1 / 2))  # of one device, beside three of which each was left out
+    assert both.models["rocm", "matmul"].shared_log == pytest.approx(wider * both.models["cuda", "matmul"].shared_log)
+    assert both.models["rocm", "matmul"].devices == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *(("h100", "H100-SXM5-80GB"), ("H100", "H100-SXM5-80GB"), ("H100-SXM", "H100-SXM5-80GB")),
+        *(("GH200", "GH200-96GB"), ("NVIDIA H100 PCIe", "H100-PCIE-80GB"), ("h200", "H200-SXM-141GB")),
+        *(("a100", "A100-SXM4-80GB"), ("A40", "A40"), ("Tesla T4", "T4"), ("L40S", "L40S")),
+    ],
+)
+def test_devices_are_known_by_names_that_mean_one(name: str, wanted: str) -> None:
+    assert fp16.device_name(name, Path("file")) == wanted
+
+
+@pytest.mark.parametrize("name", ["h800", "H100-NVL", "A100 80GB", "a41", "", "nvidia"])
+def test_devices_that_nobody_knows_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown device '{name}'"):
+        fp16.device_name(name, Path("file"))
+
+
+def test_a_row_that_lacks_a_figure_is_a_fault_where_it_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text("Device,Mem_Bw,SingleFLOPs,Num_Sm\nTesla T4,320,8141,40\nMy GPU,,9000,50\n")
+    table = device_types(path)
+    assert device_of("Tesla_T4", table, path).name == "T4"
+    assert device_of("GH200", table, path) == catalogue()["GH200-96GB"], "not in the file, but in the catalogue"
+    with pytest.raises(InputError, match="'My GPU' lacks its float32 peak or its memory bandwidth"):
+        device_of("My_GPU", table, path)
+    with pytest.raises(InputError, match="no row for 'other', nor has"):
+        device_of("other", table, path)
+    path.write_text("Device,Num_Sm\nTesla T4,40\n")
+    with pytest.raises(InputError, match="lacks its float32 peak or its memory bandwidth"):
+        device_of("T4", device_types(path), path)
 
 
 def test_of_two_devices_all_of_the_interval_is_shared() -> None:
@@ -302,3 +364,25 @@ def test_the_benchmark_says_what_others_read(tmp_path: Path) -> None:
     assert "bmm" in summary["operators"]["L4"]
     assert {row["table"] for row in table} == {"operator", "model"}
     assert any("switch" in name for name in summary["models_without_operators"])
+
+
+@needs_data
+def test_each_device_is_left_out_where_none_is_named(tmp_path: Path) -> None:
+    import pandas as pd
+
+    from benchmarks.cost.kernels import run
+
+    rows = pd.read_parquet(NEUSIGHT / "kernels.parquet")
+    rows = rows[rows["device"].astype(str).isin(["Tesla P100-PCIE-16GB", "Tesla T4", "Tesla V100-PCIE-32GB"])]
+    parts = [
+        group.sample(min(len(group), 60), random_state=0) for _, group in rows.groupby(["device", "op"], observed=True)
+    ]
+    pd.concat(parts).to_parquet(tmp_path / "kernels.parquet")
+    files = (tmp_path / "kernels.parquet", NEUSIGHT / "models.parquet", NEUSIGHT / "devices.csv")
+    _, table, summary = run(*files, "", "")
+    assert set(summary["left_out"]) == {"P100-PCIE-16GB", "T4", "V100-PCIE-32GB"}
+    assert {row["device"] for row in table} == set(summary["left_out"])
+    assert sum(one["models"] for one in summary["left_out"].values()) == len(
+        [r for r in table if r["table"] == "model"]
+    )
+    assert 0 < summary["coverage"]["kernels_percent"] <= 100 >= summary["coverage"]["models_percent"] > 0

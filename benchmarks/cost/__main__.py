@@ -2,6 +2,7 @@
 
 python -m benchmarks.cost --kernels KERNELS.parquet --models MODELS.parquet --devices DEVICES.csv \\
         --train Tesla_P100-PCIE-16GB,Tesla_T4 --test NVIDIA_L4 --json kernels.json
+python -m benchmarks.cost --kernels KERNELS.parquet --models MODELS.parquet --devices DEVICES.csv --json left-out.json
 python -m benchmarks.cost --fp16 COMPUTE.parquet --json fp16.json
 python -m benchmarks.cost --collectives PROFILE.parquet --json collectives.json
 python -m benchmarks.cost --iterations ITERATIONS.csv --json iterations.json
@@ -28,7 +29,10 @@ def main(
     kernels: FileOption = None,
     models: FileOption = None,
     devices: FileOption = None,
-    train: Annotated[str, typer.Option(help="names of the devices to learn from, with commas")] = "",
+    train: Annotated[
+        str,
+        typer.Option(help="names of the devices to learn from, with commas; neither this nor --test: each left out"),
+    ] = "",
     test: Annotated[str, typer.Option(help="names of the devices to predict")] = "",
     fp16: FileOption = None,
     collectives: FileOption = None,

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.cost.device_table import chosen, device_of, device_types, words
+from benchmarks.cost.device_table import chosen, device_of, device_types, meant, words
 from benchmarks.cost.neusight_models import CONFIG, Program, programs
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.learned import LEAST_SECONDS, MOST_SECONDS, Learned, Prediction
@@ -24,6 +24,7 @@ from dejavu.importers.neusight.kernels import SIZE_COLUMNS, kernels_of
 
 Floats = NDArray[np.float64]
 MS = 1e-3
+SOME_ROWS, SEED = 600, 0  # of a device and operation, to learn from where each device is left out
 # Rows that a data sheet's owner warns of: (words of the device, split, operations). NeuSight's P4 ran hot.
 THROTTLED = ((frozenset({"p4"}), "train", ("bmm", "linear", "conv")),)
 PUBLISHED = {"neusight": "pred_neusight_ms", "habitat": "pred_habitat_ms", "published_roofline": "pred_roofline_ms"}
@@ -34,6 +35,8 @@ def run(
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     """Fit on the kernels of `train`, predict those of `test` and the whole models measured on it.
 
+    With neither, each device of the file is left out in turn and predicted from all others.
+
     Raises:
         InputError: an option is missing, or a name in `train` or `test` is unknown or unclear.
     """
@@ -43,13 +46,16 @@ def run(
     totals, operators = _read_models(models)
     table = device_types(devices)
     measured = _present(rows["device"])
+    parts = programs(operators)
+    if not train and not test:
+        types = {name: device_of(name, table, devices) for name in measured}
+        return _each_left_out(rows, totals, parts, types, dropped)
     training = chosen(train, measured, "--train")
     unseen = chosen(test, _present(rows["device"], totals["device"]), "--test")
     both = {words(name) for name in training} & {words(name) for name in unseen}
     if both:
         raise InputError(f"{', '.join(' '.join(sorted(name)) for name in both)} is in --train and in --test")
     learned = fit(rows, {name: device_of(name, table, devices) for name in training}, "benchmark")
-    parts = programs(operators)
     output: list[dict[str, Any]] = []
     inside: list[NDArray[np.bool_]] = []
     unpriced: list[str] = []
@@ -68,6 +74,68 @@ def run(
         "priced_as_memory_traffic": sorted({name for part in parts.values() for name in part.as_traffic}),
     }
     return "Kernels and whole models on unseen devices, fp32", output, summary
+
+
+def _each_left_out(
+    rows: pd.DataFrame,
+    totals: pd.DataFrame,
+    parts: Mapping[tuple[Any, ...], Program],
+    types: Mapping[str, DeviceType],
+    dropped: Mapping[str, int],
+) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """Predict each device from all others, some of whose rows are learned from; all rows of its own are counted."""
+    if len(types) < 2:
+        raise InputError(f"kernels of {', '.join(types) or 'no device'}; wanted two devices or more")
+    random = np.random.default_rng(SEED)
+    some = pd.concat(
+        [
+            group.iloc[np.sort(random.permutation(len(group))[:SOME_ROWS])]
+            for _, group in rows.groupby([rows["device"].astype(str), rows["op"].astype(str)])
+        ]
+    )
+    output: list[dict[str, Any]] = []
+    inside: list[NDArray[np.bool_]] = []
+    by_device: dict[str, dict[str, Any]] = {}
+    for name, device in types.items():
+        learned = fit(some, {other: one for other, one in types.items() if words(other) != words(name)}, "benchmark")
+        operator_rows, covered = _operators(rows[_is(rows["device"], name)], learned, device)
+        same = totals["device"].astype(str).map(lambda found, own=name: _same(found, own))
+        model_rows, _ = _models(totals[same], parts, learned, device)
+        output += operator_rows + model_rows
+        inside += covered
+        by_device[device.name] = _left_out(model_rows, covered)
+    kernels_percent = [one["kernels_inside_percent"] for one in by_device.values()]
+    whole = [one for one in by_device.values() if one["models"]]
+    summary = _summary(output, inside)
+    summary["coverage"]["kernels_percent"] = float(np.mean(kernels_percent))  # of devices, however many rows each has
+    return (
+        "Kernels and whole models, fp32, each device left out in turn",
+        output,
+        summary
+        | {
+            "left_out": by_device,
+            "mean_bias_percent": float(np.mean([one["bias_percent"] for one in whole])) if whole else None,
+            "learned_rows_of_a_device_and_operation": SOME_ROWS,
+            "dropped_rows": dict(dropped),
+        },
+    )
+
+
+def _same(found: str, name: str) -> bool:
+    return words(found) == words(name) or (meant(found) is not None and meant(found) == meant(name))
+
+
+def _left_out(model_rows: Sequence[Mapping[str, Any]], covered: Sequence[NDArray[np.bool_]]) -> dict[str, Any]:
+    errors = [row["ours_percent"] for row in model_rows]
+    ranges = [row["high_ms"] / row["low_ms"] for row in model_rows]
+    return {
+        "kernels_inside_percent": float(100 * np.concatenate(covered).mean()) if covered else None,
+        "models": len(model_rows),
+        "models_inside": sum(row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in model_rows),
+        "mape_percent": float(np.mean(np.abs(errors))) if errors else None,
+        "bias_percent": float(np.mean(errors)) if errors else None,
+        "range_width_log": float(np.mean(np.log(ranges))) if ranges else None,
+    }
 
 
 def usable_rows(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, int]]:

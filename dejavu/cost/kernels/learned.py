@@ -1,5 +1,8 @@
 """Kernel times learned from measured devices, for devices that were never measured.
 
+Devices of another kind run other libraries, and what is learned is what libraries make of a device: each kind of
+devices (`cuda`, `rocm`) is learned from its own, and from another kind only where it has no measurements.
+
 A kernel's expected time follows from peaks, tiles, waves and the board's power (`features.bounds`). What is learned is
 the logarithm of measured over expected, from dimensionless ratios, so that it transfers to another device of similar
 architecture. Intervals are of two parts, by how far off devices were that were left out: what a model's kernels share
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -21,9 +24,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from dejavu.cluster import DeviceType
+from dejavu.cluster.records import Kind
 from dejavu.cost.estimates import CostError
 from dejavu.cost.kernels.features import (
     BORROWED,
@@ -35,22 +38,20 @@ from dejavu.cost.kernels.features import (
     bounds,
     features,
 )
+from dejavu.cost.kernels.left_out import LEAST_ROWS, SIZE_BIN_EDGES, Errors, limits, next_draw
 from dejavu.cost.kernels.trees import Curve, Trees
 from dejavu.profiles.kernel import Kernel
 
 Floats = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("learned_kernels.npz")
-FORMAT = 2
+FORMAT = 3
 
 LAUNCH_SECONDS = 10e-6  # assumed where no kernel is small enough to show it
 SMALL_SECONDS = 1e-6  # a kernel with less work than this at the peaks takes the launch alone
 # Measured times outside are no kernel: nothing that is launched ends sooner, and an hour is another unit.
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
 MOST_SLOWDOWN = 100.0  # predictions end here, in multiples of the expected time
-LEAST_ROWS = 50  # of one model, to learn from
 MOST_ROWS = 6000  # of one model and device
-SIZE_BIN_EDGES = (-2.0, 0.0, 1.0, 2.0, 4.0)  # of the feature `size`: intervals are wider for small kernels
-COVERAGE = 0.90
 # Ordinary values, not tuned; the depth is limited so that 10,000 kernels take well under a second.
 BOOSTING = {
     "max_iter": 150,
@@ -95,8 +96,7 @@ class FamilyModel:
 
     Attributes:
         low_B, high_B: 90 % limits of log(measured / predicted) on a device that was left out, by bins of size.
-        shared_log: half the 90 % interval of a left-out device's error of all its kernels' total, which is what they
-            share in a sum; infinite where that is not known.
+        shared_log: half the 90 % interval of a left-out device's mean error; infinite where that is not known.
         devices: names of those it learned from.
     """
 
@@ -109,14 +109,14 @@ class FamilyModel:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A predictor for each model, and its source.
+    """A predictor for each kind of devices and each model, and its source.
 
     Attributes:
         source: what it was fitted on, by whom it was measured, when it was fitted.
         notes: rejected rows, models without enough rows.
     """
 
-    models: Mapping[str, FamilyModel]
+    models: Mapping[tuple[Kind, str], FamilyModel]
     launch_seconds: float
     source: str
     notes: tuple[str, ...] = field(default=())
@@ -135,7 +135,8 @@ class Learned:
         """Learn from measurements: three sequences of one length; `source` says whose they are.
 
         Impossible times are left out and counted in `notes`. With fewer than three devices, or without
-        `intervals`, the interval is of the training residuals, doubled: too few to know better.
+        `intervals`, the interval is of the training residuals, doubled: too few to know better; a kind with so few
+        takes the interval of the kind with most, wider by how much fewer they are.
 
         Raises:
             CostError: no row is left.
@@ -145,13 +146,19 @@ class Learned:
         if not usable.any():
             raise CostError(f"no usable measurement among {len(times)} rows ({'; '.join(notes) or 'none given'})")
         tables, launch = _tables(kernels, devices, times, usable, seed)
-        models = {}
+        models: dict[tuple[Kind, str], FamilyModel] = {}
         for name in MODELS:
-            found = [table for table in tables if table.model == name]
-            if sum(len(table.target_K) for table in found) < LEAST_ROWS:
+            of_kind: dict[Kind, list[_Table]] = {}
+            for table in tables:
+                if table.model == name:
+                    of_kind.setdefault(table.kind, []).append(table)
+            enough = {kind: found for kind, found in of_kind.items() if _num_rows(found) >= LEAST_ROWS}
+            if not enough:
                 notes.append(f"{name}: no model, fewer than {LEAST_ROWS} rows")
-                continue
-            models[name] = _fitted(name, found, seed, intervals)
+            alike: FamilyModel | None = None
+            for kind in sorted(enough, key=lambda kind: -len(enough[kind])):
+                models[kind, name] = _fitted(name, enough[kind], seed, intervals, alike)
+                alike = alike or models[kind, name]
         text = source or f"fitted {date.today().isoformat()} on {', '.join(sorted({d.name for d in devices}))}"
         return cls(models, launch, text, tuple(notes))
 
@@ -166,7 +173,7 @@ class Learned:
             found = bounds(name, work, device, dtype)
             if found is None:
                 continue
-            model = self.models.get(name)
+            model = self.model_of(name, device.kind)
             rows[:3, at] = found.least_K + self.launch_seconds
             rows[3, at] = found.least_K
             if model is not None:
@@ -174,6 +181,11 @@ class Learned:
                 rows[:3, at] = self._priced(name, model, work, device, dtype, found)
         seconds, low, high, least, shared = rows[:, position_K]
         return Prediction(seconds, low, high, known[position_K], least, shared, self.launch_seconds)
+
+    def model_of(self, name: str, kind: Kind) -> FamilyModel | None:
+        """Return what was learned from devices of this kind, else from others; None: of no device."""
+        others = (model for (_, known), model in self.models.items() if known == name)
+        return self.models.get((kind, name)) or next(others, None)
 
     def _priced(
         self, name: str, model: FamilyModel, work: KernelWork, device: DeviceType, dtype: str, found: KernelBounds
@@ -193,16 +205,23 @@ class Learned:
             "source": self.source,
             "launch_seconds": self.launch_seconds,
             "notes": self.notes,
-            "models": {
-                name: {"form": type(model.function).__name__, "devices": model.devices, "features": FEATURES[name]}
-                for name, model in self.models.items()
-            },
+            "models": [
+                {
+                    "kind": kind,
+                    "name": name,
+                    "form": type(model.function).__name__,
+                    "devices": model.devices,
+                    "features": FEATURES[name],
+                }
+                for (kind, name), model in self.models.items()
+            ],
         }
         arrays: dict[str, NDArray[Any]] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
-        for name, model in self.models.items():
-            arrays |= {f"{name}.low_B": model.low_B, f"{name}.high_B": model.high_B}
-            arrays[f"{name}.shared_log"] = np.array(model.shared_log)
-            arrays |= {f"{name}.function.{key}": value for key, value in model.function.arrays().items()}
+        for (kind, name), model in self.models.items():
+            own = f"{kind}.{name}"
+            arrays |= {f"{own}.low_B": model.low_B, f"{own}.high_B": model.high_B}
+            arrays[f"{own}.shared_log"] = np.array(model.shared_log)
+            arrays |= {f"{own}.function.{key}": value for key, value in model.function.arrays().items()}
         with path.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -222,17 +241,19 @@ class Learned:
         if header.get("format") != FORMAT:
             raise CostError(f"{path} has format {header.get('format')!r}; wanted {FORMAT}: fit it again")
         models = {}
-        for name, entry in header["models"].items():
+        for entry in header["models"]:
+            kind, name = entry["kind"], entry["name"]
             if tuple(entry["features"]) != FEATURES.get(name):
                 raise CostError(f"{path}: {name!r} has features {entry['features']}; wanted {FEATURES.get(name)}")
-            start = f"{name}.function."
+            own = f"{kind}.{name}"
+            start = f"{own}.function."
             arrays = {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
             form: type[Trees] | type[Curve] = Curve if entry["form"] == "Curve" else Trees
-            models[name] = FamilyModel(
+            models[kind, name] = FamilyModel(
                 form.from_arrays(arrays),
-                found[f"{name}.low_B"],
-                found[f"{name}.high_B"],
-                float(found[f"{name}.shared_log"]),
+                found[f"{own}.low_B"],
+                found[f"{own}.high_B"],
+                float(found[f"{own}.shared_log"]),
                 tuple(entry["devices"]),
             )
         return cls(models, float(header["launch_seconds"]), header["source"], tuple(header["notes"]))
@@ -250,16 +271,15 @@ class _Table:
 
     Attributes:
         unseen_features_KF, unseen_target_K: as they are for who does not know the device's own launch time.
-        unseen_base_K: seconds that the learned factor multiplies.
     """
 
     model: str
     device: str
+    kind: Kind
     features_KF: Floats
     target_K: Floats
     unseen_features_KF: Floats
     unseen_target_K: Floats
-    unseen_base_K: Floats
 
     @property
     def weight_K(self) -> Floats:
@@ -328,11 +348,15 @@ def _tables(
         others = [launch for other, launch in launches.items() if other != name]
         for model, dtype, at, found, work in groups:
             kept = np.sort(random.permutation(len(at))[:MOST_ROWS])
-            columns = []
-            for launch in (own, float(np.median(others or [own]))):
-                base_K = np.broadcast_to(_base(model, found, launch), seconds[at].shape)
-                columns += [features(model, work, by_name[name], dtype, found, launch), np.log(seconds[at] / base_K)]
-            tables.append(_Table(model, name, *(column[kept] for column in (*columns, base_K))))
+            columns = [
+                column[kept]
+                for launch in (own, float(np.median(others or [own])))
+                for column in (
+                    features(model, work, by_name[name], dtype, found, launch),
+                    np.log(seconds[at] / _base(model, found, launch)),
+                )
+            ]
+            tables.append(_Table(model, name, by_name[name].kind, *columns))
     return tables, float(np.median(list(launches.values()))) if launches else LAUNCH_SECONDS
 
 
@@ -342,88 +366,44 @@ def _launch_seconds(groups: Sequence[tuple[KernelBounds, Floats]]) -> float | No
     return float(np.quantile(small, 0.25)) if len(small) >= 5 else None
 
 
-def _fitted(name: str, tables: Sequence[_Table], seed: int, intervals: bool) -> FamilyModel:
+def _num_rows(tables: Sequence[_Table]) -> int:
+    return sum(len(table.target_K) for table in tables)
+
+
+def _fitted(
+    name: str, tables: Sequence[_Table], seed: int, intervals: bool, alike: FamilyModel | None = None
+) -> FamilyModel:
     names = sorted({table.device for table in tables})
     function = _function(name, tables, seed)
+    if intervals and len(names) < 3 and alike is not None:
+        # The next device's error adds to the mean error of those learned from: of n devices 1 + 1/n times the variance,
+        # and of the other kind's, each left out, n is one less than their number.
+        wider = math.sqrt((1 + 1 / len(names)) / (1 + 1 / max(len(alike.devices) - 1, 1)))
+        low, high, shared = wider * alike.low_B, wider * alike.high_B, wider * alike.shared_log
+        return FamilyModel(function, low, high, shared, tuple(names))
     if not intervals or len(names) < 3:
-        low, high = _limits([_Errors.of(name, tables, function)], scale=2.0)
+        low, high = limits([_errors(name, tables, function)], scale=2.0)
         return FamilyModel(function, low, high, math.inf, tuple(names))
     held_out = [
-        _Errors.of(
+        _errors(
             name,
             [table for table in tables if table.device == left_out],
             _function(name, [table for table in tables if table.device != left_out], seed),
         )
         for left_out in names
     ]
-    shared = _next_draw([errors.log_K.mean() for errors in held_out])
-    low, high = _limits([errors.without_mean for errors in held_out])
-    in_total = _next_draw([errors.log_of_total for errors in held_out])
-    return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), in_total, tuple(names))
+    shared = next_draw([errors.log_K.mean() for errors in held_out])
+    low, high = limits([errors.without_mean for errors in held_out])
+    return FamilyModel(function, -np.hypot(shared, low), np.hypot(shared, high), shared, tuple(names))
 
 
-def _next_draw(errors_D: Sequence[float]) -> float:
-    """Return half of the 90 % interval of a further device's error: each is a draw around zero, so it is Student's."""
-    squares_D = np.square(np.array(errors_D))
-    return float(stdtrit(len(squares_D), (1.0 + COVERAGE) / 2.0) * np.sqrt(squares_D.mean()))
-
-
-@dataclass(frozen=True, eq=False)
-class _Errors:
-    """log(measured / predicted) of one device's kernels, with their sizes; a device counts as one, however many."""
-
-    size_K: Floats
-    log_K: Floats
-    weight_K: Floats
-    predicted_seconds_K: Floats
-
-    @classmethod
-    def of(cls, name: str, tables: Sequence[_Table], function: Trees | Curve) -> _Errors:
-        """Return the errors of a function on these tables."""
-        factor_K = [function.predict(table.unseen_features_KF) for table in tables]
-        return cls(
-            np.concatenate([table.unseen_features_KF[:, FEATURES[name].index("size")] for table in tables]),
-            np.concatenate([table.unseen_target_K - log_K for table, log_K in zip(tables, factor_K, strict=True)]),
-            np.concatenate([table.weight_K for table in tables]),
-            np.concatenate(
-                [table.unseen_base_K * np.exp(log_K) for table, log_K in zip(tables, factor_K, strict=True)]
-            ),
-        )
-
-    @property
-    def log_of_total(self) -> float:
-        """Return log(measured / predicted) of all kernels' sum, in which large kernels count as in a model's time."""
-        return float(np.log(np.average(np.exp(self.log_K), weights=self.predicted_seconds_K)))
-
-    @property
-    def without_mean(self) -> _Errors:
-        return replace(self, log_K=self.log_K - self.log_K.mean())
-
-
-def _limits(found: Sequence[_Errors], scale: float = 1.0) -> tuple[Floats, Floats]:
-    """Return the 90 % limits of all these errors together, by bins of size."""
-    size, log, weight = (
-        np.concatenate([getattr(errors, field) for errors in found]) for field in ("size_K", "log_K", "weight_K")
+def _errors(name: str, tables: Sequence[_Table], function: Trees | Curve) -> Errors:
+    """Return the errors of a function on these tables, as for who does not know the devices' launch times."""
+    return Errors(
+        np.concatenate([table.unseen_features_KF[:, FEATURES[name].index("size")] for table in tables]),
+        np.concatenate([table.unseen_target_K - function.predict(table.unseen_features_KF) for table in tables]),
+        np.concatenate([table.weight_K for table in tables]),
     )
-    return _quantiles(size, scale * log, weight)
-
-
-def _quantiles(size_K: Floats, residual_K: Floats, weight_K: Floats) -> tuple[Floats, Floats]:
-    """Return quantiles by bins of size; bins with too few rows use those of all."""
-    edges = ((1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0)
-    bin_K = np.digitize(size_K, SIZE_BIN_EDGES)
-    limits = np.tile([[_quantile(residual_K, weight_K, edge)] for edge in edges], len(SIZE_BIN_EDGES) + 1)
-    for index in range(limits.shape[1]):
-        inside = bin_K == index
-        if inside.sum() >= LEAST_ROWS:
-            limits[:, index] = [_quantile(residual_K[inside], weight_K[inside], edge) for edge in edges]
-    return np.minimum(limits[0], 0.0), np.maximum(limits[1], 0.0)
-
-
-def _quantile(values: Floats, weights: Floats, share: float) -> float:
-    order = np.argsort(values)
-    total = np.cumsum(weights[order])
-    return float(values[order][min(np.searchsorted(total, share * total[-1]), len(values) - 1)])
 
 
 def _function(name: str, tables: Sequence[_Table], seed: int) -> Trees | Curve:

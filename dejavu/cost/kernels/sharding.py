@@ -14,8 +14,7 @@ from math import gcd, lcm, prod
 from typing import NamedTuple
 
 from dejavu.cost.kernels.experts import MixtureParts
-from dejavu.cost.kernels.resized import resized
-from dejavu.cost.kernels.sequence import OwnTokens
+from dejavu.cost.kernels.sequence import OwnTokens, resized
 from dejavu.graphs.graph import Graph, Layer, Operator
 from dejavu.graphs.kernels import family_of, kernel_of
 from dejavu.graphs.split_loss import BEGINS, CROSS_ENTROPY, SplitLoss
