@@ -104,10 +104,13 @@ def _each_left_out(
         output += operator_rows + model_rows
         inside += covered
         by_device[device.name] = _left_out(model_rows, covered)
-    kernels_percent = [one["kernels_inside_percent"] for one in by_device.values()]
+    kernels_percent = [
+        one["kernels_inside_percent"] for one in by_device.values() if one["kernels_inside_percent"] is not None
+    ]
     whole = [one for one in by_device.values() if one["models"]]
     summary = _summary(output, inside)
-    summary["coverage"]["kernels_percent"] = float(np.mean(kernels_percent))  # of devices, however many rows each has
+    if kernels_percent:  # of devices, however many rows each has
+        summary["coverage"]["kernels_percent"] = float(np.mean(kernels_percent))
     return (
         "Kernels and whole models, fp32, each device left out in turn",
         output,
