@@ -145,6 +145,17 @@ def test_what_parts_that_meet_take_is_never_bounded_above_the_fastest(seeds: tup
     assert tight > len(seeds) // 3
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_device_that_runs_nothing_changes_no_answer(seed: int) -> None:
+    problem = parts_that_meet(2 * seed)  # on two devices
+    operations = tuple(replace(op, seconds=(*op.seconds, math.inf)) for op in problem.operations)
+    more = PlacementProblem(operations, problem.tensors, Devices.alike(3, latency_seconds=0.01, bytes_per_second=1.0))
+    best = fastest_of_all(problem)
+    assert lower_bound(more).seconds <= best * (1 + 1e-9)
+    answer = PLACERS["exact"]().run(more, budget_seconds=30)
+    assert isinstance(answer, PlacementResult) and answer.seconds == pytest.approx(best, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_regions_are_cut_where_no_tensor_passes(seed: int) -> None:
     problem = generated(list(SHAPES)[seed % 5], 60, 3, message_ratio=1.0, seed=seed)

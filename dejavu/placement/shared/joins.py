@@ -19,6 +19,7 @@ from dejavu.foundation.compiled import njit
 from dejavu.placement.problem import Floats, Ints
 
 _MOST_PARTS = 10
+_SLOWEST = 1e-300  # a device that runs none of the work: what it is given lasts for ever, and nothing lasts nothing
 _MOST_STEPS = 50_000  # of trying choices; then nothing is proved
 
 
@@ -58,7 +59,7 @@ def joins(order: Sequence[int], pairs: dict[tuple[int, int], float], least_N: Fl
         pairs: of each operation and a reader of it, the least seconds of the largest message.
         rate_D: how much of the fastest device's work each does in a second, from the fastest on.
     """
-    N = len(order)
+    N, rate_D = len(order), np.maximum(rate_D, _SLOWEST)
     before: list[list[int]] = [[] for _ in range(N)]
     for source, reader in pairs:
         before[reader].append(source)
