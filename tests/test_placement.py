@@ -25,6 +25,7 @@ from dejavu.placement import (
     simulate,
 )
 from dejavu.placement.problem import Floats
+from dejavu.placement.shared.regions import regions
 from dejavu.plans import Infeasible
 from tests.conftest import draws
 
@@ -103,6 +104,70 @@ def test_exact_is_the_fastest_of_twelve_operations(shape: str) -> None:
     answer = PLACERS["exact"]().run(problem, budget_seconds=60)
     assert isinstance(answer, PlacementResult) and answer.gap <= 1e-9
     assert answer.seconds == pytest.approx(fastest_of_all(problem), rel=1e-9)
+
+
+def parts_that_meet(seed: int) -> PlacementProblem:
+    """Two to four parts between two operations, chains or small webs, some of which pass the fork; dear messages."""
+    draws = np.random.default_rng([seed, 11])
+    num_devices, readers, n = 2 + seed % 2, dict[int, list[int]](), 1
+    sizes = [int(draws.integers(1, 4)) for _ in range(int(draws.integers(2, 5)))]
+    while sum(sizes) > (6 if num_devices == 2 else 5):
+        sizes.pop()
+    join = 1 + sum(sizes)
+    readers[0] = [join] if draws.random() < 0.5 else []
+    for size in sizes:
+        part = list(range(n, n + size))
+        readers[0].append(n)
+        for k, one in enumerate(part):
+            later = [other for other in part[k + 1 :] if other == one + 1 or draws.random() < 0.4]
+            readers[one] = later + [join] * (not later or draws.random() < 0.2)
+        n += size
+    speed_D = np.array([1.0, 0.5, 1.0])[:num_devices] if seed % 3 else np.ones(num_devices)
+    seconds = draws.uniform(0.4, 1.6, join + 1)
+    groups = {1: "tied", join: "tied"} if seed % 5 == 0 else {}
+    operations = [Operation(f"n{k}", tuple(seconds[k] / speed_D), group=groups.get(k, "")) for k in range(join + 1)]
+    names = {k: tuple(f"n{reader}" for reader in dict.fromkeys(own)) for k, own in readers.items()}
+    ratio = draws.choice([0.3, 1.0, 3.0])
+    tensors = [Tensor(f"n{k}", own, float(ratio * draws.uniform(0.4, 1.6))) for k, own in names.items() if own]
+    devices = Devices.alike(num_devices, latency_seconds=0.01, bytes_per_second=1.0)
+    return PlacementProblem(tuple(operations), tuple(tensors), devices)
+
+
+@draws(range(40), range(40, 400))
+def test_what_parts_that_meet_take_is_never_bounded_above_the_fastest(seeds: tuple[int, ...]) -> None:
+    tight = 0
+    for seed in seeds:
+        problem = parts_that_meet(seed)
+        best = fastest_of_all(problem)
+        bound = lower_bound(problem).seconds
+        assert bound <= best * (1 + 1e-9), seed
+        tight += bound >= best * (1 - 1e-9)
+    assert tight > len(seeds) // 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_device_that_runs_nothing_changes_no_answer(seed: int) -> None:
+    problem = parts_that_meet(2 * seed)  # on two devices
+    operations = tuple(replace(op, seconds=(*op.seconds, math.inf)) for op in problem.operations)
+    more = PlacementProblem(operations, problem.tensors, Devices.alike(3, latency_seconds=0.01, bytes_per_second=1.0))
+    best = fastest_of_all(problem)
+    assert lower_bound(more).seconds <= best * (1 + 1e-9)
+    answer = PLACERS["exact"]().run(more, budget_seconds=30)
+    assert isinstance(answer, PlacementResult) and answer.seconds == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_regions_are_cut_where_no_tensor_passes(seed: int) -> None:
+    problem = generated(list(SHAPES)[seed % 5], 60, 3, message_ratio=1.0, seed=seed)
+    found = regions(problem)
+    assert [n for part in found for n in part] == list(problem.topological_N)
+    region_of = {problem.operations[n].name: k for k, part in enumerate(found) for n in part}
+    ends = {problem.operations[part[-1]].name for part in found}
+    for tensor in problem.tensors:
+        for reader in tensor.readers:
+            apart = region_of[reader] - region_of[tensor.producer]
+            assert apart == 0 or (apart == 1 and tensor.producer in ends)
+    assert len(found) > 1 or list(SHAPES)[seed % 5] != "mixture"
 
 
 @every_placer

@@ -28,13 +28,14 @@ from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.data_parallel import data_parallel
 from dejavu.sharding.operator_graph import Node, OperatorGraph, TensorType
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
+from dejavu.sharding.solvers.cut_tables import CutTable, Effort
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
 from dejavu.sharding.solvers.linkage import Linkage, Presolved
 from dejavu.sharding.solvers.memory import NothingFitsError, WithinMemory
 from dejavu.sharding.solvers.messages import bounds
 from dejavu.sharding.solvers.pruning import pruned
-from dejavu.sharding.solvers.repeated import Repeated
+from dejavu.sharding.solvers.repeated import Block, Repeated
 from dejavu.sharding.strategies import Strategy, strategies_of, without_rule
 from dejavu.workload import Workload
 from tests.conftest import draws
@@ -188,6 +189,81 @@ def test_where_tables_would_be_too_large_the_gap_is_true(seeds: tuple[int, ...])
         assert exact.gap_percent == 0 and exact.seconds == pytest.approx(least(problem)), seed
         assert found.lower_bound_seconds <= exact.seconds * (1 + 1e-9), seed
         assert exact.seconds <= found.seconds * (1 + 1e-9), seed
+
+
+def layers_of_choices(rng: np.random.Generator) -> tuple[ChoiceProblem, tuple[Block, ...]]:
+    """Layers of two kinds between cuts of two nodes at most; some options and pairs are not possible."""
+    count, width = int(rng.integers(1, 5)), int(rng.integers(1, 3))
+    seconds = [rng.random(3) * rng.integers(2) for _ in range((count + 1) * width)]
+    cuts = [tuple(range(n * width, (n + 1) * width)) for n in range(count + 1)]
+    edges: dict[tuple[int, int], np.ndarray] = {}
+    drawn: dict[int, tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]] = {}
+    blocks = []
+    for number in range(count):
+        kind, first = int(rng.integers(2)), len(seconds)
+        if kind not in drawn:
+            own = [np.where(rng.random(3) < 0.1, np.inf, rng.random(3)) for _ in range(3)]
+            pairs = [(a, b) for a in range(2 * width + 3) for b in range(max(a + 1, 2 * width), 2 * width + 3)]
+            tables = {pair: np.where(rng.random((3, 3)) < 0.1, np.inf, rng.random((3, 3))) for pair in pairs}
+            drawn[kind] = own, {pair: table for pair, table in tables.items() if rng.random() < 0.8}
+        nodes = (*cuts[number], *cuts[number + 1], *range(first, first + 3))
+        seconds += drawn[kind][0]
+        edges |= {(nodes[a], nodes[b]): table for (a, b), table in drawn[kind][1].items()}
+        blocks.append(Block(kind, cuts[number], cuts[number + 1], tuple(range(first, first + 3))))
+    return ChoiceProblem(tuple(seconds), edges), tuple(blocks)
+
+
+@draws(range(25), range(25, 150))
+@pytest.mark.parametrize("passes", [0, 3])
+def test_layers_whose_tables_are_bounds_at_first_are_solved_exactly(passes: int, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
+        problem, blocks = layers_of_choices(np.random.default_rng(seed))
+        cells = 9 ** len(blocks[0].before)  # no table with another node
+        solver = Repeated(blocks, most_cells=cells, tried_cells=cells, passes=passes)
+        try:
+            wanted = Elimination().run(problem)
+        except ShardingError:
+            with pytest.raises(ShardingError):
+                solver.run(problem)
+            continue
+        found = solver.run(problem)
+        assert found.seconds == problem.price(found.chosen), seed
+        assert found.seconds == pytest.approx(wanted.seconds, abs=1e-9), seed
+        assert found.lower_bound_seconds == pytest.approx(wanted.seconds, abs=1e-6), seed
+
+
+@draws(range(6), range(6, 40))
+def test_a_layer_s_table_never_exceeds_the_least_and_is_the_least_where_it_is_settled(seeds: tuple[int, ...]) -> None:
+    opened = 0
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        problem, blocks = layers_of_choices(rng)
+        layer = ChoiceProblem(*_first_layer(problem, blocks[0]))
+        width = len(blocks[0].before)
+        table = CutTable(layer, (width, width), Effort(9**width, 9, 2), Elimination())
+        wanted = np.full((3**width, 3**width), np.inf)
+        for one in every_choice(layer):
+            at = tuple(np.ravel_multi_index(part, (3,) * width) for part in (one[:width], one[width : 2 * width]))
+            wanted[at] = min(wanted[at], layer.price(one))
+        opened += not table.is_settled_BA.all()
+        for _ in range(12):
+            assert (table.seconds_BA <= wanted + 1e-9).all(), seed
+            assert table.seconds_BA[table.is_settled_BA] == pytest.approx(wanted[table.is_settled_BA], abs=1e-9), seed
+            before, after = (int(one) for one in rng.integers(0, 3**width, 2))
+            while not table.is_settled_BA[before, after]:
+                table.tighten(before, after)
+            if isfinite(wanted[before, after]):
+                cuts = [int(one) for state in (before, after) for one in np.unravel_index(state, (3,) * width)]
+                chosen = (*cuts, *table.inside(before, after))
+                assert layer.price(chosen) == pytest.approx(wanted[before, after], abs=1e-9), seed
+    assert opened > len(seeds) // 2
+
+
+def _first_layer(problem: ChoiceProblem, block: Block) -> tuple[Any, Any]:
+    nodes = (*block.before, *block.after, *block.inside)
+    at = {node: k for k, node in enumerate(nodes)}
+    own = {(at[a], at[b]): table for (a, b), table in problem.edges.items() if b in block.inside}
+    return tuple(problem.seconds[node] for node in nodes), own
 
 
 # --- Every way to split an operator gives what the whole operator gives. ---
@@ -367,8 +443,11 @@ def test_a_dimension_that_does_not_divide_is_not_split() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "mlp"])
 def test_of_two_dimensions_too(name: str, tmp_path: Path) -> None:
-    problem = posed(workload_of(name), (2, 2), tmp_path).problem
+    sharded = posed(workload_of(name), (2, 2), tmp_path)
+    problem = sharded.problem
     found = Elimination().run(problem)
+    once = Repeated(sharded.blocks, most_cells=100_000, tried_cells=1_000).run(problem)
+    assert once.seconds == pytest.approx(found.seconds, rel=1e-9) and once.gap_percent < 1e-6
     assert found.seconds == pytest.approx(IntegerProgram(60).run(problem).seconds, rel=1e-6)
     one = Elimination().run(posed(workload_of(name), (2,), tmp_path).problem)
     assert found.seconds <= one.seconds * (1 + 1e-9), "a dimension may also be left unused"

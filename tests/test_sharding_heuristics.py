@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import isfinite, log
 from pathlib import Path
 
@@ -11,17 +12,17 @@ import torch
 
 from dejavu.graphs.dtensor import REPLICATED
 from dejavu.q_learning import Settings
-from dejavu.sharding.assembly import Sharded
+from dejavu.sharding.assembly import Option, Sharded
 from dejavu.sharding.by_hand import megatron
-from dejavu.sharding.links import links_of
+from dejavu.sharding.links import links_along, links_of
 from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
 from dejavu.sharding.solvers.dqn import Board, Dqn, Game, Learned, best_game
 from dejavu.sharding.solvers.dqn.environment import SPLIT, UNDECIDED, WHOLE
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.flat import change, descend, flattened, scale_of
-from dejavu.sharding.solvers.groups import CONFLICT, group_of, links_by_price
-from dejavu.sharding.solvers.linkage import Linkage, Presolved
+from dejavu.sharding.solvers.groups import CONFLICT, group_of, linkage_groups, links_by_price
+from dejavu.sharding.solvers.linkage import GroupOptions, Linkage, Presolved
 from tests.test_sharding import captured, choices, least, of_weights, posed, workload_of
 
 QUICK = Settings(num_steps=40, epsilon_steps=30, batch_size=8, width=16, capacity=50, target_steps=10)
@@ -142,7 +143,7 @@ def test_heuristics_are_valid_on_models(model: str, tmp_path: Path) -> None:
     sharded, graphs = posed(workload, (4,), tmp_path), captured(workload)
     problem, best = sharded.problem, Elimination().run(sharded.problem).seconds
     decided, links = (sharded.cuts[0][0], *weights_of(sharded, graphs)), links_of(sharded)
-    linkage = Linkage(links_of(sharded, with_sums=True), decided)
+    linkage = Linkage(links_along(sharded, with_sums=True), decided)
     found: dict[str, Answer] = {
         "linkage": linkage.run(problem),
         "presolved": Presolved(linkage).run(problem),
@@ -174,6 +175,36 @@ def test_a_block_s_linkage_groups_are_columns_then_rows(tmp_path: Path) -> None:
         chosen = dict(zip(group.nodes.tolist(), group.options.tolist(), strict=True))
         split = {name: sharded.options[node][chosen[node]].outputs[0][0] for name, node in at.items() if node in chosen}
         assert split == implied and group.conflicts == 0
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama", "mlp"])
+def test_a_decision_on_one_dimension_of_a_mesh_implies_what_it_does_on_a_mesh_of_that_one(
+    model: str, tmp_path: Path
+) -> None:
+    """What is split along the other dimension stays as it is wherever an option does both."""
+    one, two = (posed(workload_of(model), mesh, tmp_path) for mesh in ((2,), (2, 2)))
+    graphs, longest = captured(workload_of(model)), 0
+    (wanted_along,), along = links_along(one), links_along(two)
+    options_of = GroupOptions(along)
+    for dim, seed in itertools.product((0, 1), (one.cuts[0][0], *weights_of(one, graphs))):
+        rng, sizes = np.random.default_rng(seed), [len(own) for own in two.options]
+        for wanted, found in zip(linkage_groups(wanted_along, [seed]), linkage_groups(along[dim], [seed]), strict=True):
+            longest = max(longest, len(wanted.nodes))
+            chosen = rng.integers(0, sizes)
+            options = options_of.group(dim, found, chosen)
+            assert found.nodes.tolist() == wanted.nodes.tolist() and found.conflicts == wanted.conflicts
+            for node, option, told in zip(
+                wanted.nodes.tolist(), options.tolist(), wanted.options.tolist(), strict=True
+            ):
+                now, before = two.options[node][option], two.options[node][int(chosen[node])]
+                assert _does(now, dim) == _does(one.options[node][told], 0)
+                others = {_does(same, 1 - dim) for same in two.options[node] if _does(same, dim) == _does(now, dim)}
+                assert _does(now, 1 - dim) == _does(before, 1 - dim) or _does(before, 1 - dim) not in others
+    assert longest > 5
+
+
+def _does(option: Option, dim: int) -> tuple[int, ...]:
+    return tuple(place[dim] for place in (*option.inputs, *option.outputs))
 
 
 def test_splits_that_have_to_be_moved_conflict_and_whole_tensors_say_nothing(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from dejavu.profiles import ProfileDatabase
 from dejavu.sharding.assembly import Sharded, assemble
 from dejavu.sharding.capture import capture_operators
 from dejavu.sharding.data_parallel import data_parallel
+from dejavu.sharding.links import links_along
 from dejavu.sharding.operator_graph import OperatorGraph
-from dejavu.sharding.problem import Answer, ShardingError
+from dejavu.sharding.problem import Answer, ShardingError, Solver
 from dejavu.sharding.solvers.elimination import Elimination
 from dejavu.sharding.solvers.ilp import IntegerProgram
-from dejavu.sharding.solvers.linkage import Linkage
+from dejavu.sharding.solvers.linkage import Linkage, Presolved
 from dejavu.sharding.solvers.repeated import Repeated
 from dejavu.sharding.strategies import without_rule
 from dejavu.workload import Workload
@@ -30,6 +31,7 @@ from dejavu.workload import Workload
 T = TypeVar("T")
 DEVICE, NODES, EACH = "V100-SXM2-16GB", 4, 8
 NETWORK_BYTES_PER_SECOND, NVLINK_BYTES_PER_SECOND = 25e9 / 8, 150e9
+MOST_REFEREED_PAIRS, MOST_BOUNDED_PAIRS = 1_000_000, 3_000_000  # of options of an edge: HiGHS takes 2 kB for each
 MICROBATCH, MICROBATCHES = 16, 4  # Auto-MAP's: batches of 64
 
 
@@ -263,12 +265,6 @@ def peers(most_layers: int, referee_seconds: float) -> tuple[list[dict[str, Any]
             continue
         found = posed(llama(layers), mesh)
         answer, solved = _timed(partial(Repeated(found.sharded.blocks).run, found.sharded.problem))
-        referee, refereed = None, None
-        if referee_seconds > 0:
-            try:
-                referee, refereed = _timed(partial(IntegerProgram(referee_seconds).run, found.sharded.problem))
-            except ShardingError:
-                referee, refereed = None, referee_seconds
         rows.append(
             {
                 "layers": layers,
@@ -279,13 +275,48 @@ def peers(most_layers: int, referee_seconds: float) -> tuple[list[dict[str, Any]
                 "autoparallel_seconds": peer,
                 "pass_seconds": answer.seconds,
                 "gap_percent": answer.gap_percent,
-                "ilp_pass_seconds": referee and referee.seconds,
-                "ilp_gap_percent": referee and referee.gap_percent,
-                "ilp_cpu_seconds": refereed,
+                **_refereed(found.sharded, answer, referee_seconds),
+                **_linked(found, answer),
             }
         )
     named = {f"{str(row['mesh']).replace(' × ', 'x')}x{row['layers']}": row for row in rows}
     return rows, {"llama": named}
+
+
+def _refereed(sharded: Sharded, answer: Answer, budget_seconds: float) -> dict[str, float | None]:
+    """Ask HiGHS: of the whole problem, and of the options that bounds do not exclude beside what was found."""
+    pairs = sum(table.size for table in sharded.problem.edges.values())
+    asked: dict[str, tuple[Solver, int]] = {
+        "ilp": (IntegerProgram(budget_seconds), MOST_REFEREED_PAIRS),
+        "ilp_of_rest": (
+            Presolved(Repeated(sharded.blocks), IntegerProgram(budget_seconds)),
+            MOST_BOUNDED_PAIRS,
+        ),
+    }
+    row: dict[str, float | None] = {}
+    for name, (solver, most) in asked.items():
+        referee: Answer | None = None
+        spent: float | None = None
+        if budget_seconds > 0 and pairs <= most:
+            try:
+                referee, spent = _timed(partial(solver.run, sharded.problem))
+            except ShardingError:
+                spent = budget_seconds
+        row |= {
+            f"{name}_pass_seconds": referee.seconds if referee else None,
+            f"{name}_above_percent": 100.0 * (referee.seconds / answer.seconds - 1.0) if referee else None,
+            f"{name}_gap_percent": referee.gap_percent if referee else None,
+            f"{name}_cpu_seconds": spent,
+        }
+    return row
+
+
+def _linked(found: Timed, answer: Answer) -> dict[str, float]:
+    """Return how far linkage groups alone come."""
+    model = Model("", found.graphs, found.sharded)
+    linkage = Linkage(links_along(found.sharded, with_sums=True), model.decided)
+    linked, spent = _timed(partial(linkage.run, found.sharded.problem))
+    return {"linkage_above_percent": 100.0 * (linked.seconds / answer.seconds - 1.0), "linkage_cpu_seconds": spent}
 
 
 def _split_weights(found: Timed, answer: Answer) -> tuple[int, int]:

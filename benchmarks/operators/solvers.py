@@ -14,7 +14,7 @@ from dejavu.graphs.dtensor import REPLICATED
 from dejavu.sharding.assembly import Sharded
 from dejavu.sharding.by_hand import megatron, place_in_megatron, weights_by_hand
 from dejavu.sharding.data_parallel import data_parallel
-from dejavu.sharding.links import links_of
+from dejavu.sharding.links import links_along, links_of
 from dejavu.sharding.operator_graph import OperatorGraph
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError, Solver
 from dejavu.sharding.solvers.dqn import Board, Game, best_game, with_places
@@ -79,7 +79,7 @@ def compared(model: Model, best: Answer, referee_seconds: float) -> tuple[list[d
     """Return a row for each solver, and where each puts the weights."""
     problem, blocks, graphs = model.problem, Repeated(model.sharded.blocks), model.graphs
     began = time.process_time()
-    linkage = Linkage(links_of(model.sharded, with_sums=True), model.decided)
+    linkage = Linkage(links_along(model.sharded, with_sums=True), model.decided)
     linking = time.process_time() - began
     asked: dict[str, tuple[Solver, ChoiceProblem, float]] = {
         "elimination": (Elimination(), problem, 0.0),

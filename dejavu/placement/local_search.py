@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from dejavu.placement._base import Incumbent, Placer
 from dejavu.placement.problem import Arrays, Floats, Ints, PlacementProblem
 from dejavu.placement.shared.chains import chains
 from dejavu.placement.shared.orders import by_rank, by_start, dispatch, fill_by_rank, upward_ranks
+from dejavu.placement.shared.regions import of_region, regions
 from dejavu.placement.shared.room import fits, roomy
 from dejavu.placement.shared.timeline import State, empty_state, run_in_order
 
@@ -23,16 +24,18 @@ _MESSAGE_WEIGHTS = (1.0, 0.0, 4.0)  # of ranks: as HEFT has it, without messages
 class LocalSearch(Placer):
     """Moves single groups, whole chains and places in the order, from the best start by list scheduling.
 
-    Starts: HEFT's rule with and without insertion under three weights of messages, everything on one device, and, where
-    memory binds, groups where there is room. Then moves are accepted as in annealing: dearer ones with a probability
-    that falls. A move puts a group, or a chain of operations that pass a tensor from one to the next, on another
-    device, on that of a neighbour in the graph most often, or an operation elsewhere in the order. Every move is priced
+    Starts: HEFT's rule with and without insertion under three weights of messages, everything on one device, where
+    memory binds groups where there is room, and, where all meets again and again, the parts between, each searched
+    alone. Then moves are accepted as in annealing: dearer ones with a probability that falls. A move puts a group, or a
+    chain of operations that pass a tensor from one to the next, on another device, on that of a neighbour in the graph
+    most often, or an operation elsewhere in the order. Every move is priced
     by the whole simulation. Proves nothing beyond the bound that all members have.
 
     Attributes:
         hot, cold: the temperature at a round's beginning and end, as fractions of the current seconds.
         rounds: annealings, each from the best so far, in equal parts of the budget.
         most_steps: moves in all; the search ends when they are done.
+        in_regions: of the budget, on parts of the graph that follow each other, one after another, before the whole.
     """
 
     name: ClassVar[str] = "local_search"
@@ -40,9 +43,12 @@ class LocalSearch(Placer):
     cold: float = 0.0002
     rounds: int = 3
     most_steps: int = 400_000
+    in_regions: float = 0.4
 
     def _place(self, problem: PlacementProblem, best: Incumbent, seed: int) -> None:
         starts = _starts(problem, best)
+        if starts and not best.is_done and (joined := self._region_by_region(problem, best, seed)) is not None:
+            starts.append(joined)
         if not starts or best.is_done:
             return
         draws = np.random.default_rng(seed)
@@ -75,6 +81,36 @@ class LocalSearch(Placer):
                     best.offer(best_G, best_N)
                 done += per_call
             device_G, order_N = best_G, best_N
+
+    def _region_by_region(
+        self, problem: PlacementProblem, best: Incumbent, seed: int
+    ) -> tuple[float, Ints, Ints] | None:
+        """Search each region alone, from the device on which the one before ends; offer all of them together.
+
+        A move is then priced by a simulation of its region, and nothing else is disturbed.
+        """
+        parts, group_N = regions(problem), problem.group_N
+        if len(parts) < 2 or sum(len(set(group_N[list(part)])) for part in parts) > problem.num_groups:
+            return None  # a group of operations in two regions would have to agree
+        device_G, order = np.full(problem.num_groups, -1, dtype=np.int64), list[int]()
+        budget, entered, device = self.in_regions * best.remaining_seconds, -1, -1
+        for part in parts:
+            small = of_region(problem, part, entered, device)
+            share = len(part) / len(group_N)
+            alone = replace(self, in_regions=0.0, most_steps=max(1, int(self.in_regions * self.most_steps)))
+            found = Incumbent(small, self.name, share * budget)
+            alone._place(small, found, seed)
+            if found.placement is None:
+                return None
+            skipped = len(small.operations) - len(part)
+            for k, n in enumerate(part):
+                device_G[group_N[n]] = found.placement.device_N[k + skipped]
+            order += [part[k - skipped] for k in found.placement.order_N if k >= skipped]
+            entered, device = part[-1], int(device_G[group_N[part[-1]]])
+        if not fits(problem, device_G):
+            return None
+        order_N = np.array(order, dtype=np.int64)
+        return best.offer(device_G, order_N), device_G, order_N
 
 
 def _starts(problem: PlacementProblem, best: Incumbent) -> list[tuple[float, Ints, Ints]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.graphs.dtensor import REPLICATED
-from dejavu.sharding.assembly import Placement, Sharded
+from dejavu.sharding.assembly import Option, Placement, Sharded
 from dejavu.sharding.problem import Pair
-from dejavu.sharding.solvers.groups import AGREE, CONFLICT, SILENT, Links
+from dejavu.sharding.solvers.groups import AGREE, CONFLICT, SILENT, Along, Links
 
 Known = dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], NDArray[np.int8]]
 
@@ -35,6 +37,27 @@ def links_of(sharded: Sharded, *, with_sums: bool = False) -> Links:
         pair = (min(maker, user), max(maker, user))
         found[pair] = _both(found[pair], says) if pair in found else says
     return found
+
+
+def links_along(sharded: Sharded, *, with_sums: bool = False) -> tuple[Along, ...]:
+    """Return for each dimension of the mesh what options do along it, and its links; `with_sums`: see `links_of`."""
+    dims = range(len(sharded.options[0][0].outputs[0]))
+    return tuple(_along(sharded, dim, with_sums) for dim in dims)
+
+
+def _along(sharded: Sharded, dim: int, with_sums: bool) -> Along:
+    does_N, distinct = [], list[tuple[Option, ...]]()
+    for own in sharded.options:
+        numbers: dict[Option, int] = {}
+        does_N.append(np.array([numbers.setdefault(_on(one, dim), len(numbers)) for one in own]))
+        distinct.append(tuple(numbers))
+    return Along(tuple(does_N), links_of(replace(sharded, options=distinct), with_sums=with_sums))
+
+
+def _on(option: Option, dim: int) -> Option:
+    """Return what an option does along one dimension of the mesh."""
+    inputs, outputs = (tuple((place[dim],) for place in some) for some in option)
+    return Option(inputs, outputs)
 
 
 def _says(made: Placement, wanted: Placement, with_sums: bool) -> int:

@@ -20,6 +20,7 @@ from scipy.optimize import linprog
 
 from dejavu.foundation.compiled import njit
 from dejavu.placement.problem import Floats, Ints, PlacementProblem
+from dejavu.placement.shared.joins import joins
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,14 @@ def ends(problem: PlacementProblem) -> Ends:
     columns_ND = np.ascontiguousarray(np.unique(seconds_ND, axis=1))  # equal devices bound alike
     work_N = _least(work_prices(problem)[None] * seconds_ND)
     rate_D = _rates(seconds_ND)
-    head_N = _heads(order_N, before, after, columns_ND, work_N, problem.group_N, rate_D)
-    tail_N = _heads(np.ascontiguousarray(order_N[::-1]), after, before, columns_ND, work_N, problem.group_N, rate_D)
-    return Ends(head_N, tail_N)
+    least_N = columns_ND.min(axis=1)
+    met = joins(problem.topological_N, _longest(problem), least_N, rate_D)
+    met_N = np.array([one.fork for one in met], dtype=np.int64), np.array([one.seconds for one in met])
+    # Turned round, what a fork sends would be what parts send, but that is one tensor for all: no such bound.
+    none_N = np.full(len(least_N), -1, dtype=np.int64), np.zeros(len(least_N))
+    head_N = _heads(order_N, before, after, columns_ND, work_N, problem.group_N, rate_D, met_N)
+    back_N = np.ascontiguousarray(order_N[::-1])
+    return Ends(head_N, _heads(back_N, after, before, columns_ND, work_N, problem.group_N, rate_D, none_N))
 
 
 def _rates(seconds_ND: Floats) -> Floats:
@@ -89,6 +95,12 @@ def _rates(seconds_ND: Floats) -> Floats:
 
 def edges(problem: PlacementProblem) -> tuple[Edges, Edges]:
     """Return the edges by reader, and by writer."""
+    longest, N = _longest(problem), len(problem.operations)
+    return _edges(longest, N, 1), _edges(longest, N, 0)
+
+
+def _longest(problem: PlacementProblem) -> dict[tuple[int, int], float]:
+    """Return the least seconds of the largest message of each edge; infinite where both are always on one device."""
     arrays, D = problem.arrays, problem.num_devices
     apart = ~np.eye(D, dtype=bool)
     least_T = arrays.message_seconds_TDD[:, apart].min(axis=1) if D > 1 else np.full(len(problem.tensors), np.inf)
@@ -98,7 +110,7 @@ def edges(problem: PlacementProblem) -> tuple[Edges, Edges]:
             together = arrays.group_N[source] == arrays.group_N[reader]
             pair = (int(source), int(reader))
             longest[pair] = max(longest.get(pair, 0.0), np.inf if together else float(least_T[t]))
-    return _edges(longest, len(problem.operations), 1), _edges(longest, len(problem.operations), 0)
+    return longest
 
 
 def _edges(longest: dict[tuple[int, int], float], N: int, at: int) -> Edges:
@@ -119,9 +131,20 @@ def _least(priced_ND: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _heads(
-    order_N: Ints, before: Edges, after: Edges, columns_NP: Floats, work_N: Floats, group_N: Ints, rate_D: Floats
+    order_N: Ints,
+    before: Edges,
+    after: Edges,
+    columns_NP: Floats,
+    work_N: Floats,
+    group_N: Ints,
+    rate_D: Floats,
+    met_N: tuple[Ints, Floats],
 ) -> Floats:
-    """Least seconds before each operation; with edges and order turned round, after it."""
+    """Least seconds before each operation; with edges and order turned round, after it.
+
+    Args:
+        met_N: an operation before it (-1: none), and the least seconds from that one's end.
+    """
     N = len(order_N)
     head_N, least_N = np.zeros(N), np.zeros(N)
     for n in range(N):
@@ -165,6 +188,9 @@ def _heads(
         if a >= 0 and before.first_N1[v + 1] - before.first_N1[v] > 1:
             between = _between(a, found[:num], before, far_N, least_N, group_N, rate_D)
             head_N[v] = max(head_N[v], head_N[a] + least_N[a] + between)
+        a = met_N[0][v]
+        if a >= 0:
+            head_N[v] = max(head_N[v], head_N[a] + least_N[a] + met_N[1][v])
     return head_N
 
 

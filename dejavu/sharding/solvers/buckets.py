@@ -118,6 +118,19 @@ def elimination_order(problem: ChoiceProblem, kept: Scope = ()) -> list[int]:
     return found
 
 
+def cells(problem: ChoiceProblem, kept: Scope = ()) -> tuple[int, int]:
+    """Return the cells of the largest table that an exact elimination would make, and of all."""
+    sizes = [len(own) for own in problem.seconds]
+    around, widest, total = [set(some) for some in problem.neighbours], 0, 0
+    for node in elimination_order(problem, kept):
+        own = sizes[node] * prod(sizes[one] for one in around[node])
+        widest, total = max(widest, own), total + own
+        for one in around[node]:
+            around[one] |= around[node]
+            around[one] -= {one, node}
+    return widest, total
+
+
 class _Tables:
     """What is left of the problem: tables over some nodes each, found by each of their nodes."""
 

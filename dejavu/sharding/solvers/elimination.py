@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError
-from dejavu.sharding.solvers.buckets import Eliminated, eliminate, elimination_order
+from dejavu.sharding.solvers.buckets import Eliminated, cells, eliminate
 from dejavu.sharding.solvers.messages import bounds
 from dejavu.sharding.solvers.pruning import Integers, pruned, without
 
@@ -48,7 +47,7 @@ class Elimination:
         """
         left, best, least = _Left.of(problem), None, -np.inf
         for _ in range(self.rounds):
-            if left.cells()[1] <= self.easy_cells:
+            if cells(left.problem)[1] <= self.easy_cells:
                 break
             found = bounds(left.problem, self.passes)
             tried = eliminate(found.problem, self.tried_cells)
@@ -62,7 +61,7 @@ class Elimination:
             left.exclude([own > best.seconds * (1.0 + ROUNDING) for own in found.options])
             if left.count == before:
                 break
-        last = eliminate(left.problem, self.most_cells) if left.cells()[0] <= self.most_cells else None
+        last = eliminate(left.problem, self.most_cells) if cells(left.problem)[0] <= self.most_cells else None
         return _best(left, last, best, least)
 
 
@@ -96,18 +95,6 @@ class _Left:
     def count(self) -> int:
         """Options of all nodes."""
         return sum(len(own) for own in self._options)
-
-    def cells(self) -> tuple[int, int]:
-        """Return the cells of the largest table that elimination would make, and of all."""
-        sizes = [len(own) for own in self.problem.seconds]
-        around, widest, total = [set(some) for some in self.problem.neighbours], 0, 0
-        for node in elimination_order(self.problem):
-            cells = sizes[node] * prod(sizes[one] for one in around[node])
-            widest, total = max(widest, cells), total + cells
-            for one in around[node]:
-                around[one] |= around[node]
-                around[one] -= {one, node}
-        return widest, total
 
     def exclude(self, worse: Sequence[NDArray[np.bool_]]) -> None:
         """Leave these options out, and what nothing needs then."""

@@ -21,6 +21,18 @@ AGREE, SILENT, CONFLICT = 1, 0, -1
 Links = Mapping[Pair, NDArray[np.int8]]  # of each edge, a table over (options of a, options of b) of the three
 
 
+class Along(NamedTuple):
+    """What is said along one dimension of a mesh, whatever is split along the others.
+
+    Attributes:
+        does_N: of each node, what each of its options does along it, numbered from 0 (whole).
+        links: over what two nodes do.
+    """
+
+    does_N: tuple[Integers, ...]
+    links: Links
+
+
 class Group(NamedTuple):
     """A decision, and what it implies.
 
@@ -59,15 +71,15 @@ def links_by_price(problem: ChoiceProblem) -> Links:
     return found
 
 
-def linkage_groups(problem: ChoiceProblem, links: Links, seeds: Iterable[int]) -> list[Group]:
-    """Return the groups of every option of these nodes but the first (whole), the largest first.
+def linkage_groups(along: Along, seeds: Iterable[int]) -> list[Group]:
+    """Return the groups of all that these nodes may do but the first (whole), the largest first.
 
     Of groups that decide the same, the first is returned.
     """
-    listen = _Listeners(problem, links)
+    listen = _Listeners(len(along.does_N), along.links)
     found: dict[tuple[bytes, bytes], Group] = {}
     for node in seeds:
-        for option in range(1, len(problem.seconds[node])):
+        for option in range(1, int(along.does_N[node].max(initial=0)) + 1):
             group = _group(node, option, listen)
             order = np.argsort(group.nodes)
             found.setdefault((group.nodes[order].tobytes(), group.options[order].tobytes()), group)
@@ -76,7 +88,7 @@ def linkage_groups(problem: ChoiceProblem, links: Links, seeds: Iterable[int]) -
 
 def group_of(problem: ChoiceProblem, links: Links, decisions: Iterable[tuple[int, int]]) -> Iterator[Group]:
     """Return the group of each (node, option)."""
-    listen = _Listeners(problem, links)
+    listen = _Listeners(len(problem.seconds), links)
     for node, option in decisions:
         yield _group(node, option, listen)
 
@@ -84,8 +96,8 @@ def group_of(problem: ChoiceProblem, links: Links, decisions: Iterable[tuple[int
 class _Listeners:
     """Who hears of an option, found when it is asked for."""
 
-    def __init__(self, problem: ChoiceProblem, links: Links) -> None:
-        self._around: list[list[tuple[int, NDArray[np.int8]]]] = [[] for _ in problem.seconds]
+    def __init__(self, count: int, links: Links) -> None:
+        self._around: list[list[tuple[int, NDArray[np.int8]]]] = [[] for _ in range(count)]
         for (a, b), says in links.items():
             self._around[a].append((b, says))
             self._around[b].append((a, says.T))

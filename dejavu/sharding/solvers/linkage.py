@@ -10,7 +10,7 @@ import numpy as np
 from dejavu.sharding.problem import Answer, ChoiceProblem, ShardingError, Solver
 from dejavu.sharding.solvers.elimination import ROUNDING, Elimination
 from dejavu.sharding.solvers.flat import change, descend, flattened, scale_of
-from dejavu.sharding.solvers.groups import Links, linkage_groups, links_by_price
+from dejavu.sharding.solvers.groups import Along, Group, linkage_groups, links_by_price
 from dejavu.sharding.solvers.messages import bounds
 from dejavu.sharding.solvers.pruning import Integers, pruned, without
 
@@ -26,13 +26,16 @@ class Linkage:
     whatever the size of exact tables, and proves nothing: the first large group that pays may hide a better one. The
     groups are Auto-MAP's; that they are kept by their price, not by a reward, is ours.
 
+    On a mesh of several dimensions a decision is of one of them: it leaves open what is split along the others, so that
+    what it implies has one answer there too.
+
     Attributes:
-        links: of the problem's edges, as `links_of` gives them; None: read off the prices.
+        along: what nodes say along each dimension of the mesh, as `links_along` gives it; None: read off the prices.
         decided: the nodes whose options are tried, such as weights and inputs; None: all.
         sweeps: over all groups, at most.
     """
 
-    links: Links | None = None
+    along: tuple[Along, ...] | None = None
     decided: tuple[int, ...] | None = None
     sweeps: int = 20
 
@@ -42,18 +45,20 @@ class Linkage:
         Raises:
             ShardingError: the choice that it ends with is not possible; that proves nothing.
         """
-        links = links_by_price(problem) if self.links is None else self.links
+        along = (along_by_price(problem),) if self.along is None else self.along
         decided = range(len(problem.seconds)) if self.decided is None else self.decided
-        groups = linkage_groups(problem, links, decided)
+        groups = [(dim, group) for dim, one in enumerate(along) for group in linkage_groups(one, decided)]
+        options_of = GroupOptions(along)
         flat = flattened(problem, scale_of(problem))
         chosen_N = np.zeros(len(problem.seconds), np.int64)
         is_fixed_N = np.zeros(len(chosen_N), np.bool_)
         for _ in range(self.sweeps):
             saved = 0.0
-            for group in groups:
+            for dim, group in groups:
                 tried_N, is_fixed_N[:] = chosen_N.copy(), False
-                tried_N[group.nodes], is_fixed_N[group.nodes] = group.options, True
-                gain = -change(flat, chosen_N, group.nodes, group.options)
+                options = options_of.group(dim, group, chosen_N)
+                tried_N[group.nodes], is_fixed_N[group.nodes] = options, True
+                gain = -change(flat, chosen_N, group.nodes, options)
                 gain += descend(flat, tried_N, is_fixed_N, NOTHING)
                 if gain > NOTHING:
                     chosen_N, saved = tried_N, saved + gain
@@ -68,6 +73,28 @@ class Linkage:
                 "linkage groups led to an option that is not possible; elimination proves whether any is"
             )
         return Answer(chosen, seconds)
+
+
+class GroupOptions:
+    """Which option a node takes that is told what to do along one dimension of the mesh."""
+
+    def __init__(self, along: Sequence[Along]) -> None:
+        does_ND = [np.stack(own, axis=1) for own in zip(*(one.does_N for one in along), strict=True)]
+        self._told = [[_told(does_D, dim) for does_D in does_ND] for dim in range(len(along))]
+
+    def group(self, dim: int, group: Group, chosen_N: Integers) -> Integers:
+        """Return the options of a group's nodes that differ from what is chosen along one dimension, if they can."""
+        told = self._told[dim]
+        pairs = zip(group.nodes.tolist(), group.options.tolist(), strict=True)
+        return np.array([told[node][chosen_N[node], does] for node, does in pairs], np.int64)
+
+
+def _told(does_KD: Integers, dim: int) -> Integers:
+    """Return for (option, what to do along the dimension) the option that does so and as little else as can be."""
+    differs_KK = (does_KD[:, None, :] != does_KD[None, :, :]).sum(axis=2) - (does_KD[:, None, dim] != does_KD[:, dim])
+    count = int(does_KD[:, dim].max()) + 1
+    told = [np.where(does_KD[:, dim] == does, differs_KK, does_KD.shape[1]).argmin(axis=1) for does in range(count)]
+    return np.stack(told, axis=1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +139,11 @@ class Presolved:
         best = last if last.seconds < known.seconds else known
         proved = max(last.lower_bound_seconds, found.least_seconds, 0.0)
         return Answer(best.chosen, best.seconds, min(best.seconds, proved))
+
+
+def along_by_price(problem: ChoiceProblem) -> Along:
+    """Return the links of a problem of which only prices are known, as of one dimension."""
+    return Along(tuple(np.arange(len(own)) for own in problem.seconds), links_by_price(problem))
 
 
 def _of_whole(problem: ChoiceProblem, options: Sequence[Integers], answer: Answer) -> Answer:
