@@ -27,10 +27,11 @@ _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each tim
 class Coarse(Search):
     """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
 
-    Before that a beam over all cuts, where the bound is least (`coarse.deepening`). The bound is one of the original
-    problem, with all of its cuts: prices on devices and on rounded counts of them, and memory by the fewest stages
-    downstream that a plan of interest can have (`coarse.windowed`, `coarse.relaxation`). Choose it for more layers than
-    `exact` can list the stages of, on as many devices as there are; costs have to be sums over layers.
+    Up to some thousand layers a beam over all cuts comes before, where the bound is least (`coarse.deepening`). The
+    bound is one of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and
+    memory by the fewest stages downstream that a plan of interest can have (`coarse.windowed`, `coarse.relaxation`).
+    Choose it for more layers than `exact` can list the stages of, on as many devices as there are; costs have to be
+    sums over layers.
 
     Attributes:
         quick: gives the first plan, in seconds.
@@ -40,6 +41,7 @@ class Coarse(Search):
         num_clusters: so many layers at most.
         num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
         guided_share: of the budget, for plans where the bound is least.
+        max_guided: configurations × layers, beyond which there is no looking: a price takes too long to find.
         round_share: of the budget, for each round; the proof runs beside them.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
@@ -53,6 +55,7 @@ class Coarse(Search):
     num_clusters: int = 192
     num_rounds: int = 4
     guided_share: float = 0.25
+    max_guided: float = 1e6
     round_share: float = 0.22
     max_options: float = 6e6
     relative_gap: float = 0.005
@@ -71,8 +74,9 @@ class Coarse(Search):
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
         bound = WindowedBound(problem, best)
-        until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-        look_for_plans(bound.windowed, best, until_seconds, lambda plan: _improve(problem, best, plan))
+        if len(kept.kept) * problem.num_layers <= self.max_guided:
+            until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
+            look_for_plans(bound.windowed, best, until_seconds, lambda plan: _improve(problem, best, plan))
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap)
             for k in range(self.num_rounds):

@@ -91,5 +91,6 @@ class WindowedBound:
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
             if self.windowed.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
-                return [_Range(less, next(self._tie), at.low, at.high, known, is_done=share < _SHARES[0])]
+                is_done = share < _SHARES[0] or target - less < _NARROW * target
+                return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
