@@ -95,12 +95,9 @@ def beam(
                 packed = packed_M[m] + packed_C[c]
                 if (((have | guard) - packed) & guard) != guard or start_CL1[c, cut] < 0:
                     continue
-                transfer = 0.0
-                if cut < L:
-                    a, b = class_C[c], class_C[how_M[m]]
-                    transfer = 2.0 * (links.latency_AA[a, b] + links.per_byte_AA[a, b] * links.bytes_L1[cut])
-                    if links.repeats * transfer > limit:
-                        continue
+                transfer = _transfer(limit, cut, class_C[c], class_C[how_M[m]], links) if cut < L else 0.0
+                if transfer == np.inf:
+                    continue
                 # What is before costs at least this at these prices: most labels end here, before their memory is
                 # looked at. A start that is nearer is no cheaper.
                 at = start_CL1[c, cut]
@@ -123,6 +120,13 @@ def beam(
                     next_M[count], head_L1[start] = head_L1[start], count
                 count += 1
     return _followed(best, best_label, L, cutoff, start_M, how_M, parent_M)
+
+
+@njit(cache=True, nogil=True)
+def _transfer(limit: float, cut: int, a: int, b: int, links: Links) -> float:
+    """Seconds across the cut between two classes; inf where the link would be busier than the limit."""
+    seconds: float = 2.0 * (links.latency_AA[a, b] + links.per_byte_AA[a, b] * links.bytes_L1[cut])
+    return seconds if links.repeats * seconds <= limit else np.inf
 
 
 @njit(cache=True, nogil=True)
