@@ -191,7 +191,7 @@ def test_a_beam_gives_plans_that_keep_to_what_was_asked() -> None:
                 check(problem, plan)
                 assert step_seconds(problem, plan) <= (limit + cutoff) * (1 + 1e-9)
                 found += 1
-    assert found > 4
+    assert found > 1
 
 
 def test_what_is_left_out_as_dominated_changes_nothing() -> None:
