@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous, operators
-from dejavu.plans import NotFound, Obstacle, Plan, Problem, check, is_valid, solved, step_seconds
+from dejavu.plans import NotFound, Obstacle, Plan, Problem, check, is_valid, price, solved, step_seconds
 from dejavu.search import Coarse, Exact, Exhaustive, Uniform
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.shared.stage_table import StageTable
@@ -132,14 +133,65 @@ def test_the_bound_over_windows_is_one() -> None:
     for seed in range(40):
         problem = random_problem(seed, max_layers=10, max_devices=6)
         result = answer(Exact(), problem)
+        if result is None or result.step_seconds == 0:
+            continue
+        for above in (1.0, 1.2):  # the best plan, or one that is worse: more plans are of interest then
+            best = Incumbent(problem, "test", 20.0)
+            best.offer(result.plan)
+            best.step_seconds *= above
+            bound = WindowedBound(problem, best).prove(1e-3)
+            assert bound <= result.step_seconds * (1 + 1e-9), (seed, above)
+            near.append(bound / result.step_seconds)
+    assert np.median(near) > 0.98
+
+
+@pytest.mark.parametrize("use_all", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_what_is_known_of_plans_holds_for_the_best_one(use_all: bool, schedule: str) -> None:
+    """Stages counted from each cut, configurations left out, Σ: whatever cutoff the best plan is just below."""
+    looked = 0
+    for seed in range(12):
+        problem = replace(heterogeneous(seed, num_types=2, num_devices=9, num_layers=14, schedule=schedule))
+        problem = replace(problem, use_all_devices=use_all)
+        result = answer(Exact(), problem)
         if result is None:
             continue
+        cost = price(problem, result.plan)
+        sum_seconds = sum(cost.stage_seconds) + sum(cost.transfer_seconds)
+        bottleneck = cost.step_seconds - sum_seconds
+        for wider in (1.0001, 1.02, 1.2):
+            best = Incumbent(problem, "test", 20.0)
+            best.offer(result.plan)
+            windowed = Windowed(problem, best)
+            known = windowed.tightened(windowed.everything(), bottleneck * wider, sum_seconds * wider)
+            assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
+            instead = Undominated.of(problem).plan(result.plan)
+            for k, stage in enumerate(instead.stages):
+                assert known.after_L1[stage.start] <= len(instead.stages) - k, (seed, wider)
+            looked += 1
+    assert looked > 10
+
+
+def test_a_beam_gives_plans_that_keep_to_what_was_asked() -> None:
+    found = 0
+    for seed in range(6):
+        problem = operators(seed, num_operators=120, num_devices=12, num_types=2)
+        problem = replace(problem, max_stages=4 if seed % 2 else problem.max_stages, use_all_devices=seed % 3 == 0)
         best = Incumbent(problem, "test", 20.0)
+        result = answer(Coarse(num_clusters=40), problem)
+        if result is None:
+            continue
         best.offer(result.plan)
-        bound = WindowedBound(problem, best).prove(1e-3)
-        assert bound <= result.step_seconds * (1 + 1e-9), seed
-        near.append(bound / result.step_seconds)
-    assert np.median(near) > 0.7
+        windowed = Windowed(problem, best)
+        for limit in np.array([0.9, 0.8, 0.7]) * result.step_seconds:
+            cutoff = 1.3 * result.step_seconds - limit
+            known = windowed.tightened(windowed.everything(), limit, cutoff)
+            plan = windowed.plan_under(known, limit, cutoff, 16) if known.sum_seconds < cutoff else None
+            if plan is not None:
+                check(problem, plan)
+                assert step_seconds(problem, plan) <= (limit + cutoff) * (1 + 1e-9)
+                found += 1
+    assert found > 1
 
 
 def test_what_is_left_out_as_dominated_changes_nothing() -> None:

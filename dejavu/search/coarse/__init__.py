@@ -12,6 +12,7 @@ from dejavu.plans import Answer, Infeasible, Obstacle, Plan, Problem, SearchResu
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exact import Exact
@@ -26,9 +27,11 @@ _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each tim
 class Coarse(Search):
     """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
 
-    The bound is one of the original problem, with all of its cuts: prices on devices, and memory by the fewest stages
-    downstream (`coarse.windowed`). Choose it for more layers than `exact` can list the stages of, on as many devices as
-    there are; costs have to be sums over layers.
+    Up to some thousand layers a beam over all cuts comes before, where the bound is least (`coarse.deepening`). The
+    bound is one of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and
+    memory by the fewest stages downstream that a plan of interest can have (`coarse.windowed`, `coarse.relaxation`).
+    Choose it for more layers than `exact` can list the stages of, on as many devices as there are; costs have to be
+    sums over layers.
 
     Attributes:
         quick: gives the first plan, in seconds.
@@ -37,7 +40,9 @@ class Coarse(Search):
         incumbent: a plan to start from in place of the quick one.
         num_clusters: so many layers at most.
         num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
-        round_share: of the budget, for each round; the proof runs beside the rounds from the second on.
+        guided_share: of the budget, for plans where the bound is least.
+        max_guided: configurations × layers, beyond which there is no looking: a price takes too long to find.
+        round_share: of the budget, for each round; the proof runs beside them.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
     """
@@ -49,6 +54,8 @@ class Coarse(Search):
     incumbent: Plan | None = None
     num_clusters: int = 192
     num_rounds: int = 4
+    guided_share: float = 0.25
+    max_guided: float = 1e6
     round_share: float = 0.22
     max_options: float = 6e6
     relative_gap: float = 0.005
@@ -66,10 +73,13 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        self._round(kept, best, num_clusters, seed)
+        bound = WindowedBound(problem, best)
+        if len(kept.kept) * problem.num_layers <= self.max_guided:
+            until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
+            look_for_plans(bound.windowed, best, until_seconds, lambda plan: _improve(problem, best, plan))
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
-            proof = pool.submit(WindowedBound(problem, best).prove, self.relative_gap)
-            for k in range(1, self.num_rounds):
+            proof = pool.submit(bound.prove, self.relative_gap)
+            for k in range(self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
                 best.take_over()
@@ -124,6 +134,12 @@ class Coarse(Search):
     def _affordable(self, problem: Problem) -> int:
         """So many clusters that the exact search over them can list its stages."""
         return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
+
+
+def _improve(problem: Problem, best: Incumbent, plan: Plan) -> None:
+    """Offer a plan and, where it is the best one, those with its cuts moved."""
+    if is_valid(problem, plan) and best.offer(plan) <= best.step_seconds:
+        _move_cuts(problem, best, _FIRST_REACH)
 
 
 def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:

@@ -26,11 +26,13 @@ class PricedPlan:
         sum_seconds: Σ of its stages and transfers, without prices.
         bottleneck_seconds: the plan is one for every limit that is not below this.
         use_T: its devices of each type.
+        stages_3S: configuration, start and stop of its stages, where who asks wants to know them.
     """
 
     sum_seconds: float
     bottleneck_seconds: float
     use_T: NDArray[np.int64]
+    stages_3S: NDArray[np.int64] | None = None
 
 
 @dataclass(eq=False)
@@ -38,18 +40,24 @@ class CuttingPlanes:
     """Maximizes min over plans of Σ + prices · (use − count) over the prices: a bound on Σ of all plans within counts.
 
     Attributes:
-        are_signed: prices may be negative, because every device has to be used.
+        num_signed: prices of so many types, the first ones, may be negative, because all of it has to be used.
+        smoothing: how near to the best prices so far the next ones are, from those that the planes propose (0) to
+            staying there (1): with many prices proposals jump, and halfway there are fewer of them (Wentges, 1997).
+        patience: what the planes leave to be gained is not looked for where it is less than this, as a share of what
+            is missing to the cutoff even so.
     """
 
     count_T: NDArray[np.int64]
-    are_signed: bool
+    num_signed: int
+    smoothing: float = 0.0
+    patience: float = 0.0
     _known: list[PricedPlan] = field(default_factory=list)
 
     def bound(
         self,
         cheapest: Callable[[Floats], PricedPlan | None],
         *,
-        limit: float,
+        allows: Callable[[PricedPlan], bool],
         cutoff: float,
         most_price: float,
         precision_seconds: float,
@@ -59,14 +67,15 @@ class CuttingPlanes:
         """The bound, up to the cutoff, and its prices; inf if there is no plan.
 
         Args:
-            cheapest: the cheapest plan under the limit at the prices it is given; None: no plan is under the limit.
+            cheapest: the cheapest plan at the prices it is given; None: there is no plan.
+            allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
         """
         T = len(self.count_T)
         best, best_prices = -np.inf, prices_T
-        known = [plan for plan in self._known[-_MOST_PLANES:] if plan.bottleneck_seconds <= limit]
-        bounds = [*[(-most_price if self.are_signed else 0.0, most_price)] * T, (None, None)]
+        known = [plan for plan in self._known[-_MOST_PLANES:] if allows(plan)]
+        bounds = [*((-most_price if t < self.num_signed else 0.0, most_price) for t in range(T)), (None, None)]
         for _ in range(_MOST_ROUNDS):
             plan = cheapest(prices_T)
             if plan is None:
@@ -83,7 +92,10 @@ class CuttingPlanes:
             unit = float(sums.max()) or 1.0  # the solver's tolerances are absolute
             box = [(None if low is None else low / unit, None if high is None else high / unit) for low, high in bounds]
             answer = linprog(np.append(np.zeros(T), -1.0), planes, sums / unit, bounds=box)
-            if not answer.success or -answer.fun * unit - best <= precision_seconds:
+            if not answer.success:
                 break
-            prices_T = answer.x[:T] * unit
+            most = -answer.fun * unit
+            if most - best <= max(precision_seconds, self.patience * min(cutoff - most, abs(most))):
+                break
+            prices_T = self.smoothing * best_prices + (1 - self.smoothing) * answer.x[:T] * unit
         return best, best_prices

@@ -80,7 +80,7 @@ class PricedOptions:
         self._packed_N = self._use_NT @ (1 << (self._bits * np.arange(len(types), dtype=np.int64)))
         self._start_N = np.repeat(np.arange(problem.num_layers), np.diff(options.first_L1))
         self._class_N = options.class_G[options.group_N]
-        self._planes = CuttingPlanes(self.count_T, problem.use_all_devices)
+        self._planes = CuttingPlanes(self.count_T, len(self.count_T) if problem.use_all_devices else 0)
         stages, links = options.seconds_N.max(initial=0.0), options.transfer_L1AA.max(initial=0.0)
         self.most_sum_seconds = 1.01 * problem.num_layers * float(stages + links) + 1e-9  # no plan has more
 
@@ -119,7 +119,7 @@ class PricedOptions:
 
         return self._planes.bound(
             cheapest,
-            limit=rows.limit,
+            allows=lambda plan: plan.bottleneck_seconds <= rows.limit,
             cutoff=cutoff,
             most_price=1e3 * float(rows.seconds_N.max(initial=0.0)) + 1e-12,
             precision_seconds=_PRICE_PRECISION * min(self.best.step_seconds, self.most_sum_seconds),
