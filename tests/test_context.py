@@ -184,7 +184,9 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
         assert found.forward_seconds_CL[c, place] > gathered
         assert found.backward_seconds_CL[c, place] > returned
         e, forward = configurations.index(again), found.forward_seconds_CL[c, place]
-        assert found.backward_seconds_CL[e, place] == pytest.approx(found.backward_seconds_CL[c, place] + forward)
+        # Keys and values are gathered again; the block's last product is not run again.
+        repeated = found.backward_seconds_CL[e, place] - found.backward_seconds_CL[c, place]
+        assert gathered < repeated < forward
         assert (costs.fixed_bytes_CL[e] == costs.fixed_bytes_CL[c]).all()
     assert number
 

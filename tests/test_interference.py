@@ -153,6 +153,8 @@ class Spinning:
 
     def perform_reduce_grad(self, factor: int) -> None: ...
 
+    def finish_gradients(self) -> None: ...
+
 
 @pytest.mark.parametrize(("kept", "milliseconds"), [((0, 2), 2), ((1,), 20), ((), 0), (range(99), 2)])
 def test_a_clock_counts_the_steps_that_are_kept(kept: Sequence[int], milliseconds: float) -> None:
