@@ -184,9 +184,9 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
         assert found.forward_seconds_CL[c, place] > gathered
         assert found.backward_seconds_CL[c, place] > returned
         e, forward = configurations.index(again), found.forward_seconds_CL[c, place]
-        # Keys and values are gathered again; the block's last product is not run again.
+        # Keys and values are gathered again; a block's last product is not run again, but where a norm follows it.
         repeated = found.backward_seconds_CL[e, place] - found.backward_seconds_CL[c, place]
-        assert gathered < repeated < forward
+        assert gathered < repeated <= forward * (1 + 1e-9)
         assert (costs.fixed_bytes_CL[e] == costs.fixed_bytes_CL[c]).all()
     assert number
 
