@@ -41,7 +41,8 @@ class Coarse(Search):
         num_clusters: so many layers at most.
         num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
         guided_share: of the budget, for plans where the bound is least.
-        max_guided: configurations × layers, beyond which there is no looking: a price takes too long to find.
+        max_guided: configurations × layers, beyond which there is no looking, as a price takes too long to find, but a
+            round before the proof.
         round_share: of the budget, for each round; the proof runs beside them.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
@@ -77,9 +78,13 @@ class Coarse(Search):
         if len(kept.kept) * problem.num_layers <= self.max_guided:
             until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
             look_for_plans(bound.windowed, best, until_seconds, lambda plan: _improve(problem, best, plan))
+            first_round = 0
+        else:  # the proof goes better below a good plan
+            self._round(kept, best, num_clusters, seed)
+            first_round = 1
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap)
-            for k in range(self.num_rounds):
+            for k in range(first_round, self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
                 best.take_over()
