@@ -52,7 +52,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Train in every way over one link."""
     workload = workload_of(width, num_microbatches)
-    link = f"{megabits:g} Mbit/s" if megabits else "loopback"
+    link = f"{megabits:g} Mbit a second" if megabits else "loopback"
     try:
         with joined(megabits) as emulation:
             return [
