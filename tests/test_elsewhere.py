@@ -9,10 +9,12 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 
 import pytest
 from typer.testing import CliRunner
@@ -185,8 +187,10 @@ for k in $(seq 0 $(( FAKE_NODES - 1 ))); do
 done
 if [ -n "$ended" ]; then end_tasks; fi
 code=0
-for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
-for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null; done
+for pid in "${pids[@]}"; do
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.2 & wait $!; done
+    wait "$pid" || code=$?
+done
 exit $code
 """
 SCONTROL = """#!/bin/bash
@@ -231,11 +235,13 @@ def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(signal: str
     endless.chmod(0o755)
     script = tmp_path / "train.sbatch"
     script.write_text(sbatch_script(job, Places(ROOT, torchrun=str(endless)), Slurm()))
-    waits = f"while [ ! -e {job.folder}/began-here-1 ] || [ ! -e {job.folder}/began-here-0 ]; do sleep 0.1; done"
-    strike = f"bash {script} & pid=$!; {waits}; kill -{signal} $pid; wait $pid"
-    done = subprocess.run(
-        ["bash", "-c", strike], env=slurm_environment(tmp_path, 2), capture_output=True, text=True, timeout=120
-    )
+    began = [Path(job.folder) / f"began-{host}" for host in ("here-0", "here-1")]
+    with (tmp_path / "said").open("w") as said:
+        done = subprocess.Popen(["bash", str(script)], env=slurm_environment(tmp_path, 2), stdout=said, stderr=said)
+        while done.poll() is None and not all(path.exists() for path in began):
+            time.sleep(0.05)
+        done.send_signal(getattr(Signals, f"SIG{signal}"))
+        assert done.wait(timeout=240) is not None, (tmp_path / "said").read_text()
     log = (tmp_path / "log").read_text()
     assert ("scontrol requeue" in log) == (signal == "USR1")
     assert (done.returncode == 0) == (signal == "USR1") and log.count("srun") == 1

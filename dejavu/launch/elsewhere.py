@@ -229,12 +229,12 @@ for attempt in $(seq @ATTEMPTS@); do
     srun --kill-on-bad-exit=1 bash -c "$node" &
     ranks_pid=$!
     if [ -n "$ended" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi  # it came before the id was known
+    while kill -0 "$ranks_pid" 2>/dev/null; do
+        sleep 1 &  # never one long wait: a signal that comes as a wait begins is seen when it ends
+        wait $!
+    done
     wait "$ranks_pid"
     code=$?
-    while kill -0 "$ranks_pid" 2>/dev/null; do  # a signal ended the wait, not the ranks
-        wait "$ranks_pid"
-        code=$?
-    done
     ranks_pid=""
     if [ "$code" -eq 0 ] || [ -n "$ended" ]; then break; fi
     echo "attempt $attempt ended with exit code $code"
