@@ -139,15 +139,17 @@ class Pipeline:
     def _combining(
         self, stage: int, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup | None
     ) -> ReplicaGradients | None:
-        if replicas is None or self.configuration.zero_level:  # alone, or torch's FSDP sums gradients
-            return None
-        if self.world.is_shared:  # with all others who hold the layers, in other pipelines
+        if replicas is None or self.world.is_shared:  # alone, or with all others who hold the layers elsewhere
             return None
         module, settings = self.modules[stage], self.workload.gradients
-        held_out = HeldOutGradient(self.workload, module, self.device) if settings.rule == "zeno" else None
+        if self.configuration.zero_level and not settings.gathers:  # torch's FSDP sums gradients
+            return None
         groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards, self.device)
-        self._replica_gradients.append(ReplicaGradients(module, settings, groups, held_out))
-        return self._replica_gradients[-1]
+        made = ReplicaGradients(module, settings, groups)
+        if settings.rule == "zeno":
+            made.held_out = HeldOutGradient(self.workload, module, self.device, made.sharded)
+        self._replica_gradients.append(made)
+        return made
 
     def suspects(self) -> list[Suspect]:
         """Return the replicas of this rank's stages that are suspected, told by the first replica's first shard."""
