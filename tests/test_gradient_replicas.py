@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gradients.in_process import Replicated, train
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
@@ -16,9 +18,13 @@ from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_spreading
 from dejavu.plans import StageConfiguration
 from dejavu.runtime.gradients.faults import GradientFault, in_environment
-from dejavu.runtime.job import TrainingJob, TrainingResult
+from dejavu.runtime.gradients.remembered import Remembered
+from dejavu.runtime.gradients.watching import Watch
+from dejavu.runtime.job import TrainingJob, TrainingResult, resumed
 from dejavu.runtime.job.suspects import Suspect
-from dejavu.workload import OptimizerSettings, TrialSettings, Workload
+from dejavu.runtime.state import first_not_finite
+from dejavu.workload import GradientSettings, OptimizerSettings, TrialSettings, Workload
+from tests.launching import once, ranks
 
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 SHARDED_TOLERANCE = 1e-6  # only what rules measure is
@@ -124,19 +130,55 @@ def test_shards_of_replicas_judge_alike() -> None:
 
 
 @pytest.mark.integration
-def test_a_faulty_replica_is_outvoted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage in one rank's gradients from a step on: the mean's training ends there, and suspicion's does not."""
-    faults = (GradientFault("nan", 4, first_step=5), GradientFault("nan", 4, first_step=90))
+def test_a_faulty_replica_is_outvoted_and_named_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage in one rank's gradients from a step on: the mean's training ends there, and suspicion's does not.
+
+    A rank is killed meanwhile. From the checkpoint on the training has the same trust and the same counts as one that
+    was not; so has one that is resumed for more steps. The faulty rank's stage is sharded, the other one is not.
+    """
+    faults = (GradientFault("nan", 4, first_step=5, seconds=0.04), GradientFault("nan", 4, first_step=90))
     for name, value in in_environment(*faults).items():
         monkeypatch.setenv(name, value)
-    workload = with_rule("suspicion", num_steps=40, batch_size=12)
-    trained = launch(replace(job(workload, one_device(3), one_device(3)), folder=str(tmp_path)))
-    assert len(trained.losses) == 40 and trained.losses[-1] < trained.losses[0]
-    (suspect,) = trained.suspects
-    assert (suspect.stage, suspect.replica, suspect.rank, suspect.host) == (1, 1, 4, "localhost")
-    assert suspect.num_not_finite == 35 and suspect.last_step == 39
-    assert any("replica 1 (rank 4 on localhost" in warning for warning in trained.warnings)
-    assert TrainingResult.from_dict(trained.to_dict()) == trained
+    rule = {"rule": "suspicion", "alpha": 0.2}
+    workload = with_rule(rule, num_steps=40, batch_size=12, checkpoint_every=10)
+    asked = replace(job(workload, one_device(3), one_device(3, zero_level=1)), folder=str(tmp_path))
+    (unbroken,) = train_in_turn([asked])
+    trained = launch(asked, on_step=once(lambda: ranks()[1].kill(), 20))
+    assert trained.restarts == 1 and trained.resumed_from_step in (10, 20, 30)
+    assert trained.losses == tuple(unbroken.losses)
+    assert max(trained.losses[-3:]) < trained.losses[0]
+    longer = with_rule(rule, num_steps=44, batch_size=12, checkpoint_every=10)
+    for last, found in ((40, trained), (44, launch(resumed(tmp_path, longer, asked.binding)))):
+        (suspect,) = found.suspects
+        assert (suspect.stage, suspect.replica, suspect.rank, suspect.host) == (1, 1, 4, "localhost")
+        assert (suspect.watched_steps, suspect.num_not_finite, suspect.last_step) == (last, last - 5, last - 1)
+        assert any("stage 1: the gradients of replica 1 (rank 4 on localhost" in one for one in found.warnings)
+        assert TrainingResult.from_dict(found.to_dict()) == found
+
+
+def test_what_is_known_of_replicas_goes_with_their_devices() -> None:
+    """To the last bit; in another order of them, and not to others, other layers or another rule."""
+    watch, chance = Watch(1, 3, 1), torch.Generator().manual_seed(0)
+    for step in range(60):
+        watch.look(step, torch.rand(1, 3, generator=chance) * torch.tensor([1.0, 1.0, 500.0]))
+    trust_N, settings = torch.rand(3, generator=chance, dtype=torch.float64), GradientSettings(rule="suspicion")
+    state = Remembered(settings, ["a:0", "a:1", "b:0"]).to_state(["first", "second"], trust_N, watch.tallies[0])
+    assert list(state) == ["gradients.first.judged"] and first_not_finite(state) is None
+    for order in itertools.permutations(range(3)):
+        devices = [("a:0", "a:1", "b:0")[n] for n in order]
+        known = Remembered(settings, devices).of_state(state, ["first", "second"])
+        assert known is not None
+        assert torch.equal(known[0], trust_N[list(order)])
+        assert known[1] == [watch.tallies[0][n] for n in order]
+        assert [tally.is_named for tally in known[1]] == [n == 2 for n in order]
+    same = Remembered(settings, ["a:0", "a:1", "b:0"])
+    assert same.of_state({}, ["first", "second"]) is None and same.of_state(state, ["first"]) is None
+    for other in (Remembered(settings, ["a:0", "a:1"]), Remembered(settings, ["a:0", "a:1", "c:0"])):
+        assert other.of_state(state, ["first", "second"]) is None
+    wider = GradientSettings(rule="suspicion", alpha=2.0)
+    assert Remembered(wider, ["a:0", "a:1", "b:0"]).of_state(state, ["first", "second"]) is None
 
 
 def test_a_suspect_is_a_sentence() -> None:

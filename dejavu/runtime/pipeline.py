@@ -146,6 +146,7 @@ class Pipeline:
             return None
         groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards, self.device)
         made = ReplicaGradients(module, settings, groups)
+        module.besides = made if settings.gathers else None
         if settings.rule == "zeno":
             made.held_out = HeldOutGradient(self.workload, module, self.device, made.sharded)
         self._replica_gradients.append(made)

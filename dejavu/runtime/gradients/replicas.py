@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,14 @@ from torch.distributed.fsdp import FSDPModule
 from dejavu.binding.binding import Placement
 from dejavu.runtime.gradients.faults import FaultyGradients
 from dejavu.runtime.gradients.overlapped import OverlappedSum
+from dejavu.runtime.gradients.remembered import Remembered
 from dejavu.runtime.gradients.rules import Part, combine, rule_of
 from dejavu.runtime.gradients.sharded import ShardedGradients
 from dejavu.runtime.gradients.watching import Watch
 from dejavu.runtime.job.suspects import Suspect
 from dejavu.runtime.layout import Layout
 from dejavu.runtime.replicas import parts_of, sum_gradients
-from dejavu.runtime.state import local_of
+from dejavu.runtime.state import State, belongs, local_of
 from dejavu.workload import GradientSettings
 
 HeldOut = Callable[[int], torch.Tensor]
@@ -76,7 +77,10 @@ class ReplicaGradients:
         self._are_faulty = any(map(FaultyGradients.of_rank, dist.get_process_group_ranks(groups.replicas)))
         self._trust_SN = torch.zeros(0)
         self._watch: Watch | None = None
-        self._layers: list[str] = []
+        self._sections: list[tuple[str, ...]] = []  # their layers
+        named = [layout.placed(int(grid[n, 0])).device for n in self._order]
+        self._memory = Remembered(settings, [f"{device.host}:{device.index}" for device in named])
+        self._recalled: State = {}
         self._sum = None if self.gathers else OverlappedSum(module, groups.replicas, groups.device)
 
     @property
@@ -167,20 +171,44 @@ class ReplicaGradients:
         Args:
             stops: of each weight's columns.
         """
-        count, parts = len(self._order), self._parts(named, stops)
+        parts = self._parts(named, stops)
         # All ranks compute with the rows in the order of the group: the same numbers in the same order.
         gathered_NP /= self._share_N[self._order].to(gathered_NP)[:, None]
         if self._watch is None:
-            num_sections = 1 + parts[-1].section
-            self._trust_SN = torch.full(
-                (num_sections, count), 1 / count, dtype=torch.float64, device=gathered_NP.device
-            )
-            self._watch = Watch(num_sections, count, self._settings.num_suspected)
+            self._watch = self._begin(gathered_NP.device)
         held_out_P = None if self.held_out is None else self.held_out(step)
         found = combine(self._rule, gathered_NP, parts, self._trust_SN, add_up=self._over_parts, held_out_P=held_out_P)
         self._trust_SN = found.trust_SN
         self._watch.look(step, found.suspicion_SN)
         return found.gradient_P
+
+    def _begin(self, device: torch.device) -> Watch:
+        """Begin to judge: with what a checkpoint knows of these replicas, else with equal trust."""
+        count = len(self._order)
+        watch = Watch(len(self._sections), count, self._settings.num_suspected)
+        self._trust_SN = torch.full((len(self._sections), count), 1 / count, dtype=torch.float64, device=device)
+        for section, layers in enumerate(self._sections):
+            if known := self._memory.of_state(self._recalled, layers):
+                self._trust_SN[section], watch.tallies[section] = known[0].to(device), known[1]
+        self._recalled = {}
+        return watch
+
+    def remembered(self) -> State:
+        """Return trust and tallies for a checkpoint."""
+        if self._watch is None:
+            return dict(self._recalled)
+        state: State = {}
+        for layers, trust_N, tallies in zip(self._sections, self._trust_SN, self._watch.tallies, strict=True):
+            state |= self._memory.to_state(layers, trust_N, tallies)
+        return state
+
+    def recall(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on in the next step with what a checkpoint has of these replicas."""
+        own = {layer for layer, _ in self._module.named_children()}
+        self._recalled = {
+            name: one for name, one in state.items() if name.startswith("gradients.") and belongs(name, own)
+        }
+        self._watch = None
 
     def _over_parts(self, measured: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks that have other parts of the same gradients."""
@@ -194,7 +222,8 @@ class ReplicaGradients:
         """Return the runs of columns that count alike: of a section, and held by as many of the ranks that add up."""
         per_layer, grid = self._settings.per == "layer", self._groups.layout.grids[self._groups.place.pipeline_rank]
         layers = list(dict.fromkeys(_layer(name) for name, _ in named))
-        self._layers, parts, start = layers if per_layer else [], list[Part](), 0
+        self._sections = [(layer,) for layer in layers] if per_layer else [tuple(layers)]
+        parts, start = list[Part](), 0
         holders = grid.shape[1] if self.sharded is None else grid.size
         for (name, parameter), stop in zip(named, stops, strict=True):
             assert parameter.grad is not None
@@ -232,7 +261,7 @@ class ReplicaGradients:
                     watched_steps=most.watched_steps,
                     suspicion=ratios[len(ratios) // 2] if ratios else None,
                     num_not_finite=most.num_not_finite,
-                    layers=tuple(self._layers[s] for s in sections) if self._layers else (),
+                    layers=tuple(self._sections[s][0] for s in sections) if self._settings.per == "layer" else (),
                 )
             )
         return found
