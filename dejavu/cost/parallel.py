@@ -50,16 +50,22 @@ class _Column(NamedTuple):
     memory: ConfigurationMemory
     host_capacity_bytes: float
     disk_capacity_bytes: float
+    fetched_L3: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationCosts:
-    """Additive costs, and their forward and backward parts separately, for simulating a schedule."""
+    """Additive costs, and their forward and backward parts separately, for simulating a schedule.
+
+    Attributes:
+        fetched_seconds_CL3: as of a `PricedProblem`.
+    """
 
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
     on_disk: OnDisk
+    fetched_seconds_CL3: Floats
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
@@ -69,6 +75,7 @@ class ConfigurationCosts:
             self.forward_seconds_CL[rows],
             self.backward_seconds_CL[rows],
             self.on_disk.of(rows),
+            self.fetched_seconds_CL3[rows],
         )
 
 
@@ -145,6 +152,7 @@ class ParallelPrices:
             on_disk=OnDisk(
                 np.where(on_disk_C1, state_CL, 0.0), np.array([column.disk_capacity_bytes for column in columns])
             ),
+            fetched_seconds_CL3=np.array([column.fetched_L3 for column in columns]),
         )
 
     def _host_memory(self, configuration: StageConfiguration) -> HostMemory:
@@ -222,16 +230,18 @@ class ParallelPrices:
             )  # fmt: skip
             largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
             staged = staging_bytes(largest, workload.optimizer)
+        fetched_L3 = np.zeros((len(weights_L), 3))
         if away.parameters:
             fetched = fetching_seconds(weights_L, workload.optimizer, host)
-            forward, backward = forward + fetched[0], backward + fetched[1]
+            forward, backward = forward + fetched.forward_L, backward + fetched.backward_L
+            fetched_L3 = np.stack(fetched[1:], axis=1)
             if configuration.data_parallel > 1 and device.kind != "cpu":  # ranks on CPUs send them from where they are
                 once_L = once_L + summing_seconds(weights_L, workload.optimizer, host)
             staged += arriving_bytes(float(weights_L.max()), workload.optimizer)
         if configuration.offload.optimizer == "nvme":
             once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
         room = max(host.size_bytes - staged, 0.0)
-        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes))
+        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes), fetched_L3)
 
     def sum_seconds(
         self,

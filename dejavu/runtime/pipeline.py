@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
 from dejavu.init import Draw
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.both_ways.schedule import BothWaysSchedule, half_of
 from dejavu.runtime.gradients.held_out import HeldOutGradient
@@ -87,6 +88,7 @@ class Pipeline:
             # Microbatches of both of two copies are numbered through.
             module.first_example = layout.rows(place)[0] + (layout.first_example if layout.copy is None else 0)
             module.sequence = sequence or self._slices
+            module.in_parts = SCHEDULES[plan.schedule].splits_backward
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
             stage = ReplicatedStage(
