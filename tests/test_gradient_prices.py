@@ -108,6 +108,9 @@ def test_a_stage_holds_the_gathered_gradients_beside_its_own() -> None:
         assert (found.step_bytes_L == gathered_bytes(settings, FIVE, weights_L)).all()
         assert (found.step_bytes_L == 7 * weights_L).all() and (found.step_bytes_L > memories[0].step_bytes_L)[:1].all()
         assert (found.fixed_bytes_L == memories[0].fixed_bytes_L).all()
+        for level, held in ((0, 9), (1, 7 / 4)):  # gloo's all-gather has room of its own for what arrives
+            one = replace(FIVE, zero_level=level)
+            np.testing.assert_allclose(gathered_bytes(settings, one, weights_L, on_cpu=True), held * weights_L)
 
 
 def test_a_step_is_longer_by_gathering_and_combining(tmp_path: Path) -> None:

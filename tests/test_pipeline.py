@@ -459,6 +459,7 @@ PAIRS = (
     ("optimizer on NVMe, master weights, 2 shards", "master weights, 2 shards"),
     ("weights on host, masters", "master weights, uneven cuts"),
     ("weights on host, 2 share a sequence", "2 share a sequence"),
+    ("weights on host, shared, split backward", "zbv, shared weight"),
     ("weights on host, 3 runs, recomputed", "3 runs of 1f1b, uneven cuts, recomputed"),
     *(
         (f"{name}, weights on host", f"{name}, uneven cuts")

@@ -41,7 +41,7 @@ def arithmetic(rules: dict[str, GradientSettings], counts: tuple[int, ...]) -> I
 
             work = partial(combine, rule, gradients_NP, [Part(0, NUMBERS)], trust_SN, held_out_P=held_out_P)
             priced = combining_seconds(settings, configuration, np.array([size]), device)
-            held = gathered_bytes(settings, configuration, np.array([size]))
+            held = gathered_bytes(settings, configuration, np.array([size]), on_cpu=device.kind == "cpu")
             sent = (count - 1) * size if settings.gathers else 2 * (count - 1) / count * size
             yield {
                 "what": "cost of combining 4 MB",

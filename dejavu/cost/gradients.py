@@ -57,11 +57,20 @@ def adding_seconds(
     return _ADDED * adds * gradient_bytes_L / device.memory_bytes_per_second
 
 
-def gathered_bytes(settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats) -> Floats:
-    """Return what is held of each layer's gradients while they are combined; none where they are summed in place."""
+def gathered_bytes(
+    settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats, *, on_cpu: bool = False
+) -> Floats:
+    """Return what is held of each layer's gradients while they are combined; none where they are summed in place.
+
+    On CPUs gloo's all-gather has a buffer of its own for all that arrives.
+    """
     if not settings.gathers:
         return np.zeros_like(gradient_bytes_L)
-    return (configuration.data_parallel + _OWN_COPIES) * gradient_bytes_L / _parts(configuration)
+    count = configuration.data_parallel
+    most = count + _OWN_COPIES
+    if on_cpu and not configuration.zero_level:
+        most = max(most, 2 * count + 1)
+    return most * gradient_bytes_L / _parts(configuration)
 
 
 def adding_bytes(settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats) -> Floats:

@@ -306,7 +306,8 @@ def configuration_memory(
         temporary_L[:-1] = each(partial(needs, offload=True))[:-1]
         held_L[:-1] = 0.0
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
-    compared_L = adding_bytes(workload.gradients, configuration, each_byte.gradient_bytes * weights_L)
+    rule, gradient_L = workload.gradients, each_byte.gradient_bytes * weights_L
+    compared_L = adding_bytes(rule, configuration, gradient_L)
     here, there = parameters + gradients, 0.0
     if away.parameters:
         here, there = there, here
@@ -319,9 +320,9 @@ def configuration_memory(
         # Gathered gradients are gone when the optimizer steps.
         step_bytes_L=np.maximum(
             (0.0 if away.optimizer else 1.0) * step_bytes(weights_L, workload.optimizer, device) / (r if zero else 1),
-            gathered_bytes(workload.gradients, configuration, each_byte.gradient_bytes * weights_L)
+            gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
             - compared_L
-            + held_out_share(workload.gradients, configuration) * held_L,
+            + held_out_share(rule, configuration) * held_L,
         ),
         offloaded_bytes_L=offloaded_L,
         state_away_bytes_L=weights_L * (there + (kept if away.optimizer else 0.0)),
