@@ -6,7 +6,9 @@ Shape suffixes: N = replicas, P = numbers.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import numpy as np
@@ -196,33 +198,34 @@ def test_parts_of_a_section_are_judged_together_and_sections_apart(name: str, mo
     assert apart.suspicion_SN[1].argmax() == 0
 
 
+@pytest.mark.parametrize("garbage", [50.0, torch.nan], ids=["far off", "not finite"])
 @robust
-def test_devices_that_hold_parts_judge_alike(name: str) -> None:
-    """Two shards add up what they measured; a part that both hold counts half on each."""
+def test_devices_that_hold_parts_judge_alike(name: str, garbage: float) -> None:
+    """Two shards add up what they measured; a part that both hold counts half on each. Garbage is on one alone."""
     gradients_NP = drawn(5)
-    gradients_NP[3, 40:] = 50.0
+    gradients_NP[3, 40:] = garbage
     rule, trust_SN = rule_of(settings_of(name)), torch.full((1, 5), 0.2, dtype=torch.float64)
     held_out_P = drawn(1)[0] if name == "zeno" else None
     whole = combine(rule, gradients_NP, [Part(0, SIZE)], trust_SN, held_out_P=held_out_P)
-    both, measured = (slice(0, 30), slice(10, SIZE)), []  # columns 10 to 30 are on both
+    columns = (slice(0, 30), slice(10, SIZE))  # 10 to 30 are on both
+    parts = ([Part(0, 10), Part(10, 30, 0, 0.5)], [Part(0, 20, 0, 0.5), Part(20, SIZE - 10)])
+    said, both = [torch.empty(0)] * 2, threading.Barrier(2, timeout=60)
 
-    def parts(own: int) -> list[Part]:
-        return [Part(0, 10), Part(10, 30, 0, 0.5)] if own == 0 else [Part(0, 20, 0, 0.5), Part(20, SIZE - 10)]
+    def of(own: int) -> Combined:
+        def add_up(found: torch.Tensor) -> torch.Tensor:
+            said[own] = found
+            both.wait()
+            total = said[0] + said[1]
+            both.wait()
+            return total
 
-    def note(found: torch.Tensor) -> torch.Tensor:
-        measured.append(found)
-        return found
+        v = None if held_out_P is None else held_out_P[columns[own]]
+        return combine(rule, gradients_NP[:, columns[own]], parts[own], trust_SN, add_up=add_up, held_out_P=v)
 
-    def of(own: int, add_up: object) -> Combined:
-        v = None if held_out_P is None else held_out_P[both[own]]
-        return combine(rule, gradients_NP[:, both[own]], parts(own), trust_SN, add_up=add_up, held_out_P=v)  # type: ignore[arg-type]
-
-    of(0, note), of(1, note)
-    total = measured[0] + measured[1]
-    for own in (0, 1):
-        found = of(own, lambda _: total)
-        assert torch.allclose(found.gradient_P, whole.gradient_P[both[own]], atol=1e-6)
-        assert torch.allclose(found.suspicion_SN, whole.suspicion_SN, rtol=1e-6)
+    with ThreadPoolExecutor(2) as pool:
+        for own, found in enumerate(pool.map(of, range(2))):
+            assert torch.allclose(found.gradient_P, whole.gradient_P[columns[own]], atol=1e-6)
+            assert torch.allclose(found.suspicion_SN, whole.suspicion_SN, rtol=1e-6)
 
 
 def test_faults_are_what_they_are_called() -> None:

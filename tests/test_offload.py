@@ -328,13 +328,21 @@ def test_a_folder_on_a_node_s_disks_is_each_device_s_and_no_plan_s(tmp_path: Pat
         cluster(tmp_path, HOST, nvme=f"{DISKS}, folder: relative/path")
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("away", [AWAY, Offload(None, "host", "host"), Offload("host", "host", "host")], ids=str)
 @pytest.mark.parametrize("schedule", [name for name, one in SCHEDULES.items() if one.splits_backward])
-def test_a_schedule_that_goes_back_in_two_parts_is_refused(schedule: str, away: Offload) -> None:
+def test_what_comes_back_once_is_refused_where_a_pass_has_two_parts(
+    schedule: str, away: Offload, recompute: bool
+) -> None:
+    """Activations, and weights that recomputation fetches; others come back for each part."""
     workload = ZOO["gpt"].model_copy(update={"schedule": schedule})
     count = 2 * SCHEDULES[schedule].stages_per_rank
     layers = len(graph_of("gpt").layers)
     bounds = [*range(count), layers]
-    plan = by_hand(schedule, bounds, [one_device(offload=away)] * 2, workload.num_microbatches)
+    ranks = [one_device(offload=away, recompute=recompute)] * 2
+    job = job_of(workload, by_hand(schedule, bounds, ranks, workload.num_microbatches), 1)
+    if away.activations is None and not recompute:
+        check_spreading(job)
+        return
     with pytest.raises(LaunchError, match="runs the backward pass in two parts; wanted them on the device"):
-        check_spreading(job_of(workload, plan, 1))
+        check_spreading(job)

@@ -109,8 +109,7 @@ for name, schedule in SCHEDULES.items():
     }
     if schedule.stages_per_rank <= 2:
         CASES[f"{name}, shared weight"] = (SHARED, name, (0, 1, 2, 3, 4) if deep else (0, 2, 4), TWO)
-    if not schedule.splits_backward:
-        CASES[f"{name}, weights on host"] = (GPT, name, uneven, [one_device(offload=FETCHED)] * 2)
+    CASES[f"{name}, weights on host"] = (GPT, name, uneven, [one_device(offload=FETCHED)] * 2)
 for name in ("zbv", "dualpipe_v"):
     bounds = (0, 1, 2, 3, 4)
     CASES |= {
@@ -203,6 +202,13 @@ CASES |= {
     ),
     "weights on host, momentum": (DIGITS, "1f1b", (0, 2, 4), [one_device(offload=FETCHED), one_device(2)]),
     "weights on host, masters": (MASTERS, "1f1b", (0, 3, 8), [one_device(offload=FETCHED)] * 2),
+    "weights on host, masters, split backward, 2 replicas": (
+        MASTERS,
+        "zbv",
+        (0, 2, 4, 6, 8),
+        [one_device(2, offload=FETCHED), one_device(offload=FETCHED)],
+    ),
+    "weights on host, shared, split backward": (SHARED, "zbv", (0, 1, 2, 3, 4), [one_device(offload=FETCHED)] * 2),
     "weights on host, 2 share a sequence": (
         GPT,
         "1f1b",
@@ -365,7 +371,7 @@ COMBINED |= {"by expert, 2 replicas of 2 shards, ZeRO 1", "by expert, recomputed
 COMBINED |= {"2 share a sequence, to 2 that share another, split backward", "llama, 4 share a sequence"}
 COMBINED |= {"4 share two sequences, ZeRO 2, recomputed, clipped", "bert, 2 replicas to 2 that share a sequence"}
 COMBINED |= {"bert by sequence, 2 replicas of 2 shards", "master weights, split backward, 2 replicas and 1"}
-COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name != "1f1b"} & CASES.keys()
+COMBINED |= {f"{name}, weights on host" for name in SCHEDULES if name not in ("1f1b", "zbv")} & CASES.keys()
 COMBINED |= {"optimizer on NVMe, ZeRO 1"}
 COMBINED |= {"weights on host, momentum", "weights on host, 3 runs, recomputed", "weights on host, 2 share a sequence"}
 assert not COMBINED - CASES.keys()
@@ -453,6 +459,7 @@ PAIRS = (
     ("optimizer on NVMe, master weights, 2 shards", "master weights, 2 shards"),
     ("weights on host, masters", "master weights, uneven cuts"),
     ("weights on host, 2 share a sequence", "2 share a sequence"),
+    ("weights on host, shared, split backward", "zbv, shared weight"),
     ("weights on host, 3 runs, recomputed", "3 runs of 1f1b, uneven cuts, recomputed"),
     *(
         (f"{name}, weights on host", f"{name}, uneven cuts")

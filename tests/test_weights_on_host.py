@@ -22,9 +22,11 @@ from dejavu.plans import Infeasible, Offload, Stage, StageConfiguration
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
 from dejavu.runtime.batches import Reader
 from dejavu.runtime.optimizer import make_optimizer
+from dejavu.runtime.split_backward import backward_input, backward_weight
 from dejavu.runtime.training import Layers, WholeModel, build_layers
 from dejavu.search import SEARCHES
 from dejavu.workload import GradientSettings
+from dejavu.workload.models import model_of
 from tests.test_models import ZOO
 from tests.test_offload import CPU, KEPT, LONG, WIDE, cluster, gradients, request, stages
 
@@ -95,6 +97,37 @@ def test_a_layer_s_weights_are_there_while_it_runs(name: str, recompute: bool, f
     assert (1 + number) * sum(sizes) < fetches.moved_bytes <= (1 + 2 * number) * sum(sizes)
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_each_part_of_a_backward_pass_fetches_by_itself(name: str, fetches: Fetches) -> None:
+    """All first parts before the second ones: in between nothing stays, and gradients are those without, to the bit."""
+    found: list[list[torch.Tensor | None]] = []
+    count, sizes, last = ZOO[name].num_microbatches, [], 0
+    for away in (Offload(), WEIGHTS):
+        layers, inputs, targets = layers_and_batch(name, offload=away)
+        layers.in_parts, loss_of, waiting = True, model_of(ZOO[name]).loss, []
+        sizes = [bytes_of(layer) for layer in layers]
+        batches = zip(inputs.chunk(count), targets.chunk(count), strict=True)
+        for layers.microbatch, (x, y) in enumerate(batches):
+            x = x.requires_grad_(x.is_floating_point())
+            waiting.append((x, loss_of(layers(x), y) / count))
+        forward_bytes = fetches.moved_bytes
+        parts = []
+        for x, loss in waiting:
+            before, fetches.most_bytes = fetches.moved_bytes, 0
+            parts.append(backward_input([loss], None, [x], layers.parameters())[1])
+            assert fetches.there_bytes == 0 and fetches.most_bytes <= max(sizes), "a layer at a time"
+            assert fetches.moved_bytes - before <= sum(sizes)
+        last = fetches.moved_bytes
+        for groups in parts:
+            backward_weight(layers.parameters(), groups)
+        found.append([weight.grad for weight in layers.parameters()])
+        assert fetches.there_bytes == 0
+    assert forward_bytes == count * sum(sizes) and last - forward_bytes > 0
+    assert fetches.moved_bytes - last <= count * sum(sizes)
+    for plain, again in zip(*found, strict=True):
+        assert (plain is None) == (again is None) and (plain is None or torch.equal(plain, again))
+
+
 def weights_of(module: nn.Module) -> Iterator[tuple[str, int]]:
     return ((name, id(weight)) for name, weight in module.named_parameters(remove_duplicate=False))
 
@@ -140,8 +173,9 @@ def test_three_copies_of_a_layer_s_weights_are_priced_for_each_microbatch(master
     settings = LONG.optimizer.model_copy(update={"master_weights": masters})
     workload = LONG.model_copy(update={"optimizer": settings, "dtype": "bfloat16" if masters else "float32"})
     prices = Prices(request(cluster(tmp_path, ROOMY, "150 MiB"), tmp_path, replace(EVERY, also_unsplit=True), workload))
-    problem = prices.priced(8).problem
-    costs, compared = problem.costs, 0
+    priced = prices.priced(8)
+    problem, compared = priced.problem, 0
+    costs = problem.costs
     weights_L = np.array([layer.parameter_bytes for layer in prices.graph_of(8).layers], dtype=float)
     buffers_L = np.array([layer.footprint.buffer_bytes for layer in prices.graph_of(8).layers], dtype=float)
     gradients, added = (2, 3 + 6) if masters else (1, 3)  # a bfloat16 gradient is cast: 1 read, 2 written
@@ -157,6 +191,10 @@ def test_three_copies_of_a_layer_s_weights_are_priced_for_each_microbatch(master
         np.testing.assert_allclose(
             costs.seconds_CL[c] - costs.seconds_CL[other], 3 * copied_L + added * weights_L / host, atol=1e-12
         )
+        # In two parts the weights come for each of them; gradients leave and add up in the second.
+        more_L2 = priced.parts_seconds_CL2[c] - priced.parts_seconds_CL2[other]
+        np.testing.assert_allclose(more_L2[:, 0], copied_L, atol=1e-12)
+        np.testing.assert_allclose(more_L2[:, 1], 2 * copied_L + added * weights_L / host, atol=1e-12)
         sums_L = 2 * gradients * copied_L * (configuration.data_parallel > 1)
         away_once_L = (gradients + 1 + (0 if masters else 1)) * copied_L
         np.testing.assert_allclose(

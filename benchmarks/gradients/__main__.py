@@ -98,7 +98,9 @@ def main(
         "most_steps": MOST_STEPS,
         "combine_ms_8": {row["rule"]: row["combine_ms"] for row in costs if row["replicas"] == 8},
         "priced_ms_8": {row["rule"]: row["priced_ms"] for row in costs if row["replicas"] == 8},
-        "step_over_mean_4_ranks": {row["rule"]: row["over_mean"] for row in steps},
+        "step_over_mean_4_ranks": {row["rule"]: row["over_mean"] for row in steps if row["zero_level"] == 0},
+        "step_over_mean_4_ranks_zero_1": {row["rule"]: row["over_mean"] for row in steps if row["zero_level"] == 1},
+        "sharded_off_whole": max(row["off_whole"] for row in steps),
         "ranks_off_one_process": max(row.get("off_one_process") or 0.0 for row in by_rank),
     }
     report("Steps to 90 % of the held-out digits", [*rows, *by_rank, *costs, *steps], summary, json_path)

@@ -41,7 +41,7 @@ def arithmetic(rules: dict[str, GradientSettings], counts: tuple[int, ...]) -> I
 
             work = partial(combine, rule, gradients_NP, [Part(0, NUMBERS)], trust_SN, held_out_P=held_out_P)
             priced = combining_seconds(settings, configuration, np.array([size]), device)
-            held = gathered_bytes(settings, configuration, np.array([size]))
+            held = gathered_bytes(settings, configuration, np.array([size]), on_cpu=device.kind == "cpu")
             sent = (count - 1) * size if settings.gathers else 2 * (count - 1) / count * size
             yield {
                 "what": "cost of combining 4 MB",
@@ -55,20 +55,26 @@ def arithmetic(rules: dict[str, GradientSettings], counts: tuple[int, ...]) -> I
 
 
 def steps_of_ranks(workload: Workload, rules: dict[str, GradientSettings]) -> Iterator[Row]:
-    """Train a wider model by real ranks over gloo under each rule in turn; the median of all steps."""
+    """Train a wider model by real ranks over gloo under each rule in turn; the median of all steps.
+
+    With whole gradients on each, and with shards of the optimizer's state and of all gradients (ZeRO 1), whose losses
+    are compared with those.
+    """
     wide = {"model_options": {**workload.model_options, "width": WIDTH}, "num_steps": STEPS, "batch_size": 16 * RANKS}
     usable = {name: one for name, one in rules.items() if one.least_replicas <= RANKS and one.per == "stage"}
-    jobs = []
-    for settings in usable.values():
-        own = Workload.model_validate({**workload.model_dump(), **wide, "gradients": settings.model_dump()})
-        jobs.append(job_of(own, by_hand("1f1b", (0, 3), [one_device(RANKS)], 1), STEPS))
-    found = train_in_turn(jobs)
-    mean = found[0].median_step_seconds
-    for name, trained in zip(usable, found, strict=True):
+    cases, jobs = [(name, level) for name in usable for level in (0, 1)], []
+    for name, level in cases:
+        own = Workload.model_validate({**workload.model_dump(), **wide, "gradients": usable[name].model_dump()})
+        jobs.append(job_of(own, by_hand("1f1b", (0, 3), [one_device(RANKS, zero_level=level)], 1), STEPS))
+    found = dict(zip(cases, train_in_turn(jobs), strict=True))
+    for (name, level), trained in found.items():
+        pairs = zip(trained.losses, found[name, 0].losses, strict=True)
         yield {
             "what": "steps of real ranks",
             "rule": name,
             "replicas": RANKS,
+            "zero_level": level,
             "step_ms": 1e3 * trained.median_step_seconds,
-            "over_mean": trained.median_step_seconds / mean,
+            "over_mean": trained.median_step_seconds / found["mean", level].median_step_seconds,
+            "off_whole": max(abs(a - b) for a, b in pairs),
         }

@@ -1,4 +1,7 @@
-"""What a rule other than the mean takes of a stage's replicas once a step, besides gathering: arithmetic and memory.
+"""What a rule other than the mean takes of a stage's replicas, besides what they send: arithmetic and memory.
+
+Where replicas shard (ZeRO), each combines its shard: an N-th of the arithmetic, and all N gradients of an N-th of the
+numbers.
 
 Shape suffix: L = layers.
 """
@@ -30,21 +33,58 @@ NUMBERS_MOVED: dict[str, Callable[[int], float]] = {
 }
 # Of a gradient's size, besides the N gathered: the own one as a message, the combined one in blocks and as a whole.
 _OWN_COPIES = 3
+_ADDED = 3  # numbers read and written for each that is added to a sum
 
 
 def combining_seconds(
     settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats, device: DeviceType
 ) -> Floats:
-    """Return how long each layer's gathered gradients take to be combined: what is moved, at the memory's bandwidth."""
-    numbers = NUMBERS_MOVED[settings.rule](configuration.data_parallel)
+    """Return how long each layer's gradients take to be combined: what is moved, at the memory's bandwidth."""
+    numbers = NUMBERS_MOVED[settings.rule](configuration.data_parallel) / _parts(configuration)
+    if settings.gathers and configuration.zero_level == 1:
+        numbers += _ADDED
     return numbers * gradient_bytes_L / device.memory_bytes_per_second
 
 
-def gathered_bytes(settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats) -> Floats:
-    """Return what is held of each layer's gradients while they are combined; none where they are summed in place."""
+def adding_seconds(
+    settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats, device: DeviceType
+) -> Floats:
+    """Return how long each layer's gradients of a microbatch take to be added to the replicas' of those before.
+
+    From ZeRO level 2 on they come in every microbatch. At level 1 they come once, which `combining_seconds` counts.
+    """
+    adds = settings.gathers and configuration.zero_level >= 2 and configuration.data_parallel > 1
+    return _ADDED * adds * gradient_bytes_L / device.memory_bytes_per_second
+
+
+def gathered_bytes(
+    settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats, *, on_cpu: bool = False
+) -> Floats:
+    """Return what is held of each layer's gradients while they are combined; none where they are summed in place.
+
+    On CPUs gloo's all-gather has a buffer of its own for all that arrives.
+    """
     if not settings.gathers:
         return np.zeros_like(gradient_bytes_L)
-    return (configuration.data_parallel + _OWN_COPIES) * gradient_bytes_L
+    count = configuration.data_parallel
+    most = count + _OWN_COPIES
+    if on_cpu and not configuration.zero_level:
+        most = max(most, 2 * count + 1)
+    return most * gradient_bytes_L / _parts(configuration)
+
+
+def adding_bytes(settings: GradientSettings, configuration: StageConfiguration, gradient_bytes_L: Floats) -> Floats:
+    """Return what is held of each layer's gradients from the first microbatch on: all replicas' of the own shard.
+
+    It is a part of `gathered_bytes`.
+    """
+    adds = settings.gathers and configuration.zero_level >= 2
+    return configuration.data_parallel * adds * gradient_bytes_L / _parts(configuration)
+
+
+def _parts(configuration: StageConfiguration) -> int:
+    """Return among how many replicas what is combined is divided."""
+    return configuration.data_parallel if configuration.zero_level else 1
 
 
 def held_out_share(settings: GradientSettings, configuration: StageConfiguration) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import DeviceType
-from dejavu.cost.gradients import gathered_bytes, held_out_share
+from dejavu.cost.gradients import adding_bytes, gathered_bytes, held_out_share
 from dejavu.cost.kernels.experts import most_rows
 from dejavu.cost.kernels.sequence import OwnTokens, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, gathers_scores, split_loss, weight_bytes
@@ -289,6 +289,8 @@ def configuration_memory(
     kept = each_byte.optimizer_bytes / (r if zero >= 1 else 1)
     gradients, parameters = each_byte.gradient_bytes / (r if zero >= 2 else 1), 1 / (r if zero >= 3 else 1)
     gathered = ((each_byte.gradient_bytes - gradients) + (1 - parameters)) * float(weights_L.max())
+    if zero and workload.gradients.gathers:  # a layer's, as they arrive from all replicas
+        gathered += each_byte.gradient_bytes * float(weights_L.max())
     messages_L1 = message_bytes(graph.cut_bytes_L1 / configuration.sequence_parts, workload.num_microbatches)
 
     def each(size: Callable[..., float]) -> Floats:
@@ -304,20 +306,23 @@ def configuration_memory(
         temporary_L[:-1] = each(partial(needs, offload=True))[:-1]
         held_L[:-1] = 0.0
         held_L[-1] += shards[kind_L[-1]].input_bytes(graph.layers[-1])
+    rule, gradient_L = workload.gradients, each_byte.gradient_bytes * weights_L
+    compared_L = adding_bytes(rule, configuration, gradient_L)
     here, there = parameters + gradients, 0.0
     if away.parameters:
         here, there = there, here
     return ConfigurationMemory(
         capacity_bytes=float(device.memory_bytes),
-        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else kept)) + buffers_L,
+        fixed_bytes_L=weights_L * (here + (0.0 if away.optimizer else kept)) + buffers_L + compared_L,
         activation_bytes_L=held_L,
         temporary_bytes_L=temporary_L,
         message_bytes_L1=messages_L1 + (gathered + example_bytes / configuration.example_parts) / 2,
         # Gathered gradients are gone when the optimizer steps.
         step_bytes_L=np.maximum(
             (0.0 if away.optimizer else 1.0) * step_bytes(weights_L, workload.optimizer, device) / (r if zero else 1),
-            gathered_bytes(workload.gradients, configuration, each_byte.gradient_bytes * weights_L)
-            + held_out_share(workload.gradients, configuration) * held_L,
+            gathered_bytes(rule, configuration, gradient_L, on_cpu=device.kind == "cpu")
+            - compared_L
+            + held_out_share(rule, configuration) * held_L,
         ),
         offloaded_bytes_L=offloaded_L,
         state_away_bytes_L=weights_L * (there + (kept if away.optimizer else 0.0)),

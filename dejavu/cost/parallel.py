@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, HostMemory, Nvme
 from dejavu.cost.collectives.beside import once_a_step, side_by_side
-from dejavu.cost.collectives.inside_stages import BACKWARD, FORWARD, StageCollectives
+from dejavu.cost.collectives.inside_stages import BACKWARD, COMPARED_BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
-from dejavu.cost.gradients import combining_seconds, held_out_share
+from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_share
 from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
@@ -50,16 +50,22 @@ class _Column(NamedTuple):
     memory: ConfigurationMemory
     host_capacity_bytes: float
     disk_capacity_bytes: float
+    fetched_L3: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationCosts:
-    """Additive costs, and their forward and backward parts separately, for simulating a schedule."""
+    """Additive costs, and their forward and backward parts separately, for simulating a schedule.
+
+    Attributes:
+        fetched_seconds_CL3: as of a `PricedProblem`.
+    """
 
     costs: AdditiveCosts
     forward_seconds_CL: Floats
     backward_seconds_CL: Floats
     on_disk: OnDisk
+    fetched_seconds_CL3: Floats
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
@@ -69,6 +75,7 @@ class ConfigurationCosts:
             self.forward_seconds_CL[rows],
             self.backward_seconds_CL[rows],
             self.on_disk.of(rows),
+            self.fetched_seconds_CL3[rows],
         )
 
 
@@ -145,6 +152,7 @@ class ParallelPrices:
             on_disk=OnDisk(
                 np.where(on_disk_C1, state_CL, 0.0), np.array([column.disk_capacity_bytes for column in columns])
             ),
+            fetched_seconds_CL3=np.array([column.fetched_L3 for column in columns]),
         )
 
     def _host_memory(self, configuration: StageConfiguration) -> HostMemory:
@@ -187,13 +195,16 @@ class ParallelPrices:
         if configuration.recompute:  # sums inside layers are repeated
             again_L = self._inside_layers(configuration, graph, "forward", again=True)
             backward = backward + self.recomputed(configuration, m) + again_L
-        device = self._cluster.device_types[configuration.device_type]
-        moved = (self._gathers(configuration, weights_L, gradient, names) for names in (FORWARD, BACKWARD))
+        device, rule = self._cluster.device_types[configuration.device_type], workload.gradients
+        ways = (FORWARD, COMPARED_BACKWARD if rule.gathers else BACKWARD)
+        moved = (self._gathers(configuration, weights_L, gradient, names) for names in ways)
         forward, backward = (
             side_by_side(computed, sent, overlaps=device.kind != "cpu")
             for computed, sent in zip((forward, backward), moved, strict=True)
         )
-        latency, told_L = self._told(configuration, weights_L, gradient, passes, gathers=workload.gradients.gathers)
+        latency, told_L = self._told(configuration, weights_L, gradient, passes, gathers=rule.gathers)
+        if rule.gathers:
+            latency += self._collectives.agreeing_seconds(configuration)
         if configuration.sequence_parallel:
             # Of the few weights outside the products each device has its positions' gradients, summed once a step.
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
@@ -203,8 +214,13 @@ class ParallelPrices:
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + told_L + tied[kind_L]
-        once_L = once_L + combining_seconds(workload.gradients, configuration, gradient * weights_L, device)
-        once_L = once_L + held_out_share(workload.gradients, configuration) * (passes.forward_L + passes.backward_L)
+        once_L = once_L + combining_seconds(rule, configuration, gradient * weights_L, device)
+        backward = backward + adding_seconds(rule, configuration, gradient * weights_L, device)
+        if share := held_out_share(rule, configuration):
+            # Each replica computes them alone, with weights that are gathered for it.
+            gathered = ((), ("all_gather",), ("all_gather",), ("all_gather",) * 2)
+            came_L = self._gathers(configuration, weights_L, gradient, dict(enumerate(gathered)))
+            once_L = once_L + share * (passes.forward_L + passes.backward_L) + came_L / rule.held_out_every
         staged, away = 0.0, configuration.offload
         if away.optimizer:
             own_L = weights_L / (configuration.data_parallel if configuration.zero_level else 1)
@@ -214,16 +230,18 @@ class ParallelPrices:
             )  # fmt: skip
             largest = max(layer.footprint.largest_parameter_bytes for layer in kinds)
             staged = staging_bytes(largest, workload.optimizer)
+        fetched_L3 = np.zeros((len(weights_L), 3))
         if away.parameters:
             fetched = fetching_seconds(weights_L, workload.optimizer, host)
-            forward, backward = forward + fetched[0], backward + fetched[1]
+            forward, backward = forward + fetched.forward_L, backward + fetched.backward_L
+            fetched_L3 = np.stack(fetched[1:], axis=1)
             if configuration.data_parallel > 1 and device.kind != "cpu":  # ranks on CPUs send them from where they are
                 once_L = once_L + summing_seconds(weights_L, workload.optimizer, host)
             staged += arriving_bytes(float(weights_L.max()), workload.optimizer)
         if configuration.offload.optimizer == "nvme":
             once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
         room = max(host.size_bytes - staged, 0.0)
-        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes))
+        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes), fetched_L3)
 
     def sum_seconds(
         self,

@@ -97,6 +97,7 @@ def price_problem(
         dict(backward_parts_L2 or {}),
         runs,
         found.on_disk,
+        runs * found.fetched_seconds_CL3,
     )
 
 

@@ -2,8 +2,9 @@
 
 What autograd saves of a layer is copied there as it is saved, and back when the backward pass first asks for it.
 Weights come before the layer's forward pass, are gone from the device after it, and come again when the backward pass
-first asks for them; their gradients go to the host's memory and add up there. The copies are in the stream that
-computes, so nothing hides them: `dejavu.cost` prices them as time of the passes.
+first asks for them; their gradients go to the host's memory and add up there. Of a backward pass in two parts each part
+asks for weights by itself, and in between they are gone. The copies are in the stream that computes, so nothing hides
+them: `dejavu.cost` prices them as time of the passes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @contextmanager
 def offloading(
-    layer: nn.Module, x: torch.Tensor, *, activations: bool = True, weights: bool = False
+    layer: nn.Module, x: torch.Tensor, *, activations: bool = True, weights: bool = False, in_parts: bool = False
 ) -> Iterator[Callable[[torch.Tensor], Any]]:
     """Keep what the layer's forward pass saves in the host's memory until the backward pass.
 
@@ -32,6 +34,8 @@ def offloading(
         x: the layer's input.
         activations: what is saved goes there; else only weights are fetched again.
         weights: the layer's are in the host's memory (`weights_to_host`).
+        in_parts: the backward pass runs in two parts, and what comes back for the first goes again when it has passed
+            the layer; the graph, which is kept for the second, would hold it.
 
     Yields:
         The layer's forward pass, which may run again before the backward pass (recomputation).
@@ -39,6 +43,8 @@ def offloading(
     moves = _Moves(layer, x, activations=activations)
     with saved_tensors_hooks(moves.away, lambda moved: moved.back() if isinstance(moved, _Plain | _Wrapped) else moved):
         yield moves.with_fetched_weights if weights else layer
+    if in_parts and x.requires_grad:
+        x.register_hook(moves.go)
     moves.forget()
 
 
@@ -92,14 +98,19 @@ def _having(layer: nn.Module, copies: Mapping[nn.Parameter, torch.Tensor]) -> It
             part._parameters.update(own)
 
 
-class _Away(Protocol):
+class _Away:
     """What a tensor's elements come from when the backward pass wants them."""
 
-    @property
-    def again(self) -> torch.UntypedStorage: ...
+    @cached_property
+    def again(self) -> torch.UntypedStorage:
+        raise NotImplementedError
+
+    def go(self) -> None:
+        """Leave the device, until somebody asks again."""
+        self.__dict__.pop("again", None)
 
 
-class _Weight:
+class _Weight(_Away):
     """A weight in the host's memory; on the device from its first use in the backward pass on.
 
     It is gone when the last operator that used it has gone backward.
@@ -113,7 +124,7 @@ class _Weight:
         return _fetched(self._weight, self._device).untyped_storage()
 
 
-class _Storage:
+class _Storage(_Away):
     """A storage in the host's memory; on its device again from its first use on.
 
     It is gone when the last operator that saved a view of it has gone backward.
@@ -168,6 +179,22 @@ class _Moves:
         self._layer, self._x, self._activations = layer, x, activations
         self._moved: dict[int, tuple[torch.UntypedStorage, _Away]] = {}
         self._is_over = False
+        # Weak: what is moved lives as long as the graph that saved it.
+        self._known = WeakSet[_Away]()
+
+    @property
+    def go(self) -> Callable[[torch.Tensor], None]:
+        """A hook of the layer's input, whose gradient is there: nothing that came back is wanted now.
+
+        It does not hold this, which has the input.
+        """
+        known = self._known
+
+        def go(_: torch.Tensor) -> None:
+            for one in known:
+                one.go()
+
+        return go
 
     def with_fetched_weights(self, x: torch.Tensor) -> Any:
         """Run the layer's forward pass with copies of its weights."""
@@ -176,7 +203,7 @@ class _Moves:
             copies[weight] = copy = _Fetched.apply(weight, x.device)  # type: ignore[no-untyped-call]
             if not self._is_over:  # a recomputation's copies stay for the backward pass that follows at once
                 storage = copy.untyped_storage()
-                self._moved[storage._cdata] = (storage, _Weight(weight, x.device))
+                self._move(storage, _Weight(weight, x.device))
         with _having(self._layer, copies):
             return self._layer(x)
 
@@ -193,8 +220,12 @@ class _Moves:
         if storage._cdata not in self._moved:  # what autograd saves must not change afterwards: one copy does for all
             if not self._activations or storage._cdata in self._staying:
                 return tensor
-            self._moved[storage._cdata] = (storage, _Storage(storage))
+            self._move(storage, _Storage(storage))
         return _Plain(tensor, self._moved[storage._cdata][1])
+
+    def _move(self, storage: torch.UntypedStorage, away: _Away) -> None:
+        self._moved[storage._cdata] = (storage, away)
+        self._known.add(away)
 
     def forget(self) -> None:
         self._is_over = True

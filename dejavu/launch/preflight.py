@@ -142,8 +142,8 @@ def _check_spreading(job: TrainingJob) -> None:
                 "they divide, or sequence_parallel false and context_parallel 1"
             )
         away = configuration.offload
-        if (away.activations or away.parameters) and named(SCHEDULES, plan.schedule).splits_backward:
-            what = " and ".join(name for name in ("activations", "parameters") if getattr(away, name))
+        if named(SCHEDULES, plan.schedule).splits_backward and not configuration.comes_back_in_parts:
+            what = "activations" if away.activations else "parameters while it recomputes"
             raise LaunchError(
                 f"pipeline rank {rank} keeps {what} in its node's memory, from where they come back once, and "
                 f"{plan.schedule} runs the backward pass in two parts; wanted them on the device, or another schedule"

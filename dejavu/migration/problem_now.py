@@ -25,7 +25,7 @@ from dejavu.parallelism import Parallelism
 from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
-from dejavu.plans.stage_costs import AdditiveCosts
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.watching.links import slower_links
 from dejavu.workload import Workload
 
@@ -234,6 +234,7 @@ class _Prices:
             forward_seconds_CL=before.forward_seconds_CL[index] * slow_C1,
             backward_seconds_CL=before.backward_seconds_CL[index] * slow_C1,
             on_disk=before.on_disk and before.on_disk.of(index),
+            fetched_seconds_CL3=_scaled(before.fetched_seconds_CL3, index, slow_C1),
             pass_costs={
                 kind.name: _slower(before.pass_costs[kind.type_name], kind.slowness)
                 for kind in kinds
@@ -303,6 +304,11 @@ class _Prices:
                 else:
                     found[a.name, b.name] = TransferCost(link.latency_seconds, 1 / link.bytes_per_second, "declared")
         return found
+
+
+def _scaled(fetched_CL3: Floats | None, index: list[int], slow_C1: Floats) -> Floats | None:
+    """Return it of these configurations, slowed down as their passes are."""
+    return None if fetched_CL3 is None else fetched_CL3[index] * slow_C1[:, :, None]
 
 
 def _slower(cost: PassCost, slowness: float) -> PassCost:

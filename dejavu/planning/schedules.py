@@ -58,9 +58,9 @@ def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
 
 
 def _parts_a_pass(plan: Plan, schedule: str) -> bool:
-    """Return whether something would have to come back from its node's memory for two parts of a backward pass."""
-    come_back = (one.activations or one.parameters for one in (stage.configuration.offload for stage in plan.stages))
-    return SCHEDULES[schedule].splits_backward and any(come_back)
+    """Return whether something would have to come back for two parts of a backward pass that comes for one."""
+    can = all(stage.configuration.comes_back_in_parts for stage in plan.stages)
+    return SCHEDULES[schedule].splits_backward and not can
 
 
 def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:

@@ -139,6 +139,15 @@ class StageConfiguration:
         return self.tensor_parallel == 1 and (self.zero_level == 0 or self.data_parallel == 1)
 
     @property
+    def comes_back_in_parts(self) -> bool:
+        """Whether what is in the node's memory can come back for each of two parts of a backward pass.
+
+        Weights can. Of activations what both parts want would be copied twice, and with recomputation each group of
+        weights would have all of its layer's fetched again.
+        """
+        return not self.offload.activations and not (self.offload.parameters and self.recompute)
+
+    @property
     def example_parts(self) -> int:
         """Into how many parts the replicas split the examples of a microbatch."""
         return self.data_parallel // self.context_parallel

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +85,8 @@ class PricedProblem:
         backward_parts_L2: by device type, the times of the input's and the weights' part of each layer's backward pass
             where they run separately, as fractions of the whole pass; `USUAL_PARTS` where a type is absent.
         on_disk: what stages keep on their node's disks; None: nothing. Searches leave its limit to the planner.
+        fetched_seconds_CL3: what copies of weights to the device and of gradients from it take of a whole backward
+            pass, of its input's part and of its weights' part; None: nothing. The parts have shares of the rest.
     """
 
     problem: Problem
@@ -93,6 +96,7 @@ class PricedProblem:
     backward_parts_L2: Mapping[str, Floats] = field(default_factory=dict)
     accumulate: int = 1
     on_disk: OnDisk | None = None
+    fetched_seconds_CL3: Floats | None = None
 
     def away(self, stage: Stage, in_flight: int) -> Away:
         """Return what each device of a stage keeps in its node, with so many microbatches in flight."""
@@ -113,7 +117,18 @@ class PricedProblem:
     def parts_seconds(self, stage: Stage) -> tuple[float, float]:
         """Return the seconds of the input's and the weights' part of a microbatch's backward pass."""
         c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
-        known = self.backward_parts_L2.get(stage.configuration.device_type)
-        shares = np.array(USUAL_PARTS) if known is None else known[span]
-        of_input, of_weights = (self.backward_seconds_CL[c, span, None] * shares).sum(axis=0)
+        of_input, of_weights = self.parts_seconds_CL2[c, span].sum(axis=0)
         return float(of_input), float(of_weights)
+
+    @cached_property
+    def parts_seconds_CL2(self) -> Floats:
+        """The seconds of the input's and the weights' part of each layer's backward pass, as of `parts_seconds`."""
+        shares_CL2 = np.empty((*self.backward_seconds_CL.shape, 2))
+        for c, configuration in enumerate(self.problem.configurations):
+            shares_CL2[c] = self.backward_parts_L2.get(configuration.device_type, USUAL_PARTS)
+        with np.errstate(invalid="ignore"):  # a share of nothing of what cannot run: 0 × inf
+            if self.fetched_seconds_CL3 is None:
+                return self.backward_seconds_CL[:, :, None] * shares_CL2
+            computed_CL1 = (self.backward_seconds_CL - self.fetched_seconds_CL3[:, :, 0])[:, :, None]
+            found_CL2: Floats = computed_CL1 * shares_CL2 + self.fetched_seconds_CL3[:, :, 1:]
+        return found_CL2

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dejavu.binding.binding import Placement
 from dejavu.graphs.compiling import compile_layers
 from dejavu.init import Draw
+from dejavu.plans.schedule import SCHEDULES
 from dejavu.runtime.batches.held_out import evaluating
 from dejavu.runtime.both_ways.schedule import BothWaysSchedule, half_of
 from dejavu.runtime.gradients.held_out import HeldOutGradient
@@ -87,6 +88,7 @@ class Pipeline:
             # Microbatches of both of two copies are numbered through.
             module.first_example = layout.rows(place)[0] + (layout.first_example if layout.copy is None else 0)
             module.sequence = sequence or self._slices
+            module.in_parts = SCHEDULES[plan.schedule].splits_backward
             self.modules[s] = module
             groups = StageGroups(alone, self._combining(s, replicas, shards), shards)
             stage = ReplicatedStage(
@@ -139,15 +141,18 @@ class Pipeline:
     def _combining(
         self, stage: int, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup | None
     ) -> ReplicaGradients | None:
-        if replicas is None or self.configuration.zero_level:  # alone, or torch's FSDP sums gradients
-            return None
-        if self.world.is_shared:  # with all others who hold the layers, in other pipelines
+        if replicas is None or self.world.is_shared:  # alone, or with all others who hold the layers elsewhere
             return None
         module, settings = self.modules[stage], self.workload.gradients
-        held_out = HeldOutGradient(self.workload, module, self.device) if settings.rule == "zeno" else None
+        if self.configuration.zero_level and not settings.gathers:  # torch's FSDP sums gradients
+            return None
         groups = ReplicaGroups(stage, self.layout, self.place, replicas, shards, self.device)
-        self._replica_gradients.append(ReplicaGradients(module, settings, groups, held_out))
-        return self._replica_gradients[-1]
+        made = ReplicaGradients(module, settings, groups)
+        module.besides = made if settings.gathers else None
+        if settings.rule == "zeno":
+            made.held_out = HeldOutGradient(self.workload, module, self.device, made.sharded)
+        self._replica_gradients.append(made)
+        return made
 
     def suspects(self) -> list[Suspect]:
         """Return the replicas of this rank's stages that are suspected, told by the first replica's first shard."""

@@ -41,7 +41,7 @@ class StageGroups(NamedTuple):
     Attributes:
         alone: of this rank only; torch asks it for its size, messages use the world's group.
         replicas: makes one gradient of those of the ranks that hold the same weights; None: there are no others, or
-            FSDP does it.
+            FSDP sums them.
         shards: the ranks that share each layer; None: there are no others.
     """
 
@@ -176,7 +176,7 @@ class ReplicatedStage(PipelineStage):
                 self.submod.set_requires_gradient_sync(False)
             ends, arriving, inputs = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
             return backward_input(ends, arriving, inputs, self.submod.parameters())
-        if self._replicas is not None and last_backward and self.is_last_run:
+        if self._replicas is not None and not self._replicas.gathers and last_backward and self.is_last_run:
             self._replicas.begin_last_pass()
             if backward_type == "weight":
                 self._backward_weight(self._replicas, bwd_kwargs["param_groups"])
@@ -202,26 +202,16 @@ class ReplicatedStage(PipelineStage):
 
         Torch's schedules call this when all of the stage's gradients exist; other stages of the rank may compute on.
         """
-        if self._are_compared:
-            self._sum_over_shards()
+        super().perform_reduce_grad(grad_scale_factor)  # FSDP's part, if it shards
         if self._replicas is not None:
-            self._replicas.combine(self._layers.step)
-        super().perform_reduce_grad(grad_scale_factor)
+            self._replicas.combine(self._layers.step, self._by_sequence)
 
     def finish_gradients(self) -> None:
         """Wait until the stage's gradients are the step's."""
         if self._replicas is not None:
             self._replicas.finish()
-        if not self._are_compared:
-            self._sum_over_shards()
-
-    @property
-    def _are_compared(self) -> bool:
-        """Whether a rule compares whole gradients; else sums over shards and over replicas may come in any order."""
-        return self._replicas is not None and self._replicas.gathers
-
-    def _sum_over_shards(self) -> None:
-        if self._by_sequence and self._shards is not None:
+        are_compared = self._replicas is not None and self._replicas.gathers  # sums over shards, else any order does
+        if self._by_sequence and self._shards is not None and not are_compared:
             sum_gradients(self._by_sequence, self._shards, self.device)
 
     def _receives(self, infos: Sequence[Any], exchanges: Sequence[Exchange]) -> list[dist.P2POp]:

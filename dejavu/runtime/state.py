@@ -1,7 +1,8 @@
 """Weights and optimizer state under global names, independent of stages: trials' files and distributed checkpoints.
 
 A name is `model.<layer>.<parameter>` or `optimizer.<layer>.<parameter>.<what>`, so a state saved under one plan loads
-under any other. What an optimizer knows of all weights together is `optimizer.*.<what>`, the same on every rank.
+under any other. What an optimizer knows of all weights together is `optimizer.*.<what>`, the same on every rank. What a
+rule of combining gradients knows of replicas is `gradients.<layer>.judged`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,16 @@ class StateOnHost(torch.optim.Optimizer):
     files: StateFiles | None = None
 
 
+class Remembers(Protocol):
+    """What a stage knows besides weights and the optimizer's state; a module has it as its `besides`."""
+
+    def remembered(self) -> State:
+        """Return it by global names, `<kind>.<layer>.<what>`."""
+
+    def recall(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take of a gathered state what is its own; there may be nothing."""
+
+
 class CheckpointError(DejavuError):
     """A saved state lacks what a stage needs, or could not be saved."""
 
@@ -64,7 +75,8 @@ def gather_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
                 state[f"optimizer.{name}.{what}"] = torch.as_tensor(value)
     for what, value in states_of(optimizer).get(OF_ALL, {}).items():
         state[f"optimizer.{OF_ALL}.{what}"] = value
-    return state
+    besides: Remembers | None = getattr(module, "besides", None)
+    return state if besides is None else state | besides.remembered()
 
 
 def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, torch.Tensor]) -> None:
@@ -87,6 +99,9 @@ def restore_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: Ma
     for name, parameter in module.named_parameters():
         if found := _of(name, state):
             optimizer.state[parameter] = {what: _like(value, parameter, optimizer) for what, value in found.items()}
+    besides: Remembers | None = getattr(module, "besides", None)
+    if besides is not None:
+        besides.recall(state)
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:

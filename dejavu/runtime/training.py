@@ -27,6 +27,7 @@ from dejavu.runtime.gradients.tied import TiedGradients, without_copies
 from dejavu.runtime.job import Waited
 from dejavu.runtime.optimizer import set_learning_rate
 from dejavu.runtime.split_backward import OwnTensor
+from dejavu.runtime.state import Remembers
 from dejavu.workload import Workload
 from dejavu.workload.models import LayerBuilder, layers_of, model_of
 from dejavu.workload.models.ties import ties_of
@@ -74,6 +75,8 @@ class Layers(nn.Sequential):
     Attributes:
         step, microbatch, first_example: of the next forward pass; the executor sets them.
         sequence: the part of it that this device has, or the slices in which it comes; None: it has all, at once.
+        besides: what goes with weights into checkpoints; None: nothing.
+        in_parts: its backward passes run in two parts.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class Layers(nn.Sequential):
         self.seed, self.autocast = workload.seed, workload.autocast
         self.step = self.microbatch = self.first_example = 0
         self.sequence: SequencePart | SlicedSequence | None = None
+        self.besides: Remembers | None = None
+        self.in_parts = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, part = f"{self.seed} {self.step} {self.microbatch} {self.first_example}", self.sequence
@@ -122,7 +127,7 @@ class Layers(nn.Sequential):
         weights = self.offload.parameters is not None
         if not activations and not weights:
             return nullcontext(layer)
-        return offloading(layer, x, activations=activations, weights=weights)
+        return offloading(layer, x, activations=activations, weights=weights, in_parts=self.in_parts)
 
 
 def _seed(seed: int, device: torch.device) -> None:

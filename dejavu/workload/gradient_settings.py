@@ -92,11 +92,6 @@ class GradientSettings(BaseModel):
                 f"{configuration} has {configuration.data_parallel}; wanted more replicas, a smaller num_suspected, or "
                 "gradients: mean"
             )
-        if configuration.zero_level:
-            return (
-                f"{said} needs every replica's whole gradient, of which ZeRO level {configuration.zero_level} sums the "
-                "parts before any replica has them; wanted zero_level 0, or gradients: mean"
-            )
         if configuration.offload.parameters:
             return (
                 f"{said} compares gradients on devices, and those of {configuration} are in their node's memory; "

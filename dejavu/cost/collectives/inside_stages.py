@@ -29,6 +29,11 @@ PER_STEP = {0: ("all_reduce",), 1: ("reduce_scatter", "all_gather"), 2: ("all_ga
 FORWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: (), 3: ("all_gather",)}
 BACKWARD: dict[int, tuple[str, ...]] = {0: (), 1: (), 2: ("reduce_scatter",), 3: ("all_gather", "reduce_scatter")}
 SUMS = ("all_reduce", "reduce_scatter")  # of gradients; what is gathered are weights
+# Where a rule compares the gradients: all to all replicas, or each replica's of a shard to the one that has it.
+COMPARED = {0: ("all_gather",), 1: ("all_to_all", "all_gather"), 2: ("all_gather",), 3: ()}
+COMPARED_BACKWARD = BACKWARD | {2: ("all_to_all",), 3: ("all_gather", "all_to_all")}
+AGREEMENTS = 2  # sums of some numbers over those who have parts: which gradients are finite, and what rules measure
+_SMALL_BYTES = 1.0  # of a message whose latency is all that counts
 Groups = tuple[tuple[int, ...], ...]
 
 _FITTED_SIZES = 6  # of messages, from one layer's to the whole model's
@@ -69,17 +74,17 @@ class StageCollectives:
             gradient_bytes: of a gradient, for each byte of its weight (`ForEachByte`).
         """
         groups = _strided_groups(configuration.tensor_parallel, configuration.num_devices, configuration.num_devices)
-        return sum(
-            self._seconds(
-                configuration.device_type,
-                name,
-                groups,
-                configuration.num_nodes,
-                configuration.devices_per_node,
-                size_bytes * (gradient_bytes if name in SUMS else 1.0),
-            )
-            for name in names
-        )
+        kind, mesh = configuration.device_type, (configuration.num_nodes, configuration.devices_per_node)
+        # Of what everybody sends to everybody, the size is that of all devices' together.
+        times = dict.fromkeys(SUMS, gradient_bytes) | {"all_to_all": configuration.data_parallel * gradient_bytes}
+        return sum(self._seconds(kind, name, groups, *mesh, size_bytes * times.get(name, 1.0)) for name in names)
+
+    def agreeing_seconds(self, configuration: StageConfiguration) -> float:
+        """Price how replicas come to one judgement of gradients of which each device has parts, once a step."""
+        over_shards = AGREEMENTS * self.tensor_seconds(configuration, [_SMALL_BYTES])
+        if not configuration.zero_level:
+            return over_shards
+        return over_shards + AGREEMENTS * self.data_seconds(configuration, ("all_reduce",), _SMALL_BYTES)
 
     def tied_seconds(self, device_type: str, size_bytes: float) -> float:
         """Price what the ends of a tied weight tell each other once a step, over the slowest link of this type.
@@ -111,15 +116,20 @@ class StageCollectives:
         Args:
             sizes_bytes: of single layers on one device.
             gradient_bytes: as for `data_seconds`.
-            gathers: the replicas gather all gradients, in place of the sum; a rule compares them when all are there.
+            gathers: a rule compares the replicas' gradients when all are there, in place of the sum.
         """
-        names = PER_STEP[configuration.zero_level] if configuration.data_parallel > 1 else ()
-        if gathers and names:  # a gather's size is that of what each has in the end
+        level = configuration.zero_level
+        names = (COMPARED if gathers else PER_STEP)[level] if configuration.data_parallel > 1 else ()
+        if gathers and level == 0 and names:  # a gather's size is that of what each has in the end
             in_all = configuration.data_parallel * gradient_bytes
-            latency, per_byte = self._line(configuration, ("all_gather",), [in_all * size for size in sizes_bytes], 1.0)
+            latency, per_byte = self._line(configuration, names, [in_all * size for size in sizes_bytes], 1.0)
             return (StepLine(latency, per_byte * in_all, hides=False),)
         return tuple(
-            StepLine(*self._line(configuration, (name,), sizes_bytes, gradient_bytes), is_before=name not in SUMS)
+            StepLine(
+                *self._line(configuration, (name,), sizes_bytes, gradient_bytes),
+                is_before=name == "all_gather",
+                hides=name != "all_to_all",
+            )
             for name in names
         )
 

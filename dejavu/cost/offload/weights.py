@@ -1,13 +1,16 @@
 """Weights in the node's memory, fetched for each pass of a layer; gradients that go there and add up.
 
 A microbatch takes three copies of a layer's weights: going forward, going backward (with recomputation before it, which
-leaves them there), and its gradient out (ZeRO-Infinity, Rajbhandari et al., SC 2021). Not all weights are wanted going
-backward: an embedding's are not, and are counted. The stream that computes copies, so nothing overlaps.
+leaves them there), and its gradient out (ZeRO-Infinity, Rajbhandari et al., SC 2021). Of a backward pass in two parts
+each part wants the weights. Not all weights are wanted going backward: an embedding's are not, and are counted. The
+stream that computes copies, so nothing overlaps.
 
 Shape suffix: L = layers.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from dejavu.cluster import HostMemory
 from dejavu.cost.memory import ForEachByte
@@ -17,8 +20,17 @@ from dejavu.workload import OptimizerSettings
 _ADDED = 3  # tensors that adding a gradient to a sum reads and writes
 
 
-def fetching_seconds(weights_bytes_L: Floats, optimizer: OptimizerSettings, host: HostMemory) -> tuple[Floats, Floats]:
-    """Return how much longer each layer's forward and backward pass of a microbatch takes.
+class Fetching(NamedTuple):
+    """How much longer each layer's passes of a microbatch take: a whole backward pass, and its two parts."""
+
+    forward_L: Floats
+    backward_L: Floats
+    backward_input_L: Floats
+    backward_weight_L: Floats
+
+
+def fetching_seconds(weights_bytes_L: Floats, optimizer: OptimizerSettings, host: HostMemory) -> Fetching:
+    """Return how much longer each layer's passes of a microbatch take.
 
     The node's processors cast the gradient where there are masters, and add it to those of the microbatches before.
 
@@ -29,7 +41,8 @@ def fetching_seconds(weights_bytes_L: Floats, optimizer: OptimizerSettings, host
     copied = weights_bytes_L / host.bytes_per_second
     wide = ForEachByte.of(optimizer).gradient_bytes
     moved = _ADDED * wide + (1.0 + wide if optimizer.master_weights else 0.0)
-    return copied, 2 * copied + weights_bytes_L * moved / host.update_bytes_per_second
+    last = 2 * copied + weights_bytes_L * moved / host.update_bytes_per_second
+    return Fetching(copied, last, copied, last)
 
 
 def summing_seconds(weights_bytes_L: Floats, optimizer: OptimizerSettings, host: HostMemory) -> Floats:

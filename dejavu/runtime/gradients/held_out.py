@@ -6,6 +6,8 @@ import torch
 
 from dejavu.graphs.graph import DTYPES
 from dejavu.runtime.batches.held_out import held_out_examples
+from dejavu.runtime.gradients.sharded import ShardedGradients
+from dejavu.runtime.state import local_of
 from dejavu.runtime.training import Layers
 from dejavu.workload import Workload
 from dejavu.workload.models import model_of
@@ -17,17 +19,21 @@ class HeldOutGradient:
     Every replica that has the same weights computes the same. Without dropout, and with a batch norm's kept statistics.
 
     Args:
-        module: the whole model, whole on this device.
+        module: the whole model.
+        sharded: over the replicas, of which each gets its own shard of the gradient; None: whole on this device.
     """
 
-    def __init__(self, workload: Workload, module: Layers, device: torch.device) -> None:
+    def __init__(
+        self, workload: Workload, module: Layers, device: torch.device, sharded: ShardedGradients | None = None
+    ) -> None:
+        self._sharded = sharded
         self._workload, self._module, self._device = workload, module, device
         self._loss, self._every = model_of(workload).loss, workload.gradients.held_out_every
         self._examples: tuple[torch.Tensor, torch.Tensor] | None = None
         self._known: tuple[int, torch.Tensor] | None = None
 
     def __call__(self, step: int) -> torch.Tensor:
-        """Return the gradient of a step, all weights' one after another: (P,)."""
+        """Return the gradient of a step, all weights' one after another, or this rank's shards of them: (P,)."""
         turn = step // self._every
         if self._known is None or self._known[0] != turn:
             self._known = turn, self._computed(turn)
@@ -48,6 +54,8 @@ class HeldOutGradient:
                 part.training = False
             with torch.enable_grad():
                 loss = self._loss(self._module(inputs[rows]), targets[rows])
+                if self._sharded is not None:
+                    return self._sharded.alone(loss.float(), local_of(weights[0]))
                 found = torch.autograd.grad(loss.float(), weights)
         finally:
             for part in trained:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -32,6 +34,7 @@ class Tally:
     Attributes:
         num_far: in how many steps it was far off, or not finite.
         is_named: it was suspected far more often than that in some window, or was far off several times.
+        ratios: in the last steps in which it was suspected, its suspicion over the replicas' median.
     """
 
     watched_steps: int = 0
@@ -41,7 +44,7 @@ class Tally:
     first_step: int = -1
     last_step: int = -1
     is_named: bool = False
-    ratios: list[float] = field(default_factory=list)
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _window: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
 
     def add(self, step: int, *, suspected: bool, ratio: float, probability: float) -> None:
@@ -65,6 +68,15 @@ class Tally:
         self.is_named |= (
             self.num_far >= FAR_STEPS or chance_of(sum(self._window), len(self._window), probability) < CHANCE
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "ratios": list(self.ratios), "_window": list(self._window)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Tally:
+        """Read what `to_dict` gave."""
+        ratios, window = (deque(data[name], maxlen=WINDOW_STEPS) for name in ("ratios", "_window"))
+        return cls(**{**data, "ratios": ratios, "_window": window})
 
 
 class Watch:

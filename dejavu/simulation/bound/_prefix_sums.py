@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.plans.priced_problem import USUAL_PARTS, PassCost, PricedProblem
+from dejavu.plans.priced_problem import PassCost, PricedProblem
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.simulation._action_table import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PER_STEP, Integers
 
@@ -93,17 +93,10 @@ def bound_problem(priced: PricedProblem, best_seconds: float) -> BoundProblem:
     C, L = len(problem.configurations), problem.num_layers
     types = list(problem.device_counts)
     type_C = np.array([types.index(configuration.device_type) for configuration in problem.configurations])
-    backward_CL = priced.backward_seconds_CL
-    parts_TL2 = np.empty((len(types), L, 2))
-    parts_TL2[:] = USUAL_PARTS
-    for t, name in enumerate(types):
-        if name in priced.backward_parts_L2:
-            parts_TL2[t] = priced.backward_parts_L2[name]
     seconds_5CL = np.zeros((5, C, L))
-    seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, backward_CL
-    with np.errstate(invalid="ignore"):  # a share of nothing of what cannot run: 0 × inf
-        seconds_5CL[BACKWARD_INPUT] = backward_CL * parts_TL2[type_C, :, 0]
-        seconds_5CL[BACKWARD_WEIGHT] = backward_CL * parts_TL2[type_C, :, 1]
+    seconds_5CL[FORWARD], seconds_5CL[BACKWARD] = priced.forward_seconds_CL, priced.backward_seconds_CL
+    seconds_5CL[BACKWARD_INPUT] = priced.parts_seconds_CL2[:, :, 0]
+    seconds_5CL[BACKWARD_WEIGHT] = priced.parts_seconds_CL2[:, :, 1]
     per_step_C = np.zeros(C)
     if isinstance(problem.costs, AdditiveCosts):
         seconds_5CL[PER_STEP], per_step_C = problem.costs.per_step_seconds_CL, problem.costs.per_step_latency_seconds_C

@@ -88,7 +88,8 @@ def combine(
         add_up: adds up what was measured over the devices that hold other columns of the same replicas.
         held_out_P: the gradient of held-out examples, which `Zeno` compares with; None: the sum by trust.
     """
-    finite_N = finite_rows(gradients_NP)
+    # A gradient with garbage in any part counts as such in all of them.
+    finite_N = add_up((~finite_rows(gradients_NP)).double()) == 0
     usable_NP = gradients_NP if bool(finite_N.all()) else torch.where(finite_N[:, None], gradients_NP, 0.0)
     blocks = [block for part in parts for block in _blocks(part)]
     by_section: list[torch.Tensor | None] = [None] * len(trust_SN)

@@ -1,0 +1,138 @@
+"""All replicas' gradients of one's own shard, in place of their sum: what a rule compares under ZeRO.
+
+Torch's FSDP reduces a layer's gradients by a reduce-scatter. Here an all-to-all of as many bytes takes its place:
+every rank receives its shard of each replica's gradient, as many numbers as one whole gradient has. What rules measure
+adds up over parts, so it is summed over the ranks.
+
+Shape suffixes: N = replicas, S = numbers of this rank's shard of a stage's gradient, padded as FSDP pads it,
+P = numbers of a replica's gradient on one device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+
+class Place(NamedTuple):
+    """Where a weight's gradient is among the columns of all.
+
+    Attributes:
+        numel: of the weight, before it is sharded over the replicas.
+    """
+
+    name: str
+    weight: nn.Parameter
+    columns: slice
+    numel: int
+
+
+class ShardedGradients:
+    """Receives the replicas' gradients of this rank's shards, of one step.
+
+    At ZeRO level 1 they come once a step, at 2 and 3 in every microbatch, and add up.
+
+    Args:
+        module: whose layers are sharded by FSDP over the group.
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        self._module, self._group = module, group
+        self.num_replicas = dist.get_world_size(group)
+        self._rows_NS: torch.Tensor | None = None
+        self._own_S: torch.Tensor | None = None  # what is computed alone, while it is
+        self._groups: list[tuple[int, list[Any]]] = []  # FSDP's of weights, with their first columns
+        self.width = 0
+        for layer in module.modules():
+            if not isinstance(layer, FSDPModule):
+                continue
+            for group_of_layer in layer._get_fsdp_state()._fsdp_param_groups:
+                weights = [one for one in group_of_layer.fsdp_params if one.sharded_param.requires_grad]
+                self._groups.append((self.width, weights))
+                layer.set_custom_reduce_scatter(_Receiver(self, self.width))
+                self.width += sum(one.padded_sharded_param_size.numel() for one in weights)
+
+    def places(self) -> list[Place]:
+        """Return the weights that have gradients, in the order of their columns, after FSDP has passed them on."""
+        names = {weight: name for name, weight in self._module.named_parameters()}
+        found = list[Place]()
+        for first, weights in self._groups:
+            start = first
+            for one in weights:
+                if one.sharded_param.grad is None:
+                    continue
+                stop = start + one.padded_sharded_param_size.numel()
+                weight = one.sharded_param
+                found.append(Place(names[weight], weight, slice(start, stop), math.prod(one._orig_size)))
+                start = stop
+        return found
+
+    def receive(self, first: int, sent: torch.Tensor) -> None:
+        """Send each replica its shard of a layer's gradient, and add what the replicas sent to this rank's rows.
+
+        Args:
+            first: of the layer's columns.
+            sent: the shards one after another.
+        """
+        width = sent.numel() // self.num_replicas
+        if self._own_S is not None:
+            self._own_S[first : first + width] += sent.view(self.num_replicas, width)[dist.get_rank(self._group)]
+            return
+        arrived = torch.empty_like(sent)
+        dist.all_to_all_single(arrived, sent, group=self._group)
+        if self._rows_NS is None:
+            self._rows_NS = sent.new_zeros(self.num_replicas, self.width)
+        self._rows_NS[:, first : first + width] += arrived.view(self.num_replicas, width)
+
+    def take(self) -> torch.Tensor | None:
+        """Return the step's rows, (N, S) in the group's order, and forget them; None: no weight has a gradient."""
+        rows_NS, self._rows_NS = self._rows_NS, None
+        return rows_NS
+
+    def alone(self, loss: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of the gradient of a loss, of which no other replica is told: (S,)."""
+        self._own_S = like.new_zeros(self.width)
+        try:
+            loss.backward()
+            return self._own_S
+        finally:
+            self._own_S = None
+
+    def spoil(self, rows_NS: torch.Tensor, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace each replica's gradient by what a drill makes of it. Every replica calls it together.
+
+        Each gets its own gradient back, whole and in the order of the weights, and sends it anew.
+        """
+        own_NS = torch.empty_like(rows_NS)
+        dist.all_to_all_single(own_NS, rows_NS, group=self._group)
+        order = {name: number for number, (name, _) in enumerate(self._module.named_parameters())}
+        places = sorted(self.places(), key=lambda place: order[place.name])
+        whole_P = torch.cat([own_NS[:, one.columns].flatten()[: one.numel] for one in places])
+        parts = spoil(whole_P).split([one.numel for one in places])
+        for place, part in zip(places, parts, strict=True):
+            columns = own_NS[:, place.columns]
+            padded = part.new_zeros(columns.numel())
+            padded[: place.numel] = part
+            columns.copy_(padded.view_as(columns))
+        dist.all_to_all_single(rows_NS, own_NS, group=self._group)
+
+
+class _Receiver(ReduceScatter):
+    """What FSDP calls in place of a reduce-scatter of some weights' gradients."""
+
+    def __init__(self, sharded: ShardedGradients, first: int) -> None:
+        self._sharded, self._first = sharded, first
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        output_tensor.zero_()  # FSDP adds it to the gradient, which `ReplicaGradients` sets when all has come
+        self._sharded.receive(self._first, input_tensor)
