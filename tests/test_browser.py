@@ -26,10 +26,10 @@ from tests.test_flow import project as project  # a fixture
 from tests.test_report import figures_of
 from tests.test_up import Up
 from tests.test_up import up as up  # a fixture
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.integration, needs_two_cores, needs_browser]
 WORKLOAD = "examples/workloads/small.yaml"
-SECONDS = 60  # at most, for a page to show what it should
 MODE = "workflowType=machine_learning"  # of MLflow's pages
 PARTS = ("initialize", "plan", "profile", "train")
 ARTIFACTS = {  # what each of the run's artifacts shows
@@ -72,8 +72,8 @@ def until(browser: Any, is_so: Callable[[], Any], what: str) -> Any:
     from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
     from selenium.webdriver.support.ui import WebDriverWait
 
-    wait = WebDriverWait(browser, SECONDS, 0.2, (NoSuchElementException, StaleElementReferenceException))
-    return wait.until(lambda _: is_so(), f"no {what} within {SECONDS} s on {browser.current_url}")
+    wait = WebDriverWait(browser, PATIENCE_SECONDS, 0.2, (NoSuchElementException, StaleElementReferenceException))
+    return wait.until(lambda _: is_so(), f"no {what} within {PATIENCE_SECONDS} s on {browser.current_url}")
 
 
 def text_of(browser: Any) -> str:

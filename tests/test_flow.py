@@ -31,6 +31,7 @@ from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
 from tasks.pricing import read_cluster
 from tests.launching import dask_workers, is_rank
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +93,7 @@ def write_workload(project: Path, **change: Any) -> Path:
     return path
 
 
-def command(project: Path, *words: str | Path, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+def command(project: Path, *words: str | Path, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in words],
         cwd=project,
@@ -286,7 +287,7 @@ class Watched:
             self.process.kill()
             self.process.wait()
 
-    def wait_for(self, text: str, timeout_seconds: float = 180.0) -> None:
+    def wait_for(self, text: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         self.poll(lambda: text in self.log.read_text(), timeout_seconds, text)
 
     def poll(self, is_true: Callable[[], bool], timeout_seconds: float, what: str) -> None:
@@ -323,7 +324,7 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
         run.wait_for("step 500 of")
         ranks = [child for child in run.children("dejavu.runtime.worker") if is_rank(child)]
         ranks[-1].send_signal(signal.SIGKILL)
-        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     assert "mine:make on this-machine" in run.log.read_text()
     parents, children = runs_of(project)
     assert parents[0].info.status == "FINISHED"
@@ -342,8 +343,8 @@ def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project
     with Watched(project, num_steps=4000, compare=False, trials=trials) as run:
         run.wait_for("step 20 of")
         run.process.send_signal(number)
-        assert run.process.wait(timeout=60) != 0
-    stop = time.monotonic() + 30
+        assert run.process.wait(timeout=PATIENCE_SECONDS) != 0
+    stop = time.monotonic() + PATIENCE_SECONDS
     while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
     assert not processes_of(project)
@@ -370,7 +371,7 @@ def test_a_cluster_file_that_is_edited_meanwhile_is_another_run_s(project: Path)
         file.write_text(after)
         run.wait_for("for flow 'plan'")
         file.write_text(f"{after}nonsense: {{")
-        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     found = runs_of(project)[0][0]
     assert found.data.tags["dejavu.cluster_fingerprint"] == expected.fingerprint
     client = client_of(project)

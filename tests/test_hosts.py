@@ -33,6 +33,7 @@ from dejavu.workload.models import layers_of
 from tests.changing import running_problem
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +45,7 @@ TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun wou
 def nothing_left_behind() -> Iterator[None]:
     """No process of a launch outlives it."""
     yield
-    psutil.wait_procs(runtime_processes(), timeout=20)
+    psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
     assert not runtime_processes()
 
 
@@ -272,8 +273,8 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.launch.launcher import launch
 
 where = {"scheduler_file": sys.argv[2]} if sys.argv[1] == "--scheduler-file" else {"address": sys.argv[2]}
-with Client(**where, timeout=60) as client:
-    client.wait_for_workers(2, timeout=60)
+with Client(**where, timeout=300) as client:
+    client.wait_for_workers(2, timeout=300)
     launch(TrainingJob.read(Path(sys.argv[3])), client)
 """
 
@@ -374,10 +375,11 @@ def test_a_cable_that_is_cut_is_named_and_nothing_goes_on(namespaces: dict[str, 
         try:
             wait_until(job.progress_path.exists, "no step was done")
             subprocess.run(["ip", "-n", namespaces["beta"], "link", "set", "cable", "down"], check=True)
-            assert launcher.wait(240) == 1
+            assert launcher.wait(PATIENCE_SECONDS) == 1
         finally:
             launcher.kill()
-        psutil.wait_procs(runtime_processes(), timeout=120)  # beta's agent ends when it sees no pulse of the launcher
+        # Beta's agent ends when it sees no pulse of the launcher.
+        psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
         assert not runtime_processes()
     assert "LaunchError: the Dask worker on beta" in said.read_text().splitlines()[-1]
 
@@ -388,8 +390,8 @@ from distributed import Client
 from dejavu.foundation.dask_workers import workers_of
 from dejavu.watching import try_links
 
-with Client(sys.argv[1], timeout=60) as client:
-    client.wait_for_workers(2, timeout=60)
+with Client(sys.argv[1], timeout=300) as client:
+    client.wait_for_workers(2, timeout=300)
     workers = {about["name"]: address for address, about in workers_of(client).items()}
     for _ in sys.stdin:
         print(json.dumps(try_links(client, workers)), flush=True)

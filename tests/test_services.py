@@ -23,9 +23,9 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import service_record, services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_SECONDS = 120
 FLOW = """
 import subprocess, sys, time
 from pathlib import Path
