@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,12 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
 
 from benchmarks._processes import processes_of
 from dejavu.cluster import load_cluster
 from dejavu.plans import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
+from flows.__main__ import _with_json_target, app
 from tasks.pricing import read_cluster
 from tests.launching import dask_workers, is_rank
 from tests.waiting import PATIENCE_SECONDS
@@ -103,6 +105,14 @@ def command(project: Path, *words: str | Path, timeout: float = PATIENCE_SECONDS
         timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
+
+
+def said(project: Path, *words: str) -> str:
+    """What the command prints; it runs in this process, which has imported all that it needs."""
+    with chdir(project):
+        done = CliRunner().invoke(app, _with_json_target([*words]))
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def client_of(project: Path) -> MlflowClient:
@@ -196,13 +206,13 @@ def check_model(project: Path, training: Run) -> None:
 
 def check_commands(project: Path, printed: str) -> None:
     """Check that the commands find what a run left, and that the note's command repeats it."""
-    listed = json.loads(command(project, "dejavu", "runs", "--json").stdout)
+    listed = json.loads(said(project, "runs", "--json"))
     assert [row["status"] for row in listed[:2]] == ["FINISHED"] * 2
-    found = command(project, "dejavu", "report", listed[0]["run_id"][:10]).stdout.strip()
+    found = said(project, "report", listed[0]["run_id"][:10]).strip()
     assert f"report: {found}" in printed.replace("\n", "")
     folder = Path(listed[0]["folder"]).relative_to(project)
-    assert command(project, "dejavu", "report", folder).stdout.strip() == found
-    compared = json.loads(command(project, "dejavu", "compare", "last", listed[1]["run_id"], "--json").stdout)
+    assert said(project, "report", str(folder)).strip() == found
+    compared = json.loads(said(project, "compare", "last", listed[1]["run_id"], "--json"))
     assert not any(row["differs"] for row in compared["parameters"].values())
     assert "schedule" in compared["plan"]
     note = client_of(project).get_run(listed[0]["run_id"]).data.tags["mlflow.note.content"]
@@ -339,8 +349,7 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
     ids=lambda number: number.name,
 )
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
-    trials = {"count": 2, "steps": 2, "default_draws": 0}
-    with Watched(project, num_steps=4000, compare=False, trials=trials) as run:
+    with Watched(project, num_steps=4000, compare=False, trials={"count": 0}) as run:
         run.wait_for("step 20 of")
         run.process.send_signal(number)
         assert run.process.wait(timeout=PATIENCE_SECONDS) != 0
