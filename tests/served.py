@@ -13,7 +13,8 @@ import psutil
 
 from flows import service_record
 from flows.prefect_api import connect
-from tests.test_flow import BIN, environment, free_port
+from tests.ports import free_port
+from tests.test_flow import BIN, environment
 from tests.waiting import PATIENCE_SECONDS
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -88,7 +89,7 @@ def dask_cluster(project: Path) -> Iterator[tuple[str, Callable[[str], subproces
     def worker(name: str) -> subprocess.Popen[bytes]:
         return start("worker", address, "--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard")
 
-    port = free_port()
+    port = str(free_port())
     address = f"tcp://127.0.0.1:{port}"
     start("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
     try:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from flows.__main__ import app
 from flows.launching import addresses_of
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference
+from tests.ports import free_port
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -50,11 +50,6 @@ def job_on(folder: Path, hosts: Iterable[str] = TWO_AND_ONE, group: str = "here"
 def _node(host: str) -> int:
     """The number of a node that the cluster file only counts."""
     return int(host.rpartition("-")[2]) if "-" in host else 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def environment() -> dict[str, str]:

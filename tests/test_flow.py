@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -82,11 +81,6 @@ def environment() -> dict[str, str]:
     """What a shell with the virtual environment active has, and nothing of Prefect's or MLflow's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW", "PYTEST"))}
     return {**kept, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return str(listening.getsockname()[1])
 
 
 def write_workload(project: Path, **change: Any) -> Path:

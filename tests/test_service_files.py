@@ -24,7 +24,8 @@ from dejavu.foundation.errors import InputError
 from dejavu.track import Tracker
 from flows import server_settings, service_record, services
 from flows.prefect_api import connect
-from tests.test_services import Project, eventually, free_port, make_project
+from tests.ports import free_port
+from tests.test_services import Project, eventually, make_project
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]

@@ -27,6 +27,7 @@ from mlflow.entities import Run
 from benchmarks._processes import processes_of
 from tests.browsing import browser as browser  # a fixture
 from tests.browsing import check_figures, click, close_assistant, page, shoot, text_of, until, wait_for
+from tests.ports import free_port
 from tests.served import FINAL, Up, dask_cluster, eventually
 from tests.test_flow import (
     WORKLOAD,
@@ -34,7 +35,6 @@ from tests.test_flow import (
     children_of,
     client_of,
     command,
-    free_port,
     needs_two_cores,
     plan_of,
     runs_of,
@@ -62,7 +62,7 @@ LONG = {**WORKLOAD, "num_steps": 3000, "compare": False, "trials": {"count": 0}}
 def up(project: Path) -> Iterator[Up]:
     (project / "examples" / "workloads").mkdir(parents=True)
     (project / SMALL).write_text(json.dumps({**WORKLOAD, "batch_size": 12}))
-    started = command(project, "dejavu", "up", "--prefect-port", free_port(), "--mlflow-port", free_port())
+    started = command(project, "dejavu", "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
     try:
         assert started.returncode == 0, started.stdout + started.stderr
         yield Up(project)
