@@ -32,7 +32,7 @@ from tests.test_models import ZOO
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-5  # of a loss, in float32; sums are taken in another order
 BFLOAT16_TOLERANCE = 2**-6  # the step between neighbours of a loss from 2 to 4 that is computed in bfloat16
-STEPS = 3  # the third has what the second left in the optimizer
+STEPS = 4
 
 GPT = Workload(
     model_options={"num_blocks": 6, "width": 32, "num_heads": 4},
@@ -53,6 +53,7 @@ DIGITS = GPT.model_copy(
     update={
         "model": "cnn",
         "model_options": {"num_blocks": 2, "width": 8},
+        "evaluate_every": 3,
         "data": "digits",
         "synthetic": None,
         "optimizer": OptimizerSettings(name="sgd", learning_rate=0.1, momentum=0.9),
