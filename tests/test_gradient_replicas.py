@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gradients.in_process import Replicated, train
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
-from benchmarks.pipeline.ranks import train_in_turn
+from benchmarks.pipeline.ranks import train_all
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_spreading
@@ -35,6 +35,7 @@ MLP = Workload(
     trials=TrialSettings(count=0),
 )
 Gradients = dict[str, Any]
+Losses = dict[str, list[tuple[float, ...]]]
 
 
 def with_rule(gradients: Gradients | str, **changes: Any) -> Workload:
@@ -56,47 +57,59 @@ RULES: dict[str, Gradients | str] = {
 }
 
 
+OF_FIVE = [*(with_rule(rule) for rule in RULES.values()), with_rule("suspicion", accumulate=2)]
+ALIKE = [
+    with_rule("mean", batch_size=12),
+    with_rule({"rule": "trimmed_mean", "num_suspected": 0}, batch_size=12),
+    with_rule({"rule": "suspicion", "num_suspected": 0, "alpha": 1e9}, batch_size=12),
+]
+GPT = Workload.model_validate(
+    {
+        **MLP.model_dump(),
+        "model": "gpt",
+        "model_options": {"num_blocks": 2, "width": 16, "num_heads": 2},
+        "data": "synthetic",
+        "synthetic": {"num_classes": 50},
+        "sequence_length": 8,
+        "batch_size": 12,
+        "gradients": {"rule": "suspicion", "alpha": 0.1},
+    }
+)
+WAYS = (one_device(3, 2), one_device(3, 2, sequence_parallel=True), one_device(3))
+
+
+@pytest.fixture(scope="module")
+def losses() -> Losses:
+    """What ranks find, all in one launch."""
+    jobs = {
+        "of five": [job(workload, one_device(5)) for workload in OF_FIVE],
+        "alike": [job(workload, one_device(3), one_device(3)) for workload in ALIKE],
+        "shards": [job_of(GPT, by_hand("1f1b", (0, 4), [way], 2), 4, DRAW) for way in WAYS],
+    }
+    trained = iter(train_all([one for own in jobs.values() for one in own]))
+    return {name: [next(trained).losses for _ in own] for name, own in jobs.items()}
+
+
 @pytest.mark.integration
-def test_ranks_train_as_one_process_that_applies_the_same_rule() -> None:
+def test_ranks_train_as_one_process_that_applies_the_same_rule(losses: Losses) -> None:
     """Five replicas of the whole model, with unequal shares of microbatches of 12 (of 6 in two runs)."""
-    workloads = [*(with_rule(rule) for rule in RULES.values()), with_rule("suspicion", accumulate=2)]
-    trained = train_in_turn([job(workload, one_device(5)) for workload in workloads])
-    for workload, found in zip(workloads, trained, strict=True):
+    for workload, found in zip(OF_FIVE, losses["of five"], strict=True):
         expected = train(Replicated(workload, 5), DRAW, workload.num_steps).losses
-        assert found.losses == pytest.approx(expected, abs=TOLERANCE), workload.gradients
+        assert found == pytest.approx(expected, abs=TOLERANCE), workload.gradients
 
 
 @pytest.mark.integration
-def test_where_nothing_is_left_out_the_losses_are_the_mean_s() -> None:
+def test_where_nothing_is_left_out_the_losses_are_the_mean_s(losses: Losses) -> None:
     """Two stages, three replicas each; of tensor-parallel shards both take part in each judgement."""
-    same = [
-        with_rule("mean", batch_size=12),
-        with_rule({"rule": "trimmed_mean", "num_suspected": 0}, batch_size=12),
-        with_rule({"rule": "suspicion", "num_suspected": 0, "alpha": 1e9}, batch_size=12),
-    ]
-    mean, *others = train_in_turn([job(workload, one_device(3), one_device(3)) for workload in same])
+    mean, *others = losses["alike"]
     for found in others:
-        assert found.losses == pytest.approx(mean.losses, abs=TOLERANCE)
+        assert found == pytest.approx(mean, abs=TOLERANCE)
 
 
 @pytest.mark.integration
-def test_shards_of_replicas_judge_alike() -> None:
+def test_shards_of_replicas_judge_alike(losses: Losses) -> None:
     """Three replicas of two tensor-parallel shards train as three of one device, to rounding."""
-    gpt = Workload.model_validate(
-        {
-            **MLP.model_dump(),
-            "model": "gpt",
-            "model_options": {"num_blocks": 2, "width": 16, "num_heads": 2},
-            "data": "synthetic",
-            "synthetic": {"num_classes": 50},
-            "sequence_length": 8,
-            "batch_size": 12,
-            "gradients": {"rule": "suspicion", "alpha": 0.1},
-        }
-    )
-    ways = [one_device(3, 2), one_device(3, 2, sequence_parallel=True), one_device(3)]
-    jobs = [job_of(gpt, by_hand("1f1b", (0, 4), [way], 2), 4, DRAW) for way in ways]
-    by_shards, by_sequence, whole = (one.losses for one in train_in_turn(jobs))
+    by_shards, by_sequence, whole = losses["shards"]
     assert by_shards == pytest.approx(whole, abs=TOLERANCE)
     assert by_sequence == pytest.approx(whole, abs=TOLERANCE)
 
