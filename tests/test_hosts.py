@@ -37,7 +37,6 @@ from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 180.0  # for a scheduler, a worker, or ranks to their first step, on a loaded machine
 TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
 
 
@@ -50,7 +49,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -129,7 +128,7 @@ def two_workers(
     for name in ("alpha", "beta"):
         if name not in running or running[name].poll() is not None:
             running[name] = start_worker(name)
-    client.wait_for_workers(2, timeout=START_SECONDS)
+    client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
     return running
 
 

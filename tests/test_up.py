@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -319,7 +320,10 @@ def test_a_run_cancelled_while_it_trains_leaves_nothing(up: Up) -> None:
 
 def test_a_training_survives_the_death_of_prefect_s_server(up: Up) -> None:
     """Fault 27: `dejavu up` starts the dead part alone, and the run ends as it would have."""
-    run = up.submit("dejavu/full", workload={**LONG, "num_steps": 1500})
+    shutil.copy(Path(__file__).with_name("patient.py"), up.project / "patient.py")
+    (up.project / "wait").touch()
+    workload = {**LONG, "model": "patient:Patient", "num_steps": 500}
+    run = up.submit("dejavu/full", workload=workload, microbatches=[4])
     eventually(lambda: is_training(up, run), "loss")
     worker = up.process("worker")
     for process in [up.process("prefect"), *up.process("prefect").children(recursive=True)]:
@@ -329,6 +333,7 @@ def test_a_training_survives_the_death_of_prefect_s_server(up: Up) -> None:
     assert "prefect" in again.stdout and "worker" not in again.stdout.partition(";")[0]
     assert up.process("worker") == worker
     assert up.state(run) == "RUNNING"
+    (up.project / "wait").unlink()
     assert up.end_of(run) == "COMPLETED", up.logs(run)
     assert {one["state"]["type"] for one in up.api.post("/flow_runs/filter", json={}).json()} <= FINAL
     parents, children = runs_of(up.project)
