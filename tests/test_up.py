@@ -322,7 +322,7 @@ def test_a_training_survives_the_death_of_prefect_s_server(up: Up) -> None:
     """Fault 27: `dejavu up` starts the dead part alone, and the run ends as it would have."""
     shutil.copy(Path(__file__).with_name("patient.py"), up.project / "patient.py")
     (up.project / "wait").touch()
-    workload = {**LONG, "model": "patient:Patient", "num_steps": 500}
+    workload = {**LONG, "model": "patient:Patient", "num_steps": 200}
     run = up.submit("dejavu/full", workload=workload, microbatches=[4])
     eventually(lambda: is_training(up, run), "loss")
     worker = up.process("worker")
