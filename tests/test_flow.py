@@ -347,7 +347,7 @@ def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project
         run.wait_for("step 20 of")
         run.process.send_signal(number)
         assert run.process.wait(timeout=PATIENCE_SECONDS) != 0
-    stop = time.monotonic() + PATIENCE_SECONDS
+    stop = time.monotonic() + 30  # far less than its steps would take: what goes on is no end
     while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
     assert not processes_of(project)
