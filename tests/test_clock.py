@@ -17,6 +17,7 @@ from dejavu.launch.training_lock import alone_in, holder_in
 from flows.processes import start
 from tests.test_flow import Watched, check_records, needs_two_cores
 from tests.test_flow import project as project  # a fixture
+from tests.waiting import PATIENCE_SECONDS
 
 MEASURED_BEFORE = True  # what these runs measure is no matter
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,6 +135,6 @@ def test_a_run_goes_on_while_its_clock_jumps(project: Path, clock: Path, jump: s
     with Watched(project, settings=moving(clock), compare=False) as run:
         run.wait_for("step 10 of")
         clock.write_text(jump)
-        assert run.process.wait(timeout=300) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     found = check_records(project).data.metrics
     assert 0 < found["measured_step_seconds"] < 60

@@ -30,6 +30,7 @@ from tasks.events import heard_by, tell
 from tests.conftest import TINY
 from tests.launching import job_of
 from tests.test_flow import measured_by_a_project
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -218,7 +219,7 @@ def test_a_run_tells_programs_everything_and_people_who_want_quiet_nothing(
         env={**kept, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

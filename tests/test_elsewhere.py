@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,8 @@ from flows.__main__ import app
 from flows.launching import addresses_of
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference
+from tests.ports import free_port
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
@@ -49,11 +50,6 @@ def job_on(folder: Path, hosts: Iterable[str] = TWO_AND_ONE, group: str = "here"
 def _node(host: str) -> int:
     """The number of a node that the cluster file only counts."""
     return int(host.rpartition("-")[2]) if "-" in host else 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def environment() -> dict[str, str]:
@@ -217,10 +213,10 @@ def test_the_script_trains_and_says_when_it_has(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["launch", job.folder, "--slurm", "--dry-run", "--interface", "lo"])
     assert said.exit_code == 0, said.output
     script, fake = Path(job.folder) / "train.sbatch", slurm_environment(tmp_path, 2)
-    done = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert largest_difference(TINY, result_of(job).losses) < TOLERANCE
-    again = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(["bash", str(script)], env=fake, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert again.returncode == 0 and "is complete" in again.stdout
     assert (tmp_path / "log").read_text().count("srun") == 1
 
@@ -241,7 +237,7 @@ def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(signal: str
         while done.poll() is None and not all(path.exists() for path in began):
             time.sleep(0.05)
         done.send_signal(getattr(Signals, f"SIG{signal}"))
-        assert done.wait(timeout=240) is not None, (tmp_path / "said").read_text()
+        assert done.wait(timeout=PATIENCE_SECONDS) is not None, (tmp_path / "said").read_text()
     log = (tmp_path / "log").read_text()
     assert ("scontrol requeue" in log) == (signal == "USR1")
     assert (done.returncode == 0) == (signal == "USR1") and log.count("srun") == 1

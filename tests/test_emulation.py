@@ -20,6 +20,7 @@ from dejavu.binding import Binding
 from dejavu.cluster import Device
 from tests.conftest import TINY
 from tests.launching import DRAW, TOLERANCE, largest_difference
+from tests.waiting import PATIENCE_SECONDS
 
 SHARE = 0.25
 HOSTS = ("alpha", "beta")
@@ -66,7 +67,7 @@ def test_a_quota_gives_its_share_of_a_core(quota: Path) -> None:
     """By the periods that passed while the process wanted to run, however busy the machine is."""
     child = subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, text=True)
     enter(quota, child.pid)
-    child.communicate("\n", timeout=60)
+    child.communicate("\n", timeout=PATIENCE_SECONDS)
     found = statistics(quota)
     period_seconds = emulation.PERIOD_MICROSECONDS / 1e6
     assert found["nr_throttled"] > 0
@@ -104,7 +105,7 @@ def test_ranks_on_two_hosts_train_one_job_after_another(namespaces: dict[str, st
         for bounds, hosts in (((0, 2, 5), HOSTS), ((0, 1, 5), HOSTS[::-1]), ((0, 5), HOSTS[1:]))
     ]
     workload = TINY.model_copy(update={"num_steps": 4})
-    for trained in train_in_turn(jobs, 120.0, Emulation(namespaces=namespaces)):
+    for trained in train_in_turn(jobs, PATIENCE_SECONDS, Emulation(namespaces=namespaces)):
         assert largest_difference(workload, trained.losses) < TOLERANCE
 
 

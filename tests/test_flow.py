@@ -8,12 +8,11 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,14 +22,17 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
 
 from benchmarks._processes import processes_of
 from dejavu.cluster import load_cluster
 from dejavu.plans import Plan
 from dejavu.track import sweep_killed
 from dejavu.trials import TrialError
+from flows.__main__ import _with_json_target, app
 from tasks.pricing import read_cluster
 from tests.launching import dask_workers, is_rank
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,18 +83,13 @@ def environment() -> dict[str, str]:
     return {**kept, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return str(listening.getsockname()[1])
-
-
 def write_workload(project: Path, **change: Any) -> Path:
     path = project / f"workload-{time.time_ns()}.yaml"
     path.write_text(json.dumps({**WORKLOAD, **change}))  # JSON is YAML
     return path
 
 
-def command(project: Path, *words: str | Path, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
+def command(project: Path, *words: str | Path, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in words],
         cwd=project,
@@ -102,6 +99,14 @@ def command(project: Path, *words: str | Path, timeout: float = 240.0) -> subpro
         timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
+
+
+def said(project: Path, *words: str) -> str:
+    """What the command prints; it runs in this process, which has imported all that it needs."""
+    with chdir(project):
+        done = CliRunner().invoke(app, _with_json_target([*words]))
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def client_of(project: Path) -> MlflowClient:
@@ -195,13 +200,13 @@ def check_model(project: Path, training: Run) -> None:
 
 def check_commands(project: Path, printed: str) -> None:
     """Check that the commands find what a run left, and that the note's command repeats it."""
-    listed = json.loads(command(project, "dejavu", "runs", "--json").stdout)
+    listed = json.loads(said(project, "runs", "--json"))
     assert [row["status"] for row in listed[:2]] == ["FINISHED"] * 2
-    found = command(project, "dejavu", "report", listed[0]["run_id"][:10]).stdout.strip()
+    found = said(project, "report", listed[0]["run_id"][:10]).strip()
     assert f"report: {found}" in printed.replace("\n", "")
     folder = Path(listed[0]["folder"]).relative_to(project)
-    assert command(project, "dejavu", "report", folder).stdout.strip() == found
-    compared = json.loads(command(project, "dejavu", "compare", "last", listed[1]["run_id"], "--json").stdout)
+    assert said(project, "report", str(folder)).strip() == found
+    compared = json.loads(said(project, "compare", "last", listed[1]["run_id"], "--json"))
     assert not any(row["differs"] for row in compared["parameters"].values())
     assert "schedule" in compared["plan"]
     note = client_of(project).get_run(listed[0]["run_id"]).data.tags["mlflow.note.content"]
@@ -286,7 +291,7 @@ class Watched:
             self.process.kill()
             self.process.wait()
 
-    def wait_for(self, text: str, timeout_seconds: float = 180.0) -> None:
+    def wait_for(self, text: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         self.poll(lambda: text in self.log.read_text(), timeout_seconds, text)
 
     def poll(self, is_true: Callable[[], bool], timeout_seconds: float, what: str) -> None:
@@ -323,7 +328,7 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
         run.wait_for("step 500 of")
         ranks = [child for child in run.children("dejavu.runtime.worker") if is_rank(child)]
         ranks[-1].send_signal(signal.SIGKILL)
-        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     assert "mine:make on this-machine" in run.log.read_text()
     parents, children = runs_of(project)
     assert parents[0].info.status == "FINISHED"
@@ -338,12 +343,11 @@ def test_a_killed_worker_and_a_killed_rank_do_not_stop_the_flow_of_a_model_of_on
     ids=lambda number: number.name,
 )
 def test_a_flow_that_is_killed_takes_all_with_it_and_is_not_left_running(project: Path, number: signal.Signals) -> None:
-    trials = {"count": 2, "steps": 2, "default_draws": 0}
-    with Watched(project, num_steps=4000, compare=False, trials=trials) as run:
+    with Watched(project, num_steps=4000, compare=False, trials={"count": 0}) as run:
         run.wait_for("step 20 of")
         run.process.send_signal(number)
-        assert run.process.wait(timeout=60) != 0
-    stop = time.monotonic() + 30
+        assert run.process.wait(timeout=PATIENCE_SECONDS) != 0
+    stop = time.monotonic() + 30  # far less than its steps would take: what goes on is no end
     while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
     assert not processes_of(project)
@@ -370,7 +374,7 @@ def test_a_cluster_file_that_is_edited_meanwhile_is_another_run_s(project: Path)
         file.write_text(after)
         run.wait_for("for flow 'plan'")
         file.write_text(f"{after}nonsense: {{")
-        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     found = runs_of(project)[0][0]
     assert found.data.tags["dejavu.cluster_fingerprint"] == expected.fingerprint
     client = client_of(project)

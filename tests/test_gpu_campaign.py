@@ -194,7 +194,7 @@ def test_ranks_that_share_a_device_have_the_same_losses(monkeypatch: pytest.Monk
     )
     monkeypatch.setenv(SHARE_GPUS, "1")
     job = job_of(workload, by_hand("zbv", even_bounds(4, 4), [one_device()] * 2, 4), 3)
-    (shared,) = train_in_turn([job], 240.0)
+    (shared,) = train_in_turn([job])
     assert shared.losses == pytest.approx(train_single(workload, Draw(), range(3)), abs=1e-5)
 
 

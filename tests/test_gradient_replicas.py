@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gradients.in_process import Replicated, train
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
-from benchmarks.pipeline.ranks import train_in_turn
+from benchmarks.pipeline.ranks import train_all
 from dejavu.init import Draw
 from dejavu.launch.launcher import LaunchError, launch
 from dejavu.launch.preflight import check_spreading
@@ -42,6 +42,7 @@ MLP = Workload(
     trials=TrialSettings(count=0),
 )
 Gradients = dict[str, Any]
+Losses = dict[str, list[tuple[float, ...]]]
 
 
 def with_rule(gradients: Gradients | str, **changes: Any) -> Workload:
@@ -78,54 +79,69 @@ def test_ranks_train_as_one_process_that_applies_the_same_rule(monkeypatch: pyte
     cases = [(with_rule(rule), level) for rule in RULES.values() for level in (0, 1)]
     cases += [(with_rule(rule), level) for rule, level in (("median", 2), (RULES["zeno"], 2), ("suspicion", 3))]
     cases += [(with_rule("suspicion", accumulate=2), level) for level in (0, 1, 2)]
-    trained = train_in_turn([job(workload, one_device(5, zero_level=level)) for workload, level in cases])
-    whole: dict[str, TrainingResult] = {}
+    trained = train_all([job(workload, one_device(5, zero_level=level)) for workload, level in cases])
+    whole: dict[str, tuple[float, ...]] = {}
     for (workload, level), found in zip(cases, trained, strict=True):
         expected = train(Replicated(workload, 5, FAULTS), DRAW, workload.num_steps).losses
         about = (workload.gradients, level)
         assert found.losses == pytest.approx(expected, abs=TOLERANCE), about
-        twin = whole.setdefault(workload.model_dump_json(), found)
-        assert found.losses == pytest.approx(twin.losses, abs=SHARDED_TOLERANCE), about
+        twin = whole.setdefault(workload.model_dump_json(), found.losses)
+        assert found.losses == pytest.approx(twin, abs=SHARDED_TOLERANCE), about
+
+
+ALIKE = [
+    with_rule("mean", batch_size=12),
+    with_rule({"rule": "trimmed_mean", "num_suspected": 0}, batch_size=12),
+    with_rule({"rule": "suspicion", "num_suspected": 0, "alpha": 1e9}, batch_size=12),
+]
+GPT = Workload.model_validate(
+    {
+        **MLP.model_dump(),
+        "model": "gpt",
+        "model_options": {"num_blocks": 2, "width": 16, "num_heads": 2},
+        "data": "synthetic",
+        "synthetic": {"num_classes": 50},
+        "sequence_length": 8,
+        "batch_size": 12,
+        "gradients": {"rule": "suspicion", "alpha": 0.1},
+    }
+)
+WAYS = (
+    one_device(3),
+    *(one_device(3, 2, sequence_parallel=sp, zero_level=zero) for sp in (False, True) for zero in (0, 1, 2)),
+)
+
+
+@pytest.fixture(scope="module")
+def losses() -> Losses:
+    """What ranks find, all in one launch."""
+    jobs = {
+        "alike": [job(workload, one_device(3), one_device(3)) for workload in ALIKE],
+        "shards": [job_of(GPT, by_hand("1f1b", (0, 4), [way], 2), 4, DRAW) for way in WAYS],
+        # The weights' gradients in passes of their own; ZeRO 1 exchanges them after the last.
+        "in parts": [
+            job_of(GPT, by_hand("zbv", (0, 2, 4), [one_device(3, zero_level=zero)], 2), 4, DRAW) for zero in (0, 1)
+        ],
+    }
+    trained = iter(train_all([one for own in jobs.values() for one in own]))
+    return {name: [next(trained).losses for _ in own] for name, own in jobs.items()}
 
 
 @pytest.mark.integration
-def test_where_nothing_is_left_out_the_losses_are_the_mean_s() -> None:
+def test_where_nothing_is_left_out_the_losses_are_the_mean_s(losses: Losses) -> None:
     """Two stages, three replicas each; of tensor-parallel shards both take part in each judgement."""
-    same = [
-        with_rule("mean", batch_size=12),
-        with_rule({"rule": "trimmed_mean", "num_suspected": 0}, batch_size=12),
-        with_rule({"rule": "suspicion", "num_suspected": 0, "alpha": 1e9}, batch_size=12),
-    ]
-    mean, *others = train_in_turn([job(workload, one_device(3), one_device(3)) for workload in same])
+    mean, *others = losses["alike"]
     for found in others:
-        assert found.losses == pytest.approx(mean.losses, abs=TOLERANCE)
+        assert found == pytest.approx(mean, abs=TOLERANCE)
 
 
 @pytest.mark.integration
-def test_shards_of_replicas_judge_alike() -> None:
+def test_shards_of_replicas_judge_alike(losses: Losses) -> None:
     """Three replicas of two tensor-parallel shards train as three of one device, to rounding; so under ZeRO."""
-    gpt = Workload.model_validate(
-        {
-            **MLP.model_dump(),
-            "model": "gpt",
-            "model_options": {"num_blocks": 2, "width": 16, "num_heads": 2},
-            "data": "synthetic",
-            "synthetic": {"num_classes": 50},
-            "sequence_length": 8,
-            "batch_size": 12,
-            "gradients": {"rule": "suspicion", "alpha": 0.1},
-        }
-    )
-    ways = [
-        one_device(3),
-        *(one_device(3, 2, sequence_parallel=sp, zero_level=zero) for sp in (False, True) for zero in (0, 1, 2)),
-    ]
-    jobs = [job_of(gpt, by_hand("1f1b", (0, 4), [way], 2), 4, DRAW) for way in ways]
-    # The weights' gradients in passes of their own; ZeRO 1 exchanges them after the last.
-    jobs += [job_of(gpt, by_hand("zbv", (0, 2, 4), [one_device(3, zero_level=zero)], 2), 4, DRAW) for zero in (0, 1)]
-    whole, *others, in_parts, in_sharded_parts = (one.losses for one in train_in_turn(jobs))
-    for number, losses in enumerate(others):
-        assert losses == pytest.approx(whole, abs=TOLERANCE), number
+    whole, *others = losses["shards"]
+    for number, found in enumerate(others):
+        assert found == pytest.approx(whole, abs=TOLERANCE), number
+    in_parts, in_sharded_parts = losses["in parts"]
     assert in_sharded_parts == pytest.approx(in_parts, abs=SHARDED_TOLERANCE)  # its two stages judge by themselves
 
 
@@ -144,7 +160,7 @@ def test_a_faulty_replica_is_outvoted_and_named_also_after_a_restart(
     rule = {"rule": "suspicion", "alpha": 0.2}
     workload = with_rule(rule, num_steps=40, batch_size=12, checkpoint_every=10)
     asked = replace(job(workload, one_device(3), one_device(3, zero_level=1)), folder=str(tmp_path))
-    (unbroken,) = train_in_turn([asked])
+    (unbroken,) = train_all([asked])
     trained = launch(asked, on_step=once(lambda: ranks()[1].kill(), 20))
     assert trained.restarts == 1 and trained.resumed_from_step in (10, 20, 30)
     assert trained.losses == tuple(unbroken.losses)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dejavu.foundation.processes.homes import Homes
+from tests.waiting import PATIENCE_SECONDS
 
 
 @dataclass
@@ -110,7 +111,7 @@ def test_homes_end_with_the_process_that_forked_them(number: signal.Signals) -> 
         assert len(pids) == 2 and all(map(psutil.pid_exists, pids))
         program.send_signal(number)
         program.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(psutil.pid_exists, pids))

@@ -33,10 +33,10 @@ from dejavu.workload.models import layers_of
 from tests.changing import running_problem
 from tests.conftest import TINY
 from tests.launching import TOLERANCE, job_of, largest_difference, once, ranks, runtime_processes
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 180.0  # for a scheduler, a worker, or ranks to their first step, on a loaded machine
 TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun would number them otherwise
 
 
@@ -44,12 +44,12 @@ TWO_AND_ONE = ("alpha", "beta", "alpha")  # hosts of ranks 0, 1, 2: torchrun wou
 def nothing_left_behind() -> Iterator[None]:
     """No process of a launch outlives it."""
     yield
-    psutil.wait_procs(runtime_processes(), timeout=20)
+    psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
     assert not runtime_processes()
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -128,7 +128,7 @@ def two_workers(
     for name in ("alpha", "beta"):
         if name not in running or running[name].poll() is not None:
             running[name] = start_worker(name)
-    client.wait_for_workers(2, timeout=START_SECONDS)
+    client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
     return running
 
 
@@ -272,8 +272,8 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.launch.launcher import launch
 
 where = {"scheduler_file": sys.argv[2]} if sys.argv[1] == "--scheduler-file" else {"address": sys.argv[2]}
-with Client(**where, timeout=60) as client:
-    client.wait_for_workers(2, timeout=60)
+with Client(**where, timeout=300) as client:
+    client.wait_for_workers(2, timeout=300)
     launch(TrainingJob.read(Path(sys.argv[3])), client)
 """
 
@@ -374,10 +374,11 @@ def test_a_cable_that_is_cut_is_named_and_nothing_goes_on(namespaces: dict[str, 
         try:
             wait_until(job.progress_path.exists, "no step was done")
             subprocess.run(["ip", "-n", namespaces["beta"], "link", "set", "cable", "down"], check=True)
-            assert launcher.wait(240) == 1
+            assert launcher.wait(PATIENCE_SECONDS) == 1
         finally:
             launcher.kill()
-        psutil.wait_procs(runtime_processes(), timeout=120)  # beta's agent ends when it sees no pulse of the launcher
+        # Beta's agent ends when it sees no pulse of the launcher.
+        psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
         assert not runtime_processes()
     assert "LaunchError: the Dask worker on beta" in said.read_text().splitlines()[-1]
 
@@ -388,8 +389,8 @@ from distributed import Client
 from dejavu.foundation.dask_workers import workers_of
 from dejavu.watching import try_links
 
-with Client(sys.argv[1], timeout=60) as client:
-    client.wait_for_workers(2, timeout=60)
+with Client(sys.argv[1], timeout=300) as client:
+    client.wait_for_workers(2, timeout=300)
     workers = {about["name"]: address for address, about in workers_of(client).items()}
     for _ in sys.stdin:
         print(json.dumps(try_links(client, workers)), flush=True)

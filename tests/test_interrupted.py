@@ -14,6 +14,7 @@ from dejavu.launch.training_lock import holder_in
 from flows.endings import INTERRUPTED
 from tests.test_flow import Watched, command, needs_two_cores, runs_of
 from tests.test_flow import project as project  # a fixture
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.integration, needs_two_cores]
 MEASURED_BEFORE = True  # but for the run that is interrupted while it measures
@@ -25,13 +26,16 @@ PHASES = {  # what the log says when it has begun
     "training": "step 20 of",
 }
 IN_EVERY_TEST_RUN = ("starting", "measuring", "training")  # the others take as long, and end the same way
-SETTINGS = {"num_steps": 2000, "compare": False, "trials": {"count": 3, "steps": 4, "default_draws": 0}}
-NEW = {"measuring": {"sequence_length": 48}}  # what no other run has measured
+SETTINGS = {"num_steps": 2000, "compare": False, "trials": {"count": 0}}
+CHANGED = {  # what no other run has measured, and trials where these are interrupted
+    "measuring": {"sequence_length": 48},
+    "trials": {"trials": {"count": 3, "steps": 4, "default_draws": 0}},
+}
 
 
 def check_ended(project: Path, log: str) -> None:
     """Nothing is left: no process, no lock, no run that is called running; and nothing is shown but sentences."""
-    stop = time.monotonic() + 30
+    stop = time.monotonic() + 30  # far less than its steps would take: what goes on is no end
     while processes_of(project) and time.monotonic() < stop:
         time.sleep(0.1)
     assert not processes_of(project)
@@ -44,10 +48,10 @@ def check_ended(project: Path, log: str) -> None:
     "phase", [pytest.param(phase, marks=() if phase in IN_EVERY_TEST_RUN else pytest.mark.slow) for phase in PHASES]
 )
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(project: Path, phase: str) -> None:
-    with Watched(project, **SETTINGS, **NEW.get(phase, {})) as run:
+    with Watched(project, **(SETTINGS | CHANGED.get(phase, {}))) as run:
         run.wait_for(PHASES[phase])
         run.interrupt()
-        assert run.process.wait(timeout=60) == INTERRUPTED, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == INTERRUPTED, run.log.read_text()
     log = run.log.read_text()
     assert log.count("interrupted; what was measured, tried and saved is kept") == 1, log
     check_ended(project, log)
@@ -66,7 +70,7 @@ def test_the_line_that_goes_on_does(project: Path) -> None:
     with Watched(project, **SETTINGS) as run:
         run.wait_for("step 60 of")
         run.interrupt()
-        assert run.process.wait(timeout=60) == INTERRUPTED
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == INTERRUPTED
     line = shlex.split(run.log.read_text().strip().splitlines()[-1].partition(": ")[2])
     workload = run.workload.read_text().replace('"num_steps": 2000', '"num_steps": 80')
     run.workload.write_text(workload)
@@ -82,7 +86,7 @@ def test_a_second_interrupt_ends_at_once(project: Path, phase: str) -> None:
         run.interrupt()
         time.sleep(0.05)  # else the kernel makes one of both
         run.interrupt()
-        assert run.process.wait(timeout=60) == INTERRUPTED, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == INTERRUPTED, run.log.read_text()
     check_ended(project, run.log.read_text())
 
 
@@ -100,7 +104,7 @@ def test_a_run_goes_on_when_its_own_server_is_killed(project: Path, phases: tupl
             run.wait_for(PHASES[phase])
             (server,) = run.children("flows.temporary_server")
             server.kill()
-        assert run.process.wait(timeout=240) == 0, run.log.read_text()
+        assert run.process.wait(timeout=PATIENCE_SECONDS) == 0, run.log.read_text()
     log = run.log.read_text()
     assert log.count("Prefect's server has ended (-9) and is started again") == len(phases), log
     check_ended(project, log)

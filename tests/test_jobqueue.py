@@ -31,10 +31,10 @@ from dejavu.workload import Workload
 from flows.inputs import check_dask_address
 from flows.parameters import DaskWorkers
 from tests.conftest import TINY
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY_FILE = Path("tiny.yaml")
-END_SECONDS = 60.0  # for a worker to end, on a loaded machine
 CORES = """
 nodes: [{nodes}]
 links: {{default: {{bandwidth: 1 GB/s, latency: 100 us}}}}
@@ -99,7 +99,7 @@ class Slurm:
         return found
 
     def has_ended(self) -> bool:
-        _, left = psutil.wait_procs(self.processes(), timeout=END_SECONDS)
+        _, left = psutil.wait_procs(self.processes(), timeout=PATIENCE_SECONDS)
         return not left
 
 

@@ -31,6 +31,7 @@ from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 from tests.conftest import TINY
 from tests.launching import job_of, largest_difference, once, ranks, runtime_processes
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 TOLERANCE = 1e-4  # after hundreds of steps, in float32
@@ -137,7 +138,7 @@ def test_a_killed_agent_takes_its_ranks_with_it_and_the_next_launch_goes_on(long
     with pytest.raises(LaunchError, match="did not finish") as caught:
         launch(job, on_step=once(kill, 50))
     assert not isinstance(caught.value, RankError)
-    psutil.wait_procs(runtime_processes(), timeout=10)
+    psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
     assert not runtime_processes()
     assert not list(tmp_path.glob(".launch-*"))
     result = launch(job)

@@ -27,6 +27,7 @@ from dejavu.workload.models import layers_of
 from tests.changing import running_problem
 from tests.conftest import TINY
 from tests.launching import DRAW, TOLERANCE, largest_difference, once, ranks, runtime_processes
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 WORKLOAD = TINY.model_copy(update={"num_steps": 60, "checkpoint_every": 25, "replan": ReplanSettings(action="migrate")})
@@ -37,7 +38,7 @@ HOSTS = ("alpha", "beta", "gamma", "delta")
 def nothing_left_behind() -> Iterator[None]:
     """No process of a launch outlives it, nor what it kept in memory."""
     yield
-    psutil.wait_procs(runtime_processes(), timeout=20)
+    psutil.wait_procs(runtime_processes(), timeout=PATIENCE_SECONDS)
     assert not runtime_processes()
 
 
@@ -132,7 +133,7 @@ def test_a_host_that_comes_is_taken_in(tmp_path: Path) -> None:
     """It is there from the beginning, but the plan was made without it."""
     warm = WarmHosts(tmp_path)
     warm.add({"gamma": LocalHost()})
-    warm.wait({"gamma"}, 60)
+    warm.wait({"gamma"}, PATIENCE_SECONDS)
     long = WORKLOAD.model_copy(update={"num_steps": 200})
     result, decisions = train(
         bound((0, 2, 5), 1, 2), tmp_path, 3, lambda step, loss: None, hosts=warm, absent=("gamma",), workload=long

@@ -13,6 +13,7 @@ from benchmarks.orchestration.overhead import covered, seconds_by_kind
 from benchmarks.orchestration.soak import soak
 from flows.endings import without_waiting_for_heartbeats
 from tests.test_flow import needs_two_cores
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_GROWTH_BYTES = 8 * 2**20  # of all servers together, for each run: SQLite's page caches fill, and have a limit
@@ -58,7 +59,9 @@ def test_transactions_of_prefect_s_server_that_read_and_then_write_wait_for_each
 ) -> None:
     words = [sys.executable, "-c", TWO_THAT_READ_AND_WRITE, str(tmp_path / "kept.db"), begin]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path)}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     if begin == "immediately":
         assert done.stdout.strip() == "2", done.stderr
     else:  # or else our own beginning is no longer needed

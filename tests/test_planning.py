@@ -31,6 +31,7 @@ from dejavu.workload import Workload
 from flows.__main__ import _with_json_target
 from flows.inputs import read_what_if, whole_numbers
 from tests.conftest import draws
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOAD = {
@@ -297,7 +298,7 @@ def test_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows", "plan", "--cluster", str(folder / "cluster.yaml"), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
 
 
 def test_the_command_from_end_to_end(folder: Path) -> None:

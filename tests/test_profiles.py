@@ -34,6 +34,7 @@ from dejavu.profiles import (
     ProfileError,
     host_fingerprint,
 )
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 LAYER = Measurement(
@@ -471,7 +472,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 def output_of(process: subprocess.Popen[str]) -> str:
     try:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, errors

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._processes import processes_of
-from tests.test_flow import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import pytest
 
 from dejavu.report import page
 from tests.browsing import browser as browser  # a fixture
-from tests.browsing import check_figures, needs_browser
+from tests.browsing import check_figures
 from tests.test_report import Moved, figures_of, make_data
 
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
@@ -105,7 +105,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@needs_browser
 @pytest.mark.integration
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -124,7 +123,6 @@ def test_every_page_fits_its_window_and_draws_its_figures(
         assert "file:" in messages and not re.findall(r'"url":"((?:https?|wss?):[^"]*)"', messages), name
 
 
-@needs_browser
 @pytest.mark.integration
 def test_figures_follow_the_reader_from_light_to_dark(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
@@ -142,7 +140,6 @@ def test_figures_follow_the_reader_from_light_to_dark(browser: Any, pages: dict[
     WebDriverWait(browser, 20).until(lambda _: is_in("dark"))
 
 
-@needs_browser
 @pytest.mark.integration
 def test_the_page_works_in_a_frame_that_allows_scripts_alone(
     browser: Any, pages: dict[str, Path], tmp_path: Path
@@ -159,7 +156,6 @@ def test_the_page_works_in_a_frame_that_allows_scripts_alone(
     browser.switch_to.default_content()
 
 
-@needs_browser
 @pytest.mark.integration
 def test_a_bar_under_the_pointer_says_what_it_is(browser: Any, pages: dict[str, Path]) -> None:
     from selenium.webdriver import ActionChains

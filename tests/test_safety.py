@@ -27,6 +27,7 @@ from flows.processes import child_environment
 from flows.room import keep_private, open_to_others
 from tests.test_flow import BIN, command, environment, write_workload
 from tests.test_flow import project as project  # a fixture
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(path for folder in ("dejavu", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
@@ -265,7 +266,7 @@ def test_a_run_writes_no_secret_and_nothing_for_others(project: Path) -> None:
         env=environment() | canaries,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
         umask=0o022,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -24,7 +24,9 @@ from dejavu.foundation.errors import InputError
 from dejavu.track import Tracker
 from flows import server_settings, service_record, services
 from flows.prefect_api import connect
-from tests.test_services import Project, eventually, free_port, make_project
+from tests.ports import free_port
+from tests.test_services import Project, eventually, make_project
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -144,7 +146,7 @@ def test_in_the_foreground_what_ends_is_started_again_and_all_ends_with_it(tmp_p
     ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(tmp_path / "notify"))
-        told.settimeout(240)
+        told.settimeout(PATIENCE_SECONDS)
         foreground = typed(project, "up", "--foreground", *ports, NOTIFY_SOCKET=str(tmp_path / "notify"), **secret)
         try:
             assert told.recv(100) == b"READY=1"
@@ -261,7 +263,7 @@ def test_both_servers_keep_their_records_in_postgres(
 
         monkeypatch.delenv(server_settings.PREFECT_DATABASE)
         worker.kill()
-        psutil.wait_procs([worker], timeout=20)
+        psutil.wait_procs([worker], timeout=PATIENCE_SECONDS)
         with pytest.raises(InputError, match="started with DEJAVU_PREFECT_DATABASE_URL in the environment"):
             services.up(project.folder, say=project.said.append)
     finally:

@@ -23,9 +23,10 @@ from dejavu.foundation.processes.start import start_seconds
 from flows import service_record, services
 from flows.prefect_api import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from flows.processes import RecordedProcess, family, has_ended, is_free
+from tests.ports import free_port
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_SECONDS = 120
 FLOW = """
 import subprocess, sys, time
 from pathlib import Path
@@ -114,11 +115,6 @@ def make_project(folder: Path) -> Project:
     profile.write_text('active = "work"\n[profiles.work]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n')
     path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     return Project(project, {"PATH": path, "HOME": str(folder / "home")})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def eventually(is_so: Callable[[], bool], patience_seconds: float = PATIENCE_SECONDS) -> bool:

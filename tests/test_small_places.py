@@ -16,9 +16,10 @@ from dejavu.foundation.errors import DejavuError
 from flows import service_record, services
 from flows.doctor import checks
 from flows.endings import INPUT_ERROR
+from tests.ports import free_port
 from tests.test_endings import Remount
 from tests.test_endings import small_disk as small_disk  # a fixture
-from tests.test_services import free_port, make_project
+from tests.test_services import make_project
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.pipeline.plans import by_hand, even_bounds, job_of, one_device
-from benchmarks.pipeline.ranks import Trained, train_in_turn
+from benchmarks.pipeline.ranks import Trained, train_all
 from dejavu.cluster import load_cluster
 from dejavu.graphs.capture import capture
 from dejavu.init import SCHEMES, Draw
@@ -102,14 +102,15 @@ def cases() -> dict[str, TrainingJob]:
 CASES = cases()
 
 
-SHARED = [name for name in SPREADS if "replicas" not in name or "shards" in name]  # their weights are DTensors
+SLOW = dict.fromkeys(("shards", "zero_1", "zero_3"), pytest.mark.slow)  # their weights are DTensors, as others' are
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, Trained]:
-    order = [name for name in CASES if name not in SHARED]
-    order.sort(key=lambda name: -len(CASES[name].binding.placements))
-    return dict(zip(order, train_in_turn([CASES[name] for name in order]), strict=True))
+def trained(request: pytest.FixtureRequest) -> dict[str, Trained]:
+    """The cases that are asked for; those of shards in launches of their own, but for what has the most ranks."""
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in CASES if name in asked]
+    return dict(zip(names, train_all([CASES[name] for name in names]), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -118,21 +119,11 @@ def alone() -> list[float]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name in CASES if name not in SHARED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in CASES])
 def test_tied_ends_on_different_stages_train_as_one_matrix(
     name: str, trained: dict[str, Trained], alone: list[float]
 ) -> None:
     assert trained[name].losses == pytest.approx(alone, abs=TOLERANCE)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "shards_and_replicas" else pytest.mark.slow) for name in SHARED]
-)
-def test_ends_that_devices_share_train_as_one_matrix(name: str, alone: list[float]) -> None:
-    """In a launch of its own: torch remembers groups of devices by name beyond the end of the process group."""
-    (own,) = train_in_turn([CASES[name]])
-    assert own.losses == pytest.approx(alone, abs=TOLERANCE)
 
 
 def test_both_ends_are_priced_what_they_tell_each_other() -> None:

@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 
 from dejavu.track import Metric, Tracker, runs, sweep_killed, tracking_uri
 from dejavu.track.server import Server
+from tests.waiting import PATIENCE_SECONDS
 
 
 class TerminationSignal(Exception):
@@ -217,7 +218,7 @@ def test_processes_that_open_a_fresh_database_together(tmp_path):
             tracker.metric("loss", 1.0)
     """
     processes = [start(script, tmp_path, f"run-{n}", time.time() + 5) for n in range(3)]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=PATIENCE_SECONDS) for process in processes] == [0, 0, 0]
     found = all_runs(tmp_path)
     assert set(found) == {"run-0", "run-1", "run-2"}
     assert all(run.data.metrics == {"loss": 1.0} and run.info.status == "FINISHED" for run in found.values())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dejavu.launch.training_lock import BusyError, alone_in, holder_in
+from tests.waiting import PATIENCE_SECONDS
 
 HOLD = """
 import sys, time
@@ -23,7 +24,6 @@ with alone_in(Path(sys.argv[1]), "gpt on desk"):
     print("held", flush=True)
     sys.stdin.readline()
 """
-DEADLINE_SECONDS = 60.0
 
 
 @contextmanager
@@ -56,10 +56,10 @@ def test_the_second_is_told_who_trains(tmp_path: Path) -> None:
 def test_the_folder_is_free_however_its_holder_ends(tmp_path: Path, number: signal.Signals | None) -> None:
     with holding(tmp_path) as other:
         if number is None:
-            other.communicate("\n", timeout=DEADLINE_SECONDS)
+            other.communicate("\n", timeout=PATIENCE_SECONDS)
         else:
             other.send_signal(number)
-            other.wait(DEADLINE_SECONDS)
+            other.wait(PATIENCE_SECONDS)
         assert holder_in(tmp_path) is None
         with alone_in(tmp_path, "gpt"):
             found = holder_in(tmp_path)
@@ -77,7 +77,7 @@ def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
             other.kill()
 
         with alone_in(tmp_path, "x", wait=True, on_wait=on_wait):
-            assert other.poll() is not None or other.wait(DEADLINE_SECONDS)
+            assert other.poll() is not None or other.wait(PATIENCE_SECONDS)
     assert len(said) == 1 and f"waiting for gpt on desk (pid {other.pid}" in said[0]
 
 
@@ -117,7 +117,7 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
         if shutil.which("setpriv") is None:
             pytest.skip("there is no setpriv to give up root's rights with")
         words = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *words]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert "held" not in done.stdout
     said = done.stderr.strip().splitlines()[-1]
     assert f"{folder}/.dejavu cannot be written (Permission denied)" in said

@@ -41,6 +41,7 @@ from dejavu.trials.halving import LEAST_RUNG_STEPS, running_loss
 from dejavu.workload import OptimizerSettings, SyntheticSettings, TrialSettings, Workload
 from dejavu.workload.data.text import _read
 from tests.launching import dask_workers
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -148,8 +149,8 @@ def test_a_trial_that_raises_is_told_and_the_others_go_on(
 
 def test_a_deadline_is_hit_and_never_a_hang(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
     with pytest.raises(TrialError, match=r"of 2 trials were done when the deadline of 0\.5 s passed"):
-        run_trials(client, specs_of(tiny, 2, steps=5000), tmp_path, deadline_seconds=0.5)
-    stop = time.monotonic() + 10  # far less than the 5,000 steps would take: a trial that nobody wants any more stops
+        run_trials(client, specs_of(tiny, 2, steps=100_000), tmp_path, deadline_seconds=0.5)
+    stop = time.monotonic() + 120  # far less than the steps would take: a trial that nobody wants any more stops
     while any(names for _, names in client.run(executing).values()):
         assert time.monotonic() < stop
         time.sleep(0.05)
@@ -175,7 +176,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(tmp_path: Path
     killer.start()
     try:
         with local_client(1, tmp_path) as client:
-            assert client.submit(os.getpid).result(timeout=60) not in killed
+            assert client.submit(os.getpid).result(timeout=PATIENCE_SECONDS) not in killed
     finally:
         over.set()
         killer.join()
@@ -562,10 +563,10 @@ def test_a_gpu_error_does_not_poison_the_next_trial(client: distributed.Client, 
     results = run_trials(client, specs, tmp_path)
     assert "AcceleratorError: CUDA error: an illegal memory access" in results[0].failure and results[0].attempts == 1
     assert not any(result.failure for result in results[1:])
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
     assert len(before - set(client.run(os.getpid).values())) == 1
     assert run_trials(client, specs[:1], tmp_path)[0].attempts == 2  # it may have been the machine: another call tries
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
 
 
 def test_a_trial_out_of_memory_fails_alone(client: distributed.Client, tiny: Workload, tmp_path: Path) -> None:
@@ -576,7 +577,7 @@ def test_a_trial_out_of_memory_fails_alone(client: distributed.Client, tiny: Wor
     assert "died in each of 3 attempts" in results[1].failure and "a worker may take" in results[1].failure
     assert results[1].attempts == 3
     assert not any(result.failure for result in results[2:])
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
 
 
 def test_a_scheduler_that_dies_is_said_and_nothing_is_lost(
@@ -592,11 +593,11 @@ def test_a_scheduler_that_dies_is_said_and_nothing_is_lost(
     worker = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     specs = specs_of(tiny, 6, steps=20)
     try:
-        stop = time.monotonic() + 60
+        stop = time.monotonic() + PATIENCE_SECONDS
         while not address_file.exists() and time.monotonic() < stop:
             time.sleep(0.05)
         with client_of(json.loads(address_file.read_text())["address"]) as outer:
-            outer.wait_for_workers(1, timeout=60)
+            outer.wait_for_workers(1, timeout=PATIENCE_SECONDS)
             seen: list[TrialResult] = []
 
             def on_result(result: TrialResult) -> None:

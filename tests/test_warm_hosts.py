@@ -14,6 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dejavu.launch.warm import WarmHosts, hosts
 from dejavu.launch.warm.board import Board, End, Seat, Stop
+from tests.waiting import PATIENCE_SECONDS
 
 
 @dataclass
@@ -100,7 +101,7 @@ def test_time_in_which_the_launcher_did_not_look_is_no_silence(warm: WarmHosts) 
         acting["here"].silent.set()
         time.sleep(1.0)
         assert warm.alive() == {"here"}, "the first look after a pause says little"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while warm.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not warm.alive()

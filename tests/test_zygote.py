@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dejavu.launch.zygote import module_of
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = """
@@ -37,7 +38,7 @@ def agent(what: str) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         [sys.executable, "-c", f"{AGENT}{what}\nprint(json.dumps(found))"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         cwd=ROOT,
         env={**os.environ, "INHERITED": "yes", "PYTHONPATH": str(ROOT)},
     )

@@ -62,7 +62,7 @@ class StagePlace:
         microbatches_in_flight: how many the schedule lets the stage hold (`Schedule.in_flight`).
         num_microbatches: of one step, on this replica.
         is_first, is_last: whether there is no stage before, or after.
-        example_bytes: a step's inputs and targets, which the training loop gives to every stage.
+        example_bytes: a step's inputs and targets, which the training loop gives to the first stage and the last.
     """
 
     microbatches_in_flight: int
@@ -118,7 +118,7 @@ def stage_memory(
         gradient_bytes=each.gradient_bytes * _sharded(weights, shards[2]),
         optimizer_bytes=each.optimizer_bytes * sum(weights) / shards[1],
         activation_bytes=activations,
-        message_bytes=place.example_bytes + received + sent,
+        message_bytes=(place.example_bytes if place.is_first or place.is_last else 0.0) + received + sent,
         temporary_bytes=max(chain.worst_bytes() - waiting, step - activations - sent),
     )
 

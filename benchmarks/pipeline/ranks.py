@@ -81,20 +81,33 @@ class Trained:
 
 
 def train_all(jobs: Sequence[TrainingJob], *, only_undisturbed: bool = False) -> list[Trained]:
-    """Train every job from its first to its last step, those of as many ranks one after another in one launch.
+    """Train every job from its first to its last step, in as few launches as torch allows (see `train_in_turn`).
 
     Args:
-        only_undisturbed: steps count that nobody outside this machine disturbed; jobs end when they are enough.
+        only_undisturbed: steps count that nobody outside this machine disturbed; jobs end when they are enough. Those
+            of fewer ranks are then launched apart, so that none waits beside what is timed.
 
     Raises:
         RuntimeError: a rank failed; the message has the end of what it said.
     """
     found: dict[int, Trained] = {}
-    for num_ranks in sorted({len(job.binding.placements) for job in jobs}):
-        numbers = [k for k, job in enumerate(jobs) if len(job.binding.placements) == num_ranks]
-        trained = train_in_turn([jobs[k] for k in numbers], only_undisturbed=only_undisturbed)
-        found.update(zip(numbers, trained, strict=True))
+    left = sorted(range(len(jobs)), key=lambda k: (-len(jobs[k].binding.placements), not _shares_layers(jobs[k])))
+    while left:
+        most = len(jobs[left[0]].binding.placements)
+        fewer = [k for k in left if len(jobs[k].binding.placements) < most]
+        later = fewer if only_undisturbed else [k for k in fewer if _shares_layers(jobs[k])]
+        now = [k for k in left if k not in later]
+        trained = train_in_turn([jobs[k] for k in now], only_undisturbed=only_undisturbed)
+        found.update(zip(now, trained, strict=True))
+        left = later
     return [found[number] for number in range(len(jobs))]
+
+
+def _shares_layers(job: TrainingJob) -> bool:
+    """Whether devices share a layer or a sequence."""
+    plans = [worker.plan for worker in job.binding.workers] or [job.binding.plan]
+    ways = [stage.configuration for plan in plans for stage in plan.stages]
+    return any(way.tensor_parallel * way.context_parallel > 1 for way in ways)
 
 
 def train_in_turn(

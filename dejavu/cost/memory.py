@@ -231,7 +231,7 @@ def step_bytes(parameter_bytes_L: Floats, optimizer: OptimizerSettings, device: 
 
 
 def example_bytes(workload: Workload) -> int:
-    """Count the inputs and targets of one step, which the training loop gives to every stage."""
+    """Count the inputs and targets of one step, which the training loop gives to the first stage and the last."""
     shape = dataset_of(workload).shape
     inputs = math.prod(shape.input_shape) * shape.input_dtype.itemsize
     return workload.batch_size * (inputs + math.prod(shape.target_shape) * TARGET_BYTES)
@@ -277,7 +277,8 @@ def configuration_memory(
     ZeRO shards optimizer state, gradients and weights over the replicas from levels 1, 2 and 3 on (Rajbhandari et al.,
     SC 2020, fig. 1), wherever the state is. Of sharded gradients and weights one layer is whole at a time: a stage is
     charged for the model's largest. That and the replica's examples are held once per stage, so half is charged at each
-    of its two cuts. Weights in the node's memory are on the device, with their gradients, while their layer runs.
+    of its two cuts: also of stages between the first and the last, which have no examples. Weights in the node's memory
+    are on the device, with their gradients, while their layer runs.
     """
     kinds, kind_L = graph.kinds
     r, zero = configuration.data_parallel, configuration.zero_level
