@@ -38,7 +38,7 @@ class LocalSearch(Placer):
     """
 
     name: ClassVar[str] = "local_search"
-    hot: float = 0.005
+    hot: float = 0.002
     cold: float = 0.0002
     most_steps: int = 2_000_000
     in_regions: float = 0.4
