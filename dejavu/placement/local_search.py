@@ -17,6 +17,7 @@ from dejavu.placement.shared.room import fits, roomy
 from dejavu.placement.shared.timeline import State, empty_state, resume, run_in_order
 
 _STEPS_PER_CALL = 20_000_000  # operations simulated between two looks at the clock: about a second
+_HOT_IN_REGIONS = 0.02  # few operations: a move changes much of their seconds
 _MESSAGE_WEIGHTS = (1.0, 0.0, 4.0)  # of ranks: as HEFT has it, without messages, with dear ones
 
 
@@ -89,7 +90,7 @@ class LocalSearch(Placer):
         for part in parts:
             small = of_region(problem, part, entered, device)
             share = len(part) / len(group_N)
-            alone = replace(self, in_regions=0.0, most_steps=max(1, int(self.in_regions * self.most_steps)))
+            alone = replace(self, in_regions=0.0, hot=_HOT_IN_REGIONS, most_steps=max(1, int(self.in_regions * self.most_steps)))
             found = Incumbent(small, self.name, share * budget)
             alone._place(small, found, seed)
             if found.placement is None:

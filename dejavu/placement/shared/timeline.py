@@ -134,10 +134,11 @@ def resume(arrays: Arrays, done: State, order_N: Ints, at_N: Ints, first: int, s
             t = arrays.output_O[o]
             for c in range(len(state.free_D)):
                 arrives = done.arrival_TD[t, c]
-                if arrives < np.inf and at_N[done.asker_TD[t, c]] < first:
-                    state.arrival_TD[t, c], state.asker_TD[t, c] = arrives, done.asker_TD[t, c]
-                    if c != d:
-                        state.link_free_DD[d, c] = max(state.link_free_DD[d, c], arrives)
+                if arrives == np.inf or at_N[done.asker_TD[t, c]] >= first:
+                    continue
+                state.arrival_TD[t, c], state.asker_TD[t, c] = arrives, done.asker_TD[t, c]
+                if c != d:
+                    state.link_free_DD[d, c] = max(state.link_free_DD[d, c], arrives)
 
 
 @njit(cache=True, nogil=True)
