@@ -90,7 +90,9 @@ class LocalSearch(Placer):
         for part in parts:
             small = of_region(problem, part, entered, device)
             share = len(part) / len(group_N)
-            alone = replace(self, in_regions=0.0, hot=_HOT_IN_REGIONS, most_steps=max(1, int(self.in_regions * self.most_steps)))
+            alone = replace(
+                self, in_regions=0.0, hot=_HOT_IN_REGIONS, most_steps=max(1, int(self.in_regions * self.most_steps))
+            )
             found = Incumbent(small, self.name, share * budget)
             alone._place(small, found, seed)
             if found.placement is None:
