@@ -272,10 +272,10 @@ def test_a_device_of_the_cluster_file(folder: Path) -> None:
     nodes = CLUSTER.replace("type: T4", "type: dummy").replace("count: 2}", "count: 2}, link: {bandwidth: 8 GB/s}")
     (folder / "cluster.yaml").write_text(f"{nodes}devices: {{dummy: {device}}}\n")
     assert {stage["device_type"] for stage in plan("--workload", "tiny.yaml", *QUICK)["stages"]} == {"dummy"}
-    more = device.replace("}", ", board_watts: 70, process_nanometres: 12}")
+    more = device.replace("}", ", board_watts: 70, process_nanometres: 12, architecture: Hopper}")
     (folder / "cluster.yaml").write_text(f"{nodes}devices: {{dummy: {more}}}\n")
     found = load_cluster(folder / "cluster.yaml").device_types["dummy"]
-    assert (found.board_watts, found.process_nanometres) == (70.0, 12)
+    assert (found.board_watts, found.process_nanometres, found.architecture) == (70.0, 12, "Hopper")
 
 
 def test_a_device_of_the_catalogue(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

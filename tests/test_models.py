@@ -258,7 +258,9 @@ def test_the_examples_can_be_read(path: Path) -> None:
     ("change", "message"),
     [
         ({"model": "gtp"}, "did you mean 'gpt'"),
-        ({"model_options": {"depth": 3}}, "does not take model_options"),
+        ({"model_options": {"depth": 3}}, "does not take model_options 'depth'; did you mean 'width'?"),
+        ({"model_options": {"xyz": 3}}, "does not take model_options 'xyz'; wanted one of num_blocks, "),
+        ({"model_options": {"widht": 32}}, "does not take model_options 'widht'; did you mean 'width'?"),
         ({"model_options": {"width": 30, "num_heads": 4}}, "does not divide into num_heads"),
         ({"model_options": {"num_blocks": 0}}, "num_blocks is 0; wanted a whole number"),
         ({"data": "digits"}, "model gpt reads tokens"),

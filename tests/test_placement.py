@@ -26,6 +26,7 @@ from dejavu.placement import (
 )
 from dejavu.placement.problem import Floats
 from dejavu.placement.shared.regions import regions
+from dejavu.placement.shared.timeline import empty_state, resume, run_in_order
 from dejavu.plans import Infeasible
 from tests.conftest import draws
 
@@ -78,6 +79,32 @@ def test_the_price_is_a_second_simulations(seed: int) -> None:
     assert timeline.finish_N == pytest.approx(step_by_step(problem, answer.placement), rel=1e-12)
     assert timeline.seconds == answer.seconds == max(timeline.finish_N)
     assert len({(message.tensor, message.destination) for message in timeline.messages}) == len(timeline.messages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_going_on_from_what_is_placed_is_the_whole_simulation(seed: int) -> None:
+    """What a walk skips, and what it gives up early, changes no price."""
+    random = np.random.default_rng([seed, 3])
+    problem = generated(list(SHAPES)[seed % 5], 40, 3, message_ratio=2.0, seed=seed, speeds=MIXED if seed % 2 else ())
+    answer = PLACERS["random"]().run(problem, seed=seed)
+    assert isinstance(answer, PlacementResult)
+    arrays, order_N = problem.arrays, np.array(answer.placement.order_N)
+    here_G = np.array(answer.placement.device_N)
+    done, state, whole = (empty_state(arrays) for _ in range(3))
+    assert run_in_order(arrays, done, here_G, order_N, np.inf) == answer.seconds
+    at_N = np.argsort(order_N)
+    for _ in range(20):
+        n, try_G = int(random.integers(40)), here_G.copy()
+        try_G[n] = random.integers(3)
+        seconds = run_in_order(arrays, whole, try_G, order_N, np.inf)
+        resume(arrays, done, order_N, at_N, int(at_N[n]), state)
+        assert run_in_order(arrays, state, try_G, order_N, np.inf, int(at_N[n])) == seconds
+        assert (state.arrival_TD == whole.arrival_TD).all() and (state.finish_N == whole.finish_N).all()
+        assert (state.link_free_DD == whole.link_free_DD).all() and (state.free_D == whole.free_D).all()
+        for limit in seconds * np.array([0.5, 0.99, 1.0, 1.01]):
+            resume(arrays, done, order_N, at_N, int(at_N[n]), state)
+            found = run_in_order(arrays, state, try_G, order_N, limit, int(at_N[n]))
+            assert found == (seconds if seconds < limit else np.inf)
 
 
 @draws(range(12), range(12, 90))

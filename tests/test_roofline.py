@@ -111,9 +111,14 @@ def test_matrix_units_are_known_by_the_peaks() -> None:
     assert not any(has_matrix_units(device, "float32") for device in GPUS)
 
 
-def test_warpgroups_are_known_by_the_peaks() -> None:
+def test_warpgroups_are_known_by_the_generation_or_the_peaks() -> None:
     by_warpgroups = {name for name, device in catalogue().items() if multiplies_by_warpgroups(device)}
     assert {"H100-SXM5-80GB", "H100-PCIE-80GB", "GH200-96GB", "H200-SXM-141GB", "B200-SXM-180GB"} == by_warpgroups
+    slowed = {"float32": 44e12, "float16": 148e12, "bfloat16": 148e12}  # of a Hopper with 78 multiprocessors, as an H20
+    for name, device in catalogue().items():
+        if device.architecture == "Hopper":
+            cut = replace(device, peak_flops_per_second=slowed, num_multiprocessors=78)
+            assert multiplies_by_warpgroups(cut) and not multiplies_by_warpgroups(replace(cut, architecture=None)), name
 
 
 @pytest.mark.parametrize("name", ["H100-SXM5-80GB", "H200-SXM-141GB"])

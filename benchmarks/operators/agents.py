@@ -190,8 +190,9 @@ def draw_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path)
         at.set_xlabel("moves learned from")
         at.set_yscale("symlog", linthresh=1)
     axes[0][0].set_ylabel("step above the proved best, %")
-    axes[0][0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    # Above the panels, in a strip that they leave free: curves run everywhere.
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 0.92))
     path = folder / "operator-cuts.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)

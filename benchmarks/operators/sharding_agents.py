@@ -21,6 +21,7 @@ from dejavu.sharding.solvers.dqn.environment import Reward
 from dejavu.sharding.solvers.elimination import Elimination
 
 REWARDS: tuple[Reward, ...] = ("published", "price")
+PANELS_IN_A_ROW = 4
 CONVERGED_PERCENT = 1.0  # within so much of the proved best, in score or in time
 Rows = list[dict[str, Any]]
 
@@ -116,8 +117,12 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def draw_curves(curves: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
     """Draw how far the best game so far, and the game that the agent plays itself, fall short of the best."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure, grid = plt.subplots(1, len(curves), figsize=(3.2 * len(curves), 3.4), squeeze=False)
-    for at, (name, curve) in zip(grid[0], curves.items(), strict=True):
+    rows = -(-len(curves) // PANELS_IN_A_ROW)
+    columns = min(len(curves), PANELS_IN_A_ROW)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.2 * columns, 3.2 * rows + 0.3), squeeze=False)
+    for unused in grid.ravel()[len(curves) :]:
+        unused.set_axis_off()
+    for at, (name, curve) in zip(grid.ravel(), curves.items(), strict=False):
         for number, run in enumerate(curve["runs"]):
             labels = ("best game so far", "the agent's own game") if not number else (None, None)
             at.plot(run["moves"], run["best_short_percent"], color="C0", linewidth=1.2, label=labels[0])
@@ -127,8 +132,9 @@ def draw_curves(curves: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
         at.set_ylabel("short of the highest reward, %" if "published" in name else "pass above the proved best, %")
         at.set_yscale("symlog", linthresh=1)
         at.set_ylim(bottom=0)
-    grid[0][0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    # Above the panels, in a strip that they leave free: curves run everywhere.
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.3 / (3.2 * rows + 0.3)))
     path = folder / "operator-shardings.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)

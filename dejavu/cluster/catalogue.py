@@ -57,6 +57,7 @@ def _catalogue_row(row: dict[str, str]) -> CatalogueRow:
         source="catalogue",
         board_watts=float(row["board_watts"]) if row["board_watts"] else None,
         process_nanometres=int(row["process_nanometres"]) if row["process_nanometres"] else None,
+        architecture=row["architecture"] or None,
     )
     return CatalogueRow(
         device_type=device_type,

@@ -173,6 +173,9 @@ class DeviceForm(_Form):
         default=None, ge=1, le=100_000, description="the most that the board draws; no limit to its clock if absent"
     )
     process_nanometres: int | None = Field(default=None, ge=1, le=100, description="how it is made, such as 7")
+    architecture: str | None = Field(
+        default=None, min_length=1, max_length=40, description="the maker's name of its generation, such as Hopper"
+    )
 
     @model_validator(mode="after")
     def _computes(self) -> "DeviceForm":

@@ -136,6 +136,7 @@ class _Builder:
                     source="cluster.yaml",
                     board_watts=form.board_watts,
                     process_nanometres=form.process_nanometres,
+                    architecture=form.architecture,
                 )
 
     def _check_names(self) -> None:

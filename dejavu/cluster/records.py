@@ -34,6 +34,7 @@ class DeviceType:
         source: "catalogue", "cluster.yaml" or "this machine".
         board_watts: the most that the board draws; None where unknown.
         process_nanometres: by what the foundry calls its process; None where unknown.
+        architecture: the maker's name of its generation, such as Hopper; None where unknown.
     """
 
     name: str
@@ -46,6 +47,7 @@ class DeviceType:
     source: str
     board_watts: float | None = None
     process_nanometres: int | None = None
+    architecture: str | None = None
 
 
 @dataclass(frozen=True)

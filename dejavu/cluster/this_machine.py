@@ -26,6 +26,7 @@ CORE_FLOPS_PER_CYCLE_OTHERWISE = 8
 # others have more) × 2 at a clock that all reach, and memory slower than that of all devices in the catalogue but P4.
 UNKNOWN_FLOPS_PER_MULTIPROCESSOR_PER_SECOND = 64 * 2 * 1.2e9
 UNKNOWN_MEMORY_BYTES_PER_SECOND = 300e9
+HOPPER_CAPABILITY = 9  # the compute capability's major number: 9.0, no other generation's
 
 
 def this_machine() -> Cluster:
@@ -112,6 +113,7 @@ def _unknown_cuda_type(properties: Any, kind: Kind) -> DeviceType:
         num_multiprocessors=properties.multi_processor_count,
         cache_bytes=getattr(properties, "L2_cache_size", None) or None,
         source="this machine",
+        architecture="Hopper" if kind == "cuda" and properties.major == HOPPER_CAPABILITY else None,
     )
 
 

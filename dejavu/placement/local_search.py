@@ -14,9 +14,10 @@ from dejavu.placement.shared.chains import chains
 from dejavu.placement.shared.orders import by_rank, by_start, dispatch, fill_by_rank, upward_ranks
 from dejavu.placement.shared.regions import of_region, regions
 from dejavu.placement.shared.room import fits, roomy
-from dejavu.placement.shared.timeline import State, empty_state, run_in_order
+from dejavu.placement.shared.timeline import State, empty_state, resume, run_in_order
 
 _STEPS_PER_CALL = 20_000_000  # operations simulated between two looks at the clock: about a second
+_HOT_IN_REGIONS = 0.02  # few operations: a move changes much of their seconds
 _MESSAGE_WEIGHTS = (1.0, 0.0, 4.0)  # of ranks: as HEFT has it, without messages, with dear ones
 
 
@@ -32,17 +33,15 @@ class LocalSearch(Placer):
     by the whole simulation. Proves nothing beyond the bound that all members have.
 
     Attributes:
-        hot, cold: the temperature at a round's beginning and end, as fractions of the current seconds.
-        rounds: annealings, each from the best so far, in equal parts of the budget.
+        hot, cold: the temperature at the beginning and the end, as fractions of the best seconds.
         most_steps: moves in all; the search ends when they are done.
         in_regions: of the budget, on parts of the graph that follow each other, one after another, before the whole.
     """
 
     name: ClassVar[str] = "local_search"
-    hot: float = 0.02
+    hot: float = 0.002
     cold: float = 0.0002
-    rounds: int = 3
-    most_steps: int = 400_000
+    most_steps: int = 2_000_000
     in_regions: float = 0.4
 
     def _place(self, problem: PlacementProblem, best: Incumbent, seed: int) -> None:
@@ -53,34 +52,28 @@ class LocalSearch(Placer):
             return
         draws = np.random.default_rng(seed)
         chain_N = chains(problem)
-        arrays, state, rank_N = problem.arrays, empty_state(problem.arrays), upward_ranks(problem)
+        arrays, rank_N = problem.arrays, upward_ranks(problem)
+        states = empty_state(arrays), empty_state(arrays)
         device_G, order_N = min(starts, key=lambda start: start[0])[1:]
-        N = len(order_N)
-        steps = max(self.most_steps // self.rounds, 1)
-        per_call = max(min(_STEPS_PER_CALL // (100 * N), steps // 20), 1)
-        began = best.remaining_seconds
-        for round_ in range(self.rounds):
-            best_G, best_N = device_G.copy(), order_N.copy()
-            until, from_ = began * (1 - (round_ + 1) / self.rounds), best.remaining_seconds
-            done, seconds = 0, best.seconds
-            while done < steps and best.remaining_seconds > until and not best.is_done:
-                spent = max(done / steps, 1 - (best.remaining_seconds - until) / max(from_ - until, 1e-9))
-                heat = self.hot * (self.cold / self.hot) ** min(spent, 1.0)
-                device_here, order_here = device_G, order_N
-                seconds, found = _walk(
-                    arrays,
-                    state,
-                    draws,
-                    chain_N,
-                    rank_N,
-                    (device_here, order_here, best_G, best_N),
-                    (seconds, best.seconds, heat * best.seconds),
-                    per_call,
-                )
-                if found < best.seconds:
-                    best.offer(best_G, best_N)
-                done += per_call
-            device_G, order_N = best_G, best_N
+        best_G, best_N, seconds = device_G.copy(), order_N.copy(), best.seconds
+        per_call = max(min(_STEPS_PER_CALL // (100 * len(order_N)), self.most_steps // 20), 1)
+        began, done = best.remaining_seconds, 0
+        while done < self.most_steps and best.remaining_seconds > 0 and not best.is_done:
+            spent = max(done / self.most_steps, 1 - best.remaining_seconds / began)
+            heat = self.hot * (self.cold / self.hot) ** min(spent, 1.0)
+            seconds, found = _walk(
+                arrays,
+                states,
+                draws,
+                chain_N,
+                rank_N,
+                (device_G, order_N, best_G, best_N),
+                (seconds, best.seconds, heat * best.seconds),
+                per_call,
+            )
+            if found < best.seconds:
+                best.offer(best_G, best_N)
+            done += per_call
 
     def _region_by_region(
         self, problem: PlacementProblem, best: Incumbent, seed: int
@@ -97,7 +90,9 @@ class LocalSearch(Placer):
         for part in parts:
             small = of_region(problem, part, entered, device)
             share = len(part) / len(group_N)
-            alone = replace(self, in_regions=0.0, most_steps=max(1, int(self.in_regions * self.most_steps)))
+            alone = replace(
+                self, in_regions=0.0, hot=_HOT_IN_REGIONS, most_steps=max(1, int(self.in_regions * self.most_steps))
+            )
             found = Incumbent(small, self.name, share * budget)
             alone._place(small, found, seed)
             if found.placement is None:
@@ -140,7 +135,7 @@ def _starts(problem: PlacementProblem, best: Incumbent) -> list[tuple[float, Int
 @njit(cache=True, nogil=True)
 def _walk(
     arrays: Arrays,
-    state: State,
+    states: tuple[State, State],
     draws: np.random.Generator,
     chain_N: Ints,
     rank_N: Floats,
@@ -157,26 +152,31 @@ def _walk(
     device_G, order_N, best_G, best_N = placements
     here, best, heat = seconds_3
     D = arrays.seconds_ND.shape[1]
-    try_G, try_N = device_G.copy(), order_N.copy()
+    try_G, try_N, at_N = device_G.copy(), order_N.copy(), np.empty_like(order_N)
+    at_N[order_N] = np.arange(len(order_N))
+    done, state = states
+    run_in_order(arrays, done, device_G, order_N, np.inf)
     for _ in range(steps):
         kind = draws.random()
         if kind < 0.5 and D > 1:
-            changed = _moved(arrays, draws, chain_N, kind < 0.15, device_G, try_G)
-        elif kind < 0.995 or D == 1:
-            changed = _reordered(arrays, draws, order_N, try_N)
+            first = _moved(arrays, draws, chain_N, kind < 0.15, (device_G, at_N), try_G)
+        elif kind < 0.9995 or D == 1:
+            first = _reordered(arrays, draws, order_N, try_N)
         else:
             dispatch(arrays, state, device_G, rank_N, try_N)
-            changed = True
-        if not changed or not _fit(arrays, try_G):
+            first = 0
+        if first == len(order_N) or not _fit(arrays, try_G):
             try_G[:], try_N[:] = device_G, order_N
             continue
         limit = here - heat * np.log(1.0 - draws.random())  # dearer by more is not accepted, whatever it is
-        found = run_in_order(arrays, state, try_G, try_N, limit)
+        resume(arrays, done, order_N, at_N, first, state)
+        found = run_in_order(arrays, state, try_G, try_N, limit, first)
         if found == np.inf:
             try_G[:], try_N[:] = device_G, order_N
             continue
-        here = found
+        here, done, state = found, state, done
         device_G[:], order_N[:] = try_G, try_N
+        at_N[order_N] = np.arange(len(order_N))
         if here < best:
             best = here
             best_G[:], best_N[:] = device_G, order_N
@@ -193,8 +193,15 @@ def _fit(arrays: Arrays, device_G: Ints) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _moved(arrays: Arrays, draws: np.random.Generator, chain_N: Ints, whole: bool, device_G: Ints, try_G: Ints) -> bool:
-    """Put an operation's group, or its whole chain, on another device; return whether something changed."""
+def _moved(
+    arrays: Arrays, draws: np.random.Generator, chain_N: Ints, whole: bool, here: tuple[Ints, Ints], try_G: Ints
+) -> int:
+    """Put an operation's group, or its whole chain, on another device; return the first position that changed.
+
+    Args:
+        here: the devices, and the position of each operation.
+    """
+    device_G, at_N = here
     N, D = arrays.seconds_ND.shape
     n = draws.integers(0, N)
     d = draws.integers(0, D)
@@ -210,19 +217,20 @@ def _moved(arrays: Arrays, draws: np.random.Generator, chain_N: Ints, whole: boo
             first, stop = arrays.first_reader_T1[t], arrays.first_reader_T1[t + 1]
             if stop > first:
                 d = device_G[arrays.group_N[arrays.reader_R[draws.integers(first, stop)]]]
-    changed = False
     for m in range(N):
-        if m == n or (whole and chain_N[m] == chain_N[n]):
-            g = arrays.group_N[m]
-            if try_G[g] != d and arrays.seconds_ND[m, d] < np.inf:
-                try_G[g] = d
-                changed = True
-    return changed
+        if (m == n or (whole and chain_N[m] == chain_N[n])) and arrays.seconds_ND[m, d] < np.inf:
+            try_G[arrays.group_N[m]] = d
+    first = N
+    for m in range(N):
+        g = arrays.group_N[m]
+        if try_G[g] != device_G[g]:
+            first = min(first, at_N[m])
+    return first
 
 
 @njit(cache=True, nogil=True)
-def _reordered(arrays: Arrays, draws: np.random.Generator, order_N: Ints, try_N: Ints) -> bool:
-    """Move an operation in the order, as far as what it reads and who reads it let it; return whether it moved."""
+def _reordered(arrays: Arrays, draws: np.random.Generator, order_N: Ints, try_N: Ints) -> int:
+    """Move an operation in the order, as far as what it reads and who reads it let it; return the first position."""
     N = len(order_N)
     at = draws.integers(0, N)
     n = order_N[at]
@@ -231,14 +239,12 @@ def _reordered(arrays: Arrays, draws: np.random.Generator, order_N: Ints, try_N:
         first -= 1
     while last < N - 1 and not _reads(arrays, order_N[last + 1], n):
         last += 1
-    if first == last:
-        return False
     to = draws.integers(first, last + 1)
     step = 1 if to > at else -1
     for k in range(at, to, step):
         try_N[k] = order_N[k + step]
     try_N[to] = n
-    return bool(to != at)
+    return int(min(at, to)) if to != at else N
 
 
 @njit(cache=True, nogil=True)

@@ -50,7 +50,7 @@ def _types(old: Cluster, new: Cluster) -> Iterator[str]:
         ):
             if was != now:
                 yield f"{what} of {name}: {was}, now {now}"
-        rest = ("kind", "num_multiprocessors", "cache_bytes", "board_watts", "process_nanometres")
+        rest = ("kind", "num_multiprocessors", "cache_bytes", "board_watts", "process_nanometres", "architecture")
         changed = [field for field in rest if getattr(before, field) != getattr(after, field)]
         if changed:
             yield f"{', '.join(changed)} of {name} changed"

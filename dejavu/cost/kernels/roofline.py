@@ -297,10 +297,17 @@ def _operand_bytes_per_second(device: DeviceType, by: str = "warpgroups") -> flo
 
 
 def multiplies_by_warpgroups(device: DeviceType) -> bool:
-    """Return whether matrix units take operands from shared memory, as since Hopper: known by their 16-bit peak."""
+    """Return whether matrix units take operands from shared memory, as since Hopper.
+
+    Known by its generation, or by the 16-bit peak: an H20 is a Hopper whose units were made slower.
+    """
+    if device.kind != "cuda":
+        return False
+    if (device.architecture or "").casefold() == "hopper":
+        return True
     peaks, count = device.peak_flops_per_second, device.num_multiprocessors
     peak = peaks.get("float16") or peaks.get("bfloat16") or 0.0
-    return device.kind == "cuda" and count is not None and peak / count > MOST_WARP_FLOPS_PER_SECOND
+    return count is not None and peak / count > MOST_WARP_FLOPS_PER_SECOND
 
 
 def has_matrix_units(device: DeviceType, dtype: str) -> bool:

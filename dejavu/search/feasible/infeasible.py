@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dejavu.foundation.units import format_bytes
 from dejavu.plans import Problem
 from dejavu.plans.stage_costs import AdditiveCosts, DenseCosts
 from dejavu.search.shared.clock import SearchClock
@@ -47,6 +48,8 @@ def why_infeasible(problem: Problem, is_feasible: IsFeasible, budget_seconds: fl
         return f"no plan fits, whatever the devices' memory: that of their nodes is too small{few}"
     least = _least_memory(problem, clock) if with_memory else None
     would_do = f"; {least:,.0f} bytes on every device would do" if least is not None else ""
+    if least is not None and least >= 1024:
+        would_do += f" ({format_bytes(least)})"
     together = f"no stages together fit their memory under {problem.schedule}{few}"
     return f"no plan fits: each layer does, but {together}{would_do}"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 from dejavu.foundation.errors import InputError
-from dejavu.foundation.registry import Family, named
+from dejavu.foundation.registry import Family, did_you_mean, named
 from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models._base import (
@@ -78,6 +79,13 @@ def model_of(workload: Workload) -> Model:
     if ":" in workload.model:
         return load_model(workload.model, workload.model_options)
     kind = named(MODELS, workload.model)
+    known = tuple(inspect.signature(kind).parameters)
+    if unknown := [option for option in workload.model_options if option not in known]:
+        raise InputError(
+            f"model {workload.model!r} does not take model_options {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], known) or '; wanted one of ' + ', '.join(known)}",
+            ("model_options", unknown[0]),
+        )
     try:
         return kind(**workload.model_options)
     except TypeError as error:
