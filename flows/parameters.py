@@ -75,7 +75,7 @@ class WorkloadForm:
         form = handler(schema)
         if not os.environ.get(RUN):
             fields = _describe(Workload, form, handler)
-            fields["schedule"] |= _one_of(choices("schedule", "auto"))
+            fields["schedule"] |= _one_of(choices("schedule", "auto", "chimera"))
             fields["data"] |= _one_of(choices("data"))
             fields["model"] |= {"examples": choices("model")}
             _fields(fields["trials"], handler)["proposer"] |= _one_of(choices("proposer"))

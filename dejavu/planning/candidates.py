@@ -183,10 +183,10 @@ def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
 
 def least_seconds(priced: PricedProblem, plan: Plan) -> float:
     """Return the busiest pipeline rank's work in a step; no order of its actions takes less."""
-    rows, B = stages_of(priced, plan), plan.num_microbatches
+    rows, B = stages_of(priced, plan), priced.problem.num_microbatches
 
     def work(s: int) -> float:
         forward, backward, of_input, of_weights, once = rows[s].passes_seconds
-        return B * (forward + min(backward, of_input + of_weights)) + once
+        return B * (forward + min(backward, of_input + of_weights)) / (2 if plan.both_ways else 1) + once
 
-    return max(sum(work(s) for s in stages) for stages in plan.ranks)
+    return max(sum(work(s) for s in own) for own in plan.seats_of_ranks)

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.workload.data_settings import (
     ExamplesSettings,
     ImageFolderSettings,
@@ -27,7 +27,7 @@ from dejavu.workload.data_settings import (
 )
 from dejavu.workload.gradient_settings import GradientSettings
 
-AUTO, CHIMERA = "auto", "chimera"
+AUTO = "auto"
 LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
 TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
 # In a short training the longest trials take a larger part: up to one step in four for two rungs, and up to every
@@ -195,7 +195,8 @@ class Workload(_Record):
         accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
             beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
         slices: into how many slices, alike but for one position, each sequence of a causal decoder is cut, or their
-            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole.
+            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole;
+            `auto`: as is predicted to be faster where `schedule` is `auto`, too, and whole elsewhere.
         num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
@@ -235,7 +236,7 @@ class Workload(_Record):
     batch_size: int = Field(32, ge=1)
     accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
-    slices: PositiveInt | tuple[PositiveInt, ...] = 1
+    slices: Literal["auto"] | PositiveInt | tuple[PositiveInt, ...] = "auto"
     schedule: str = AUTO
     both_ways: StrictBool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -435,6 +436,11 @@ class Workload(_Record):
     def trial_steps(self) -> int:
         """Steps of the longest trials."""
         return self.trials.longest(self.num_steps)
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether it says that sequences are cut."""
+        return self.slices not in (AUTO, 1)
 
     @property
     def planned_schedule(self) -> str:

@@ -29,7 +29,7 @@ def remember(
 ) -> int:
     """Append the measured times of the step and of every stage; return the number of rows written."""
     # Slices have other kernels than what is priced, and two copies of the model another step.
-    if measured.step_seconds is None or workload.slices != 1 or workload.both_ways:
+    if measured.step_seconds is None or workload.in_slices or workload.both_ways:
         return 0
     plan = binding.plan
     shared: dict[str, Any] = {
