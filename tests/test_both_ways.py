@@ -171,8 +171,9 @@ def test_ranks_have_the_losses_of_one_process() -> None:
 
 
 @pytest.mark.parametrize("change", [{"both_ways": True}, {"slices": (4, 12)}])
-def test_steps_of_other_ways_are_not_remembered(change: dict, tmp_path: Path) -> None:
+def test_of_other_ways_the_step_is_remembered(change: dict, tmp_path: Path) -> None:
     workload, database = GPT.model_copy(update=change), ProfileDatabase(tmp_path)
     job = job_of(workload, by_hand("1f1b", (0, 3, 8), [one] * 2, 4), 1)
     times = TrainingTimes(1.0, None, 1, (), ())
-    assert remember(job.workload, job.binding, times, capture(GPT), database) == 0
+    assert remember(job.workload, job.binding, times, capture(GPT), database) == 1
+    assert len(database.latest(kind="step")) == 1

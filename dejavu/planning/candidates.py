@@ -14,6 +14,7 @@ from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import LayerSplit, Plan, Price
 from dejavu.plans.priced_problem import Away, PricedProblem
+from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
@@ -141,7 +142,15 @@ class Simulator:
         return self._known[plan]
 
     def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
-        """Return the simulated step of a plan that was trained, at today's prices."""
+        """Return the simulated step of a plan that was trained, at today's prices.
+
+        Raises:
+            PlanError: these prices are of other slices.
+        """
+        if plan.slices != priced.slice_lengths:
+            raise PlanError(
+                f"the plan has slices {list(plan.slices)}; these prices are of {list(priced.slice_lengths)}"
+            )
         if plan not in self._trained:
             self._trained[plan] = simulate_plan(priced, plan).step_seconds
         return self._trained[plan]

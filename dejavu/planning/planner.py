@@ -29,6 +29,7 @@ from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation.bound import CLOSE, SimulatedBound
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
+from dejavu.workload.slices import slice_lengths
 
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
@@ -228,14 +229,22 @@ class _Planning:
             for plan in remembered_plans(
                 self.prices.graph_of(count), self.prices.rows, self.request.workload.accumulate
             ):
-                if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
+                if plan.num_microbatches != count or not self._may_use(plan):
                     continue
                 try:
+                    priced = self.prices.priced_for(plan)
                     if _devices(plan) <= Counter(priced.problem.device_counts):
                         made = self.simulator.candidate(priced, plan)
                         self.rows.append(Considered(REMEMBERED, priced, None, (made,)))
                 except PlanError:  # of devices or degrees that are not considered today
                     continue
+
+    def _may_use(self, plan: Plan) -> bool:
+        """Return whether the request allows the plan's schedule, and its slices or that it has none."""
+        name = CHIMERA if plan.both_ways else plan.schedule
+        if plan.slices == slice_lengths(self.request.workload):
+            return name in self.request.allowed_schedules
+        return name in self.request.allowed_schedules and bool(plan.slices) and self.request.may_slice
 
     def _start(self, priced: PricedProblem) -> Plan | None:
         """Return the cheapest plan of this problem so far."""
