@@ -26,7 +26,8 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
-from dejavu.workload.settings import OptimizerSettings, ReplanSettings, TrialSettings, Workload
+from dejavu.workload.settings import Workload
+from dejavu.workload.training_settings import OptimizerSettings, ReplanSettings, TrialSettings
 from flows.processes import RUN
 
 FAMILIES = {
