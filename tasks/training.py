@@ -228,7 +228,9 @@ def train_pipeline(
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan
-    log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
+    log.info(
+        "training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule_name
+    )
 
     bar, progress = Progress("training", f"steps of {job.workload.model}"), TrainingProgress(job, graph, cluster)
 

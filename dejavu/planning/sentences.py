@@ -15,6 +15,7 @@ from dejavu.graphs.capture import COMPILED
 from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
 from dejavu.plans import Plan
 from dejavu.simulation.bound import CLOSE
+from dejavu.workload import AUTO
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
@@ -127,6 +128,14 @@ def what_is_proved(choice: Choice) -> str:
     if choice.gap < CLOSE:
         return f"Proved: no plan {among} is simulated faster."
     return f"Proved: no plan {among} is simulated below {bound}, {choice.gap:.1%} less."
+
+
+def scope(choice: Choice) -> str:
+    """Say which plans the proof covers, where they are not all that were allowed: not those of other ways."""
+    request = choice.request
+    is_free = request.workload.schedule == AUTO and request.workload.slices == AUTO and not request.schedules
+    others = is_free or request.listed_schedules != request.allowed_schedules
+    return (" of whole sequences through one copy of the model" if others else "") + within(choice)
 
 
 def within(choice: Choice) -> str:

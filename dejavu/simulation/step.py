@@ -62,6 +62,16 @@ class StageSeconds:
             slices_seconds=tuple((f / accumulate, b / accumulate) for f, b in self.slices_seconds),
         )
 
+    def of_whole(self, num_slices: int) -> StageSeconds:
+        """Return the same for a whole microbatch, all slices together."""
+        return replace(
+            self,
+            forward_seconds=self.forward_seconds * num_slices,
+            backward_seconds=self.backward_seconds * num_slices,
+            transfer_seconds=self.transfer_seconds * num_slices,
+            slices_seconds=(),
+        )
+
     @property
     def passes_seconds(self) -> tuple[float, ...]:
         """Forward, backward, its input and its weight part, and what is done once."""
