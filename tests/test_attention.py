@@ -146,7 +146,7 @@ def test_slices_compute_what_the_whole_does(slices: tuple[int, ...], is_backward
     whole = kernel(8, 1024, 1024, 64, is_causal=True, is_backward=is_backward)
     context, flops = 0, 0.0
     for units in slices:
-        flops += attending(whole, units / 8, (units + context) / 8).flops
+        flops += attending(whole, units / 8, (units + context) / 8, is_causal=True).flops
         context += units
     assert flops == pytest.approx(whole.flops)
 

@@ -41,7 +41,11 @@ def slice_seconds(
     alone, attention = _kernels(layers, num_tokens)
     places = [(j, i) for j in range(1, num_units + 1) for i in range(num_units - j + 1)]
     wanted = [part for j in range(1, num_units + 1) for part in _parts(alone, num_units, j)]
-    wanted += [attending(kernel, j / num_units, (i + j) / num_units) for j, i in places for kernel in attention]
+    wanted += [
+        attending(kernel, j / num_units, (i + j) / num_units, is_causal=kernel.is_causal)
+        for j, i in places
+        for kernel in attention
+    ]
     seconds_K = (learned or shipped()).predict(wanted, device).seconds_K
     if not np.isfinite(seconds_K).all():
         bad = wanted[int(np.flatnonzero(~np.isfinite(seconds_K))[0])]

@@ -84,7 +84,8 @@ class SliceOfTokens(NamedTuple):
     def part(self, kernel: Kernel, *, holds_weights: bool) -> Kernel:
         """Return the slice's part of a kernel."""
         if kernel.family == "attention":
-            return attending(kernel, (self.stop - self.start) / self.whole, self.stop / self.whole)
+            # Causal by `check_slices`, also where a kernel on a CPU is not told so: all slices' scores are the whole's.
+            return attending(kernel, (self.stop - self.start) / self.whole, self.stop / self.whole, is_causal=True)
         is_weights_gradient = kernel.family == "matmul" and kernel.batch == 1 and not holds_weights
         side = "k" if is_weights_gradient else "m"
         return resized(kernel, {side: -(-getattr(kernel, side) * (self.stop - self.start) // self.whole)})
@@ -113,15 +114,14 @@ class SliceOfTokens(NamedTuple):
         ]  # fmt: skip
 
 
-def attending(kernel: Kernel, queries: float, keys: float) -> Kernel:
+def attending(kernel: Kernel, queries: float, keys: float, *, is_causal: bool) -> Kernel:
     """Return attention of a part of the sequence to all keys until its end: traffic by queries and by keys, once each.
-
-    Where the kernel is causal, the part's queries skip half of its own keys, as those of all skip half of all.
 
     Args:
         queries, keys: as shares of the sequence.
+        is_causal: the part's queries skip half of its own keys, as those of all skip half of all.
     """
-    seen = 2 * keys - queries if kernel.is_causal else keys
+    seen = 2 * keys - queries if is_causal else keys
     # forward reads q, k, v and writes the output; backward reads q, the output, its gradient, k, v, writes three
     is_backward = kernel.is_backward
     read, written = ((3 * queries + 2 * keys) / 5, (queries + 2 * keys) / 3) if is_backward else (0.0, queries)
