@@ -61,7 +61,10 @@ WorkloadOption = Annotated[
 
 SearchOption = Annotated[str, typer.Option(help="searches to run, comma-separated; default: all that help")]
 ScheduleOption = Annotated[
-    str, typer.Option(help="schedules the plan may use, comma-separated; default: the workload's (auto: seven of them)")
+    str,
+    typer.Option(
+        help="schedules the plan may use, comma-separated; default: the workload's (auto: seven, and chimera)"
+    ),
 ]
 MicrobatchesOption = Annotated[
     str,

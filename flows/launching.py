@@ -72,7 +72,7 @@ def _planned_job(
     folder: Path, workload: Path, cluster: Path, budget_seconds: float, virtual_workers: str
 ) -> TrainingJob:
     from dejavu.binding import bind
-    from dejavu.cost.priced_problem import split_into
+    from dejavu.cost.priced_problem import as_planned
     from dejavu.init import Draw
     from dejavu.planning import Planner, PlanRequest
     from flows.inputs import read_inputs
@@ -83,7 +83,7 @@ def _planned_job(
     team = _team(choice, planner, virtual_workers) if virtual_workers else None
     binding = bind(choice.priced.problem, choice.plan, machines) if team is None else team.binding
     job = TrainingJob(
-        workload=split_into(wanted, choice.plan.num_microbatches),
+        workload=as_planned(wanted, choice.plan),
         binding=binding,
         draw=Draw(seed=wanted.seed),
         start_from=None,

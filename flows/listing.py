@@ -15,6 +15,7 @@ import typer.main
 from typer.core import TyperCommand
 
 KNOWN = "; known: "
+ALSO = {"schedule": ("chimera",)}  # no member: two copies of the model are on the ranks
 
 
 class Listing(TyperCommand):
@@ -35,7 +36,7 @@ class Listing(TyperCommand):
             told: Any = parameter
             if parameter.name in self.families:
                 module, family = self.families[parameter.name]
-                members = ", ".join(getattr(import_module(module), family))
+                members = ", ".join([*getattr(import_module(module), family), *ALSO.get(parameter.name, ())])
                 told.help = f"{told.help.partition(KNOWN)[0]}{KNOWN}{members}"
         super().format_help(ctx, formatter)
 

@@ -26,7 +26,8 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
-from dejavu.workload.settings import OptimizerSettings, ReplanSettings, TrialSettings, Workload
+from dejavu.workload.settings import Workload
+from dejavu.workload.training_settings import OptimizerSettings, ReplanSettings, TrialSettings
 from flows.processes import RUN
 
 FAMILIES = {
@@ -75,7 +76,7 @@ class WorkloadForm:
         form = handler(schema)
         if not os.environ.get(RUN):
             fields = _describe(Workload, form, handler)
-            fields["schedule"] |= _one_of(choices("schedule", "auto"))
+            fields["schedule"] |= _one_of(choices("schedule", "auto", "chimera"))
             fields["data"] |= _one_of(choices("data"))
             fields["model"] |= {"examples": choices("model")}
             _fields(fields["trials"], handler)["proposer"] |= _one_of(choices("proposer"))

@@ -9,7 +9,7 @@ from prefect.runtime import flow_run
 
 from dejavu.binding.binding import Binding
 from dejavu.cluster import Cluster, this_machine
-from dejavu.cost.priced_problem import split_into
+from dejavu.cost.priced_problem import as_planned
 from dejavu.planning import Candidate, Choice, PlanRequest
 from dejavu.planning.sentences import NAMES
 from dejavu.watching import Notes
@@ -71,7 +71,7 @@ def planned(request: PlanRequest, here: Session, dask: str, *, measure: bool) ->
         choice=choice,
         binding=binding,
         bound=bound,
-        workload=split_into(request.workload, choice.plan.num_microbatches),
+        workload=as_planned(request.workload, choice.plan),
         baseline=_bound_baseline(choice, request.workload, here.cluster),
         step_seconds_without_feedback=without_memory(choice, bound.plan),
     )
@@ -84,7 +84,7 @@ def _bound_baseline(choice: Choice, workload: Workload, cluster: Cluster) -> Bou
         return None
     plan = row.best.plan
     binding = bind_baseline(row.priced.problem, plan, cluster)
-    return BoundBaseline(NAMES[row.search], split_into(workload, plan.num_microbatches), binding, row.best.step_seconds)
+    return BoundBaseline(NAMES[row.search], as_planned(workload, plan), binding, row.best.step_seconds)
 
 
 def _measured_choice(request: PlanRequest, here: Session) -> Choice:

@@ -53,7 +53,7 @@ def show(found: OwnPlan) -> None:
     from dejavu.foundation.units import format_bytes, format_seconds
     from flows.printing import console
 
-    table = Table(title=f"{found.plan.schedule}, {found.plan.num_microbatches} microbatches")
+    table = Table(title=f"{found.plan.schedule_name}, {found.plan.num_microbatches} microbatches")
     for name in ("stage", "on", "a microbatch", "memory", "of"):
         table.add_column(name)
     for s, stage in enumerate(found.plan.stages):

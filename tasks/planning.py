@@ -117,4 +117,4 @@ def simulate_bound(choice: Choice, plan: Plan) -> Candidate:
 @task(name="simulate", task_run_name="simulate-without-memory", cache_policy=NO_CACHE)
 def without_memory(choice: Choice, plan: Plan) -> float:
     """Return the step that would be predicted if no training had ever been remembered, in seconds."""
-    return simulate_plan(choice.prices.fresh.priced(plan.num_microbatches), plan).step_seconds
+    return simulate_plan(choice.prices.fresh.priced_for(plan), plan).step_seconds

@@ -103,7 +103,7 @@ def record_choice(run: Run, choice: Choice, binding: Binding) -> None:
 
 def record_plan(run: Run, binding: Binding) -> None:
     """Record the plan on its devices, and its id: equal plans have equal ones."""
-    run.tags({"dejavu.plan": stable_hash(binding.plan.to_dict()), "dejavu.schedule": binding.plan.schedule})
+    run.tags({"dejavu.plan": stable_hash(binding.plan.to_dict()), "dejavu.schedule": binding.plan.schedule_name})
     run.artifact_json("plan/plan.json", binding.plan.to_dict())
     run.artifact_json("plan/binding.json", binding.to_dict())
 
@@ -231,7 +231,7 @@ def _lineage(job: TrainingJob, checkpoint: Path, written: Exported) -> dict[str,
         "dejavu.checkpoint": checkpoint,
         "dejavu.training": Path(job.folder).name,
         "dejavu.plan": stable_hash(job.binding.plan.to_dict()),  # as its run has it
-        "dejavu.schedule": job.binding.plan.schedule,
+        "dejavu.schedule": job.binding.plan.schedule_name,
         "dejavu.data": f"{workload.data} {dataset_of(workload).fingerprint}",
         "dejavu.model": f"{workload.model} {model_of(workload).code}",
     }

@@ -137,7 +137,7 @@ def show_choice(choice: Choice) -> None:
         {
             "search": NAMES.get(row.search, row.search),
             "microbatches": row.num_microbatches,
-            "schedule": shown.plan.schedule,
+            "schedule": shown.plan.schedule_name,
             "stages": len(shown.plan.stages),
             "devices": shown.num_devices,
             "step": format_seconds(shown.step_seconds) if shown.fits else "does not fit",

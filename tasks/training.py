@@ -146,8 +146,7 @@ def measure_against_baseline(
         log.info("the gain is not measured: it would take about %.0f s (compare: true in the workload)", expected)
         return None
     try:
-        one_way = baseline.workload.model_copy(update={"both_ways": False})  # it may have an odd number of stages
-        contestants = (Contestant(workload, binding), Contestant(one_way, baseline.binding))
+        contestants = (Contestant(workload, binding), Contestant(baseline.workload, baseline.binding))
         comparison = measure_gain(*contestants, baseline.name, folder)
     except DejavuError as error:
         log.warning("the gain is not measured: %s", error)
@@ -183,13 +182,8 @@ def read_job(folder: Path) -> TrainingJob:
 
 
 def needed_bytes(workload: Workload, binding: Binding, price: Price) -> list[float]:
-    """Return each rank's predicted peak memory; 0 where the costs say only whether it fits.
-
-    A rank of two copies of the model has a stage of each, and at most as many microbatches of it as of one copy.
-    """
+    """Return each rank's predicted peak memory; 0 where the costs say only whether it fits."""
     of_rank = [sum(price.peak_bytes[s] for s in stages) for stages in binding.plan.ranks]
-    if workload.both_ways:
-        of_rank = [own + other for own, other in zip(of_rank, reversed(of_rank), strict=True)]
     return [np.nan_to_num(of_rank[placed.pipeline_rank]) for placed in binding.placements]
 
 
@@ -234,7 +228,9 @@ def train_pipeline(
     if before is not None:
         log.info("déjà vu: this plan was trained before, at %.1f ms a step", before * 1e3)
     plan = job.binding.plan
-    log.info("training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule)
+    log.info(
+        "training %d stages on %d devices under %s", len(plan.stages), len(job.binding.placements), plan.schedule_name
+    )
 
     bar, progress = Progress("training", f"steps of {job.workload.model}"), TrainingProgress(job, graph, cluster)
 

@@ -13,13 +13,12 @@ from benchmarks.cost import attention as benchmark
 from benchmarks.published.attention import Attention, published
 from dejavu.cluster import DeviceType, catalogue
 from dejavu.cost.kernels.roofline import MATRIX_UNITS, KernelRoofline, has_matrix_units, multiplies_by_warpgroups
-from dejavu.cost.kernels.sequence import OwnTokens
+from dejavu.cost.kernels.sequence import OwnTokens, attending
 from dejavu.graphs.attention import AttendsOnGPU
 from dejavu.graphs.graph import Operator
 from dejavu.graphs.kernels import kernel_of
 from dejavu.graphs.layer_trace import _Recorder, _signature
 from dejavu.profiles.kernel import CAUSAL, Kernel
-from dejavu.schedules.slices.decoder import _attending
 
 GPUS = [device for device in catalogue().values() if has_matrix_units(device, "float16")]
 every_gpu = pytest.mark.parametrize("device", GPUS, ids=[device.name for device in GPUS])
@@ -147,7 +146,7 @@ def test_slices_compute_what_the_whole_does(slices: tuple[int, ...], is_backward
     whole = kernel(8, 1024, 1024, 64, is_causal=True, is_backward=is_backward)
     context, flops = 0, 0.0
     for units in slices:
-        flops += _attending(whole, 8, units, context).flops
+        flops += attending(whole, units / 8, (units + context) / 8, is_causal=True).flops
         context += units
     assert flops == pytest.approx(whole.flops)
 

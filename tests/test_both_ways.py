@@ -18,8 +18,6 @@ from dejavu.graphs.capture import capture
 from dejavu.init import Draw
 from dejavu.launch.preflight import check_plan, check_spreading
 from dejavu.planning import PlanRequest
-from dejavu.planning.sentences import what_no_price_knows
-from dejavu.plans import Price
 from dejavu.plans.orders import BACKWARD, FORWARD, both_ways_orders
 from dejavu.profiles import ProfileDatabase
 from dejavu.runtime.layout import World
@@ -27,7 +25,6 @@ from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
 from dejavu.timing.training_times import TrainingTimes
 from dejavu.workload import Workload
-from tasks.training import needed_bytes
 from tests.test_pipeline import DROPOUT, GPT, TOLERANCE
 
 one = one_device()
@@ -133,7 +130,7 @@ def test_requests_ask_for_what_both_directions_can_have(tmp_path: Path) -> None:
     group = NodeGroup("g", 1, (), (("H200-SXM-141GB", 4),), link)
     cluster = Cluster("test", (group,), {"H200-SXM-141GB": catalogue()["H200-SXM-141GB"]}, {("g", "g"): link})
     request = PlanRequest(BOTH.model_copy(update={"schedule": "chimera"}), cluster, tmp_path)
-    assert request.allowed_schedules == ("1f1b",)
+    assert request.allowed_schedules == ("chimera",) and not request.listed_schedules
     assert all(count % 2 == 0 for count in request.counts)
     assert request.spread.max_data_parallel == request.spread.max_tensor_parallel == 1
     with pytest.raises(InputError, match="wanted schedule: chimera in the workload"):
@@ -173,18 +170,10 @@ def test_ranks_have_the_losses_of_one_process() -> None:
             assert sorted(numbers) == list(range(workload.microbatches_in_a_step)), name
 
 
-def test_a_rank_needs_the_room_of_both_its_stages() -> None:
-    job = job_of(BOTH, by_hand("1f1b", (0, 1, 2, 5, 8), [one] * 4, 4), 1)
-    price = Price(1.0, (), (), (), peak_bytes=(1.0, 10.0, 100.0, 1000.0), bubble_fraction=0.0)
-    assert needed_bytes(job.workload, job.binding, price) == [1001.0, 110.0, 110.0, 1001.0]
-    assert needed_bytes(GPT, job.binding, price) == list(price.peak_bytes)
-
-
-@pytest.mark.parametrize(("change", "said"), [({"both_ways": True}, "second copy"), ({"slices": (4, 12)}, "2 slices")])
-def test_what_is_not_priced_is_said_and_not_remembered(change: dict, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"both_ways": True}, {"slices": (4, 12)}])
+def test_of_other_ways_the_step_is_remembered(change: dict, tmp_path: Path) -> None:
     workload, database = GPT.model_copy(update=change), ProfileDatabase(tmp_path)
-    (sentence,) = what_no_price_knows(workload)
-    assert said in sentence and not what_no_price_knows(GPT)
     job = job_of(workload, by_hand("1f1b", (0, 3, 8), [one] * 2, 4), 1)
     times = TrainingTimes(1.0, None, 1, (), ())
-    assert remember(job.workload, job.binding, times, capture(GPT), database) == 0
+    assert remember(job.workload, job.binding, times, capture(GPT), database) == 1
+    assert len(database.latest(kind="step")) == 1

@@ -107,7 +107,7 @@ def test_mistakes_are_named(
     [
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"num_microbatches": 3}, "batch_size 16 does not divide"),
-        ({"schedule": "zbv"}, "wanted 1f1b or gpipe"),
+        ({"schedule": "zbv"}, "wanted 1f1b, gpipe or chimera"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"stages": []}, "a list of one stage or more"),
         ({"schedule": "gpipe", "num_microbatches": 1}, "1 microbatches on 2 stages under gpipe"),

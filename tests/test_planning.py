@@ -210,7 +210,7 @@ class Given(Prices):
 
     def __init__(self, request: PlanRequest, given: PricedProblem) -> None:
         super().__init__(request)
-        self._posed[given.problem.num_microbatches] = given
+        self._posed[given.problem.num_microbatches, (), ()] = given
 
 
 def as_request(folder: Path, given: PricedProblem, **changes: Any) -> PlanRequest:

@@ -38,7 +38,7 @@ from dejavu.schedules import (
     synchronous,
 )
 from dejavu.schedules.ranks import train_rank
-from dejavu.schedules.slices.decoder import slice_seconds
+from dejavu.schedules.slices import slice_seconds
 from dejavu.schedules.training import Rates, train_by
 from dejavu.simulation import StageSeconds, simulate
 from dejavu.workload import SyntheticSettings, TrialSettings, Workload

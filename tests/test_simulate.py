@@ -298,7 +298,7 @@ def test_scaling_all_times_scales_the_step(schedule: str, num_stages: int, num_m
     question = random_question(9, schedule, num_stages, num_microbatches)
 
     def scaled(row: Any) -> Any:
-        return type(row)(*(3.7 * value for value in vars(row).values()))
+        return type(row)(*(3.7 * value if value != () else () for value in vars(row).values()))
 
     larger = replace(
         question, stages=tuple(map(scaled, question.stages)), messages=tuple(map(scaled, question.messages))

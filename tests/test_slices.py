@@ -19,7 +19,7 @@ from dejavu.launch.preflight import check_spreading
 from dejavu.planning import PlanRequest
 from dejavu.plans.schedule import SCHEDULES, slice_by_slice, torch_actions
 from dejavu.runtime.single import train_single
-from dejavu.runtime.splits.sliceable import check_slices, slice_lengths
+from dejavu.runtime.splits.sliceable import check_slices
 from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.training import Layers, build_layers
 from dejavu.testing.schedules import sizes
@@ -27,6 +27,7 @@ from dejavu.workload import Workload
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import MODELS, model_of
 from dejavu.workload.settings import whole_backward_schedules
+from dejavu.workload.slices import slice_lengths
 from tests.test_hugging_face import CONFIGS, needs_transformers
 from tests.test_hugging_face_training import workload_of as hugging_face
 from tests.test_models import ZOO
@@ -256,13 +257,16 @@ BY_RANKS = {
     "gpt_accumulated": (GPT.model_copy(update={"accumulate": 3}), 3, "1f1b", (0, 4, 8), [one, one], 2),
     "gpt_zero_2": (GPT, (9, 7), "1f1b", (0, 8), [one_device(2, zero_level=2)], 2),
     "gpt_of_four": (GPT, (6, 5, 4, 1), "1f1b", (0, 1, 2, 4, 8), [one] * 4, 4),
+    "gpt_one_of_four": (GPT, (6, 5, 4, 1), "1f1b", (0, 1, 2, 4, 8), [one] * 4, 1),
+    "gpt_few_of_four": (GPT, 4, "gpipe", (0, 2, 3, 4, 8), [one] * 4, 2),
+    "gpt_three_of_four": (GPT, 2, "1f1b", (0, 2, 3, 4, 8), [one] * 4, 3),
     "llama_of_four": (LLAMA, 4, "gpipe", (0, 3, 4, 5, 8), [one] * 4, 4),
     "llama_waves": (LLAMA, 2, "hanayo", (0, 1, 2, 3, 4, 5, 6, 7, 8), [one] * 4, 4),
     "mixtral_replicas": (MIXTRAL, (3, 13), "1f1b", (0, 5, 8), [one_device(3), one], 4),
 }
 
 
-QUICK = ("gpt_uneven_gpipe", "llama_looped_recomputed", "gpt_of_four", "mixtral_replicas")
+QUICK = ("gpt_uneven_gpipe", "llama_looped_recomputed", "gpt_one_of_four", "gpt_three_of_four", "mixtral_replicas")
 OTHERS = tuple(name for name in BY_RANKS if name not in QUICK)
 
 

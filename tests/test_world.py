@@ -18,8 +18,7 @@ from dejavu.runtime.job import TrainingJob
 from dejavu.runtime.layout import World
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.runtime.single import train_single
-from dejavu.workload import GradientSettings, Workload
-from dejavu.workload.settings import ReplanSettings
+from dejavu.workload import GradientSettings, ReplanSettings, Workload
 from tests.launching import DRAW, TOLERANCE
 
 ONE = one_device()

@@ -9,7 +9,7 @@ from typing import Any
 from dejavu.cluster.catalogue import catalogue
 from dejavu.graphs.capture import capture
 from dejavu.schedules import best_slices, best_uniform_slices
-from dejavu.schedules.slices.decoder import slice_seconds
+from dejavu.schedules.slices import slice_seconds
 from dejavu.workload.loader import load_workload
 
 WORKLOADS = Path(__file__).parents[2] / "examples" / "workloads"

@@ -51,7 +51,7 @@ class BindingPrices:
         self.blocks_R = np.array([configuration.num_nodes for configuration in self.configurations])
         self.width_R = np.array([configuration.devices_per_node for configuration in self.configurations])
         self._senders_R = np.array([configuration.senders_per_node for configuration in self.configurations])
-        self.repeats = plan.num_microbatches - 1
+        self.repeats = problem.num_microbatches - 1
         shape = (len(plan.ranks), len(site.kinds))
         self.seconds_RK, self.load_seconds_RK = np.full(shape, np.inf), np.full(shape, np.inf)
         self._index_RK, known = np.full(shape, -1), set(problem.configurations)
@@ -107,8 +107,9 @@ class BindingPrices:
         """
         costs, c, plan = self.problem.costs, self.problem.index(configuration), self.plan
         schedule, needed_bytes, host_share = named(SCHEDULES, plan.schedule), 0.0, 0.0
-        if len(stages) > 1 and configuration.device_type == plan.stages[stages[0]].configuration.device_type:
-            return True
+        is_same = configuration.device_type == plan.stages[stages[0]].configuration.device_type
+        if plan.both_ways or (len(stages) > 1 and is_same):  # a stage of the other copy is there as well
+            return is_same
         for s in stages:
             stage, held = plan.stages[s], schedule.in_flight(s, len(plan.stages), plan.num_microbatches)
             if costs.max_in_flight(stage.start, stage.stop, c) < held:

@@ -29,6 +29,7 @@ from dejavu.graphs.split_loss import BEGINS, SplitLoss
 from dejavu.plans import StageConfiguration
 from dejavu.workload import OptimizerSettings, Workload
 from dejavu.workload.data import dataset_of
+from dejavu.workload.slices import slice_lengths
 
 Floats = NDArray[np.float64]
 T = TypeVar("T", float, Floats)
@@ -179,6 +180,16 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     return shard.part(layer, footprint.held_bytes) + output + (0.0 if recompute else shard.gathered_bytes)
 
 
+def kept_keys_bytes(layer: Layer, num_slices: int, configuration: StageConfiguration) -> float:
+    """Count the keys and values that a layer keeps of a microbatch whose sequences come in equal slices.
+
+    Each slice's own wait for the later ones; and each slice's attention has a copy of all until it, unless it is
+    recomputed.
+    """
+    copies = 1.0 if configuration.recompute else (num_slices + 1) / 2
+    return copies * sum(keys_and_values_bytes(layer)) / degree_of(layer, configuration.tensor_parallel)
+
+
 def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALONE) -> float:
     """Count what a layer's forward pass moves to the host's memory and its backward pass back (`graphs.offload`)."""
     if recompute:
@@ -299,6 +310,9 @@ def configuration_memory(
         return np.array([size(layer, recompute=configuration.recompute, shard=shard) for layer, shard in pairs])[kind_L]
 
     held_L = each(layer_activation_bytes)
+    if lengths := slice_lengths(workload):
+        earlier_L = np.array([kept_keys_bytes(layer, len(lengths), configuration) for layer in kinds])[kind_L]
+        held_L = held_L + earlier_L
     needs = partial(layer_temporary_bytes, optimizer=workload.optimizer, fetched=away.parameters is not None)
     temporary_L = each(needs)
     offloaded_L = np.zeros_like(held_L)

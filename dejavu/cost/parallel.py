@@ -22,7 +22,7 @@ from dejavu.cost.collectives.inside_stages import BACKWARD, COMPARED_BACKWARD, F
 from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
 from dejavu.cost.gradients import adding_seconds, combining_seconds, held_out_share
-from dejavu.cost.kernels.sequence import gathers_output, keys_and_values_bytes
+from dejavu.cost.kernels.sequence import SliceOfTokens, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, has_split_loss, weight_bytes
 from dejavu.cost.memory import ConfigurationMemory, ForEachByte, configuration_memory, example_bytes
 from dejavu.cost.offload.updates import disk_seconds, staging_bytes, update_seconds
@@ -32,9 +32,10 @@ from dejavu.cost.sources.predicted import Predicted
 from dejavu.cost.work import recomputed_share
 from dejavu.graphs.graph import Graph, Layer
 from dejavu.plans import StageConfiguration
-from dejavu.plans.priced_problem import OnDisk
+from dejavu.plans.priced_problem import OnDisk, SlicePrices
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
+from dejavu.workload.slices import slice_lengths, slice_spans
 
 Bools = NDArray[np.bool_]
 _SMALL_BYTES = 1.0  # of a message whose latency is all that counts
@@ -48,6 +49,7 @@ class _Column(NamedTuple):
     once_L: Floats
     once_latency_seconds: float
     memory: ConfigurationMemory
+    slices: tuple[tuple[Floats, Floats], ...]
     host_capacity_bytes: float
     disk_capacity_bytes: float
     fetched_L3: Floats
@@ -55,7 +57,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ConfigurationCosts:
-    """Additive costs, and their forward and backward parts separately, for simulating a schedule.
+    """Additive costs, and their forward and backward parts separately, for simulating a schedule; of the mean slice.
 
     Attributes:
         fetched_seconds_CL3: as of a `PricedProblem`.
@@ -66,6 +68,7 @@ class ConfigurationCosts:
     backward_seconds_CL: Floats
     on_disk: OnDisk
     fetched_seconds_CL3: Floats
+    slices: SlicePrices | None = None
 
     def of(self, rows: Sequence[int]) -> ConfigurationCosts:
         """Return those of some of the configurations."""
@@ -76,6 +79,7 @@ class ConfigurationCosts:
             self.backward_seconds_CL[rows],
             self.on_disk.of(rows),
             self.fetched_seconds_CL3[rows],
+            self.slices and self.slices.of(rows),
         )
 
 
@@ -114,20 +118,43 @@ class ParallelPrices:
             for configuration, one in zip(configurations, found, strict=True)
         ]
 
-    def _ask(self, configurations: Sequence[StageConfiguration], microbatch_size: int) -> None:
+    def slice_seconds(self, configuration: StageConfiguration, microbatch_size: int, num_units: int) -> Floats:
+        """Add up the passes of every slice of a sequence over all layers, recomputing and communication left out.
+
+        Returns:
+            (U, U): [j − 1, i]: a slice of j of U equal units after a context of i; 0 where i + j > U.
+        """
+        places = {(j, i): SliceOfTokens(i, i + j, num_units) for j in range(1, num_units + 1) for i in range(num_units)}
+        inside = {place: one for place, one in places.items() if one.stop <= num_units}
+        self._ask([configuration], microbatch_size, list(inside.values()))
+        found = np.zeros((num_units, num_units))
+        for (j, i), one in inside.items():
+            passes = self.passes(configuration, microbatch_size, one)
+            found[j - 1, i] = float((passes.forward_L + passes.backward_L).sum())
+        return found
+
+    def _ask(
+        self, configurations: Sequence[StageConfiguration], microbatch_size: int, slices: Sequence[SliceOfTokens] = ()
+    ) -> None:
         """Price the kernels of all parts of layers in one batch."""
-        parts = {LayerPart.of(configuration, microbatch_size) for configuration in configurations}
+        parts = {
+            LayerPart.of(configuration, microbatch_size, own)
+            for configuration in configurations
+            for own in (None, *slices)
+        }
         self._parts.ask(one for part in parts if part != part.whole for one in (part, part.whole))
 
     def costs(self, configurations: Sequence[StageConfiguration], workload: Workload) -> ConfigurationCosts:
-        """Price every layer under every configuration.
+        """Price every layer under every configuration; of a workload's slices, the mean one.
 
         Raises:
+            InputError: the slices are not those of its sequences.
             CostError: parts of layers are needed on a device type for which only whole layers' measurements are known.
         """
-        examples = float(example_bytes(workload))
-        self._ask(configurations, workload.microbatch_size)
-        columns = [self._column(configuration, workload, examples) for configuration in configurations]
+        lengths = slice_lengths(workload)
+        slices = [SliceOfTokens(*span) for span in slice_spans(lengths)]
+        self._ask(configurations, workload.microbatch_size, slices)
+        columns = [self._column(configuration, workload, slices) for configuration in configurations]
         memories = [column.memory for column in columns]
         on_disk_C1 = np.array([[one.offload.optimizer == "nvme"] for one in configurations])
         state_CL = np.array([memory.state_away_bytes_L for memory in memories])
@@ -153,6 +180,7 @@ class ParallelPrices:
                 np.where(on_disk_C1, state_CL, 0.0), np.array([column.disk_capacity_bytes for column in columns])
             ),
             fetched_seconds_CL3=np.array([column.fetched_L3 for column in columns]),
+            slices=_slice_prices(lengths, columns),
         )
 
     def _host_memory(self, configuration: StageConfiguration) -> HostMemory:
@@ -183,18 +211,23 @@ class ParallelPrices:
             )
         return found or Nvme(0, 1.0, 1.0)
 
-    def _column(self, configuration: StageConfiguration, workload: Workload, examples: float) -> _Column:
-        m = workload.microbatch_size
+    def _column(
+        self, configuration: StageConfiguration, workload: Workload, slices: Sequence[SliceOfTokens]
+    ) -> _Column:
+        m, n, examples = workload.microbatch_size, max(1, len(slices)), float(example_bytes(workload))
         graph = self.at(m // configuration.example_parts).graph
         kinds, kind_L = graph.kinds
         weights_L = np.array([weight_bytes(layer, configuration.tensor_parallel) for layer in kinds])[kind_L]
-        passes = self.passes(configuration, m)
+        each = [self.passes(configuration, m, own) for own in slices or (None,)]
+        passes, again = _mean(each), [0.0 * one.forward_L for one in each]
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
-        forward = passes.forward_L + self._inside_layers(configuration, graph, "forward")
-        backward = passes.backward_L + self._inside_layers(configuration, graph, "backward")
+        forward = passes.forward_L + self._inside_layers(configuration, graph, "forward", n)
+        backward = passes.backward_L + self._inside_layers(configuration, graph, "backward", n)
         if configuration.recompute:  # sums inside layers are repeated
-            again_L = self._inside_layers(configuration, graph, "forward", again=True)
-            backward = backward + self.recomputed(configuration, m) + again_L
+            whole_L, again_L = self.passes(configuration, m).forward_L, self.recomputed(configuration, m)
+            again = [again_L * _ratio(one.forward_L, whole_L) for one in each]
+            sums_L = self._inside_layers(configuration, graph, "forward", n, again=True)
+            backward = backward + np.mean(again, axis=0) + sums_L
         device, rule = self._cluster.device_types[configuration.device_type], workload.gradients
         ways = (FORWARD, COMPARED_BACKWARD if rule.gathers else BACKWARD)
         moved = (self._gathers(configuration, weights_L, gradient, names) for names in ways)
@@ -210,7 +243,7 @@ class ParallelPrices:
             latency += self._collectives.tensor_seconds(configuration, [_SMALL_BYTES])
         memory = configuration_memory(configuration, graph, workload, device, examples)
         host, nvme = self._host_memory(configuration), self._nvme(configuration)
-        copied = memory.offloaded_bytes_L / host.bytes_per_second
+        copied = memory.offloaded_bytes_L / n / host.bytes_per_second
         forward, backward = forward + copied, backward + copied  # one stream computes and copies
         tied = np.array([self._collectives.tied_seconds(device.name, gradient * layer.tied_bytes) for layer in kinds])
         once_L = passes.optimizer_L + told_L + tied[kind_L]
@@ -241,7 +274,13 @@ class ParallelPrices:
         if configuration.offload.optimizer == "nvme":
             once_L = once_L + disk_seconds(memory.state_away_bytes_L, nvme)
         room = max(host.size_bytes - staged, 0.0)
-        return _Column(forward, backward, once_L, latency, memory, room, float(nvme.size_bytes), fetched_L3)
+        # What is not computed is of a slice as of the mean one.
+        besides = forward - passes.forward_L, backward - passes.backward_L - np.mean(again, axis=0)
+        by_slice = tuple(
+            (besides[0] + one.forward_L, besides[1] + one.backward_L + repeated)
+            for one, repeated in zip(each, again, strict=True)
+        )
+        return _Column(forward, backward, once_L, latency, memory, by_slice, room, float(nvme.size_bytes), fetched_L3)
 
     def sum_seconds(
         self,
@@ -294,10 +333,16 @@ class ParallelPrices:
         return np.array([known[size] for size in weights_L.tolist()])
 
     def _inside_layers(
-        self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
+        self,
+        configuration: StageConfiguration,
+        graph: Graph,
+        direction: str,
+        num_slices: int = 1,
+        *,
+        again: bool = False,
     ) -> Floats:
         """Price tensor-parallel sums, and of a split sequence keys, values and perhaps what comes out of the model."""
-        sums_L = self._tensor_sums(configuration, graph, direction, again=again)
+        sums_L = self._tensor_sums(configuration, graph, direction, num_slices, again=again)
         if configuration.context_parallel == 1:
             return sums_L
         name = "all_gather" if direction == "forward" else "reduce_scatter"
@@ -318,20 +363,27 @@ class ParallelPrices:
         return found_L
 
     def _tensor_sums(
-        self, configuration: StageConfiguration, graph: Graph, direction: str, *, again: bool = False
+        self, configuration: StageConfiguration, graph: Graph, direction: str, num_slices: int, *, again: bool = False
     ) -> Floats:
         kinds, kind_L = graph.kinds
         last = kind_L[-1] if gathers_output(graph.layers[-1]) else -1
 
         def seconds(kind: int, layer: Layer) -> float:
             moves = layer_moves(layer, direction, configuration, has_loss=kind == last, again=again)
-            return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in moves)
+            told = ((name, size / num_slices) for name, size in moves)
+            return sum(self._collectives.tensor_seconds(configuration, [size], name) for name, size in told)
 
         return np.array([seconds(kind, layer) for kind, layer in enumerate(kinds)])[kind_L]
 
-    def passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
-        """Price computation on the devices: the table's number times the predicted factor of a part of it."""
-        found = self._passes(configuration, microbatch_size)
+    def passes(
+        self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None = None
+    ) -> Passes:
+        """Price computation on the devices: the table's number times the predicted factor of a part of it.
+
+        Args:
+            tokens: the slice of a sequence; None: all of it.
+        """
+        found = self._passes(configuration, microbatch_size, tokens)
         return found._replace(optimizer_L=0.0 * found.optimizer_L) if configuration.offload.optimizer else found
 
     def recomputed(self, configuration: StageConfiguration, microbatch_size: int) -> Floats:
@@ -347,15 +399,18 @@ class ParallelPrices:
             self._known_shares[key] = np.array([recomputed_share(layer, device) for layer in kinds])[kind_L]
         return self._known_shares[key] * forward_L
 
-    def _passes(self, configuration: StageConfiguration, microbatch_size: int) -> Passes:
-        part = LayerPart.of(configuration, microbatch_size)
+    def _passes(self, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None) -> Passes:
+        part = LayerPart.of(configuration, microbatch_size, tokens)
         table = self._column_of(configuration.device_type, part.microbatch_size)
         if configuration.example_parts > 1:
             table = self._consistent(configuration.device_type, microbatch_size, part.microbatch_size, table)
         if part == part.whole:
             return table
         few, all_ = self._parts.prediction(part), self._parts.prediction(part.whole)
-        return Passes(*(known * _ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
+        found = Passes(*(known * _ratio(one, every) for known, one, every in zip(table, few, all_, strict=True)))
+        if tokens is None:
+            return found
+        return found._replace(optimizer_L=self._passes(configuration, microbatch_size, None).optimizer_L)
 
     def _consistent(self, device_type: str, microbatch_size: int, own: int, table: Passes) -> Passes:
         """Use measured × predicted ratio where the whole microbatch was measured and a replica's only predicted."""
@@ -386,6 +441,17 @@ class ParallelPrices:
         column = table.device_types.index(device_type)
         grids: tuple[EstimateGrid, ...] = (table.forward, table.backward, table.optimizer)
         return Passes(*(grid.seconds_LD[:, column] for grid in grids))
+
+
+def _mean(each: Sequence[Passes]) -> Passes:
+    return Passes(*(np.mean(rows, axis=0) for rows in zip(*each, strict=True)))
+
+
+def _slice_prices(lengths: tuple[int, ...], columns: Sequence[_Column]) -> SlicePrices | None:
+    if not lengths:
+        return None
+    both = (np.array([[one.slices[k][way] for one in columns] for k in range(len(lengths))]) for way in range(2))
+    return SlicePrices(lengths, *both)
 
 
 def _ratio(part_L: Floats, whole_L: Floats) -> Floats:

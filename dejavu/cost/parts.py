@@ -12,7 +12,7 @@ import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
-from dejavu.cost.kernels.sequence import OwnTokens, gathers_output
+from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.graphs.graph import Graph, Layer
@@ -44,6 +44,7 @@ class LayerPart(NamedTuple):
         expert_parallel: of experts it has some whole.
         context_parallel: into how many parts devices split the sequence.
         sequence_parallel: devices that share weights split the sequence between them.
+        tokens: the slice of a sequence; None: all of it.
     """
 
     device_type: str
@@ -53,9 +54,12 @@ class LayerPart(NamedTuple):
     expert_parallel: bool = False
     context_parallel: int = 1
     sequence_parallel: bool = False
+    tokens: SliceOfTokens | None = None
 
     @classmethod
-    def of(cls, configuration: StageConfiguration, microbatch_size: int) -> LayerPart:
+    def of(
+        cls, configuration: StageConfiguration, microbatch_size: int, tokens: SliceOfTokens | None = None
+    ) -> LayerPart:
         r = configuration.data_parallel
         return cls(
             configuration.device_type,
@@ -65,6 +69,7 @@ class LayerPart(NamedTuple):
             configuration.expert_parallel,
             configuration.context_parallel,
             configuration.sequence_parallel,
+            tokens,
         )
 
     @property
@@ -134,7 +139,7 @@ class PartPrices:
 
     def _passes_of(self, layer: Layer, part: LayerPart, *, has_loss: bool) -> tuple[list[Kernel], list[Kernel]]:
         """Return the kernels of a layer's forward and backward: the same for all device types and ZeRO levels."""
-        own = OwnTokens(part.context_parallel, has_loss)
+        own = part.tokens or OwnTokens(part.context_parallel, has_loss)
         t, how = part.tensor_parallel, {"expert_parallel": part.expert_parallel}
         how["sequence_parallel"] = part.sequence_parallel
         key = (part.microbatch_size, t, *how.values(), own, work_of(layer))

@@ -13,14 +13,16 @@ from dejavu.cost.collectives.inside_stages import stage_transfer
 from dejavu.cost.kernels.experts import experts_to_share
 from dejavu.cost.kernels.sequence import context_length
 from dejavu.cost.kernels.sharding import most_tensor_parallel, sequence_length
+from dejavu.cost.memory import ForEachByte
 from dejavu.cost.parallel import ParallelPrices
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import OFFLOADS, Parallelism
-from dejavu.plans import Offload, Problem, StageConfiguration
+from dejavu.plans import Offload, Plan, Problem, StageConfiguration
 from dejavu.plans.priced_problem import PassCost, PricedProblem
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.workload import Workload
+from dejavu.workload.slices import slice_lengths
 
 # Collectives and small kernels are not predicted more closely than this; within it, the less memory counts.
 SPLIT_MARGIN = 0.05
@@ -39,6 +41,7 @@ def price_problem(
     """Price the problem of cutting the layers into stages that may take several devices each.
 
     A plan has at most as many stages as microbatches: torch's pipeline schedules reject fewer microbatches than stages.
+    Of sequences in slices these count.
 
     Of several runs of the schedule in a step, each waits for the one before: what a run repeats is counted so often.
 
@@ -54,9 +57,9 @@ def price_problem(
         cluster,
         workload.microbatch_size,
         most_tensor_parallel(graph),
-        sequence_length(graph) if workload.slices == 1 else 0,  # slices go whole through all devices of a stage
+        0 if workload.in_slices else sequence_length(graph),  # slices go whole through all devices of a stage
         0 if workload.compile else experts_to_share(graph),  # their numbers of rows are known as they come
-        0 if workload.compile or workload.slices != 1 else context_length(graph),
+        0 if workload.compile or workload.in_slices else context_length(graph),
     )
     if not configurations:
         most = max(group.devices_per_node for group in cluster.groups)
@@ -66,6 +69,9 @@ def price_problem(
             "min_tensor_parallel"
         )
     configurations = _that_can_combine(configurations, workload, parallelism)
+    if slice_lengths(workload):  # splits that were found work on whole sequences
+        found_at = {split.degree for layer in graph.layers for split in layer.found}
+        configurations = tuple(one for one in configurations if one.tensor_parallel not in found_at)
     if not parallelism.also_unsplit:
         configurations = _worth_pricing(prices, configurations, workload.microbatch_size)
     found = prices.costs(configurations, workload)
@@ -77,19 +83,20 @@ def price_problem(
     if not parallelism.also_unsplit:
         kept = _worth_considering(configurations, found.costs.seconds_CL)
         configurations, found = tuple(configurations[c] for c in kept), found.of(kept)
-    links = runs * links_between(cluster, transfers, configurations)
+    links, n = runs * links_between(cluster, transfers, configurations), max(1, len(slice_lengths(workload)))
     return PricedProblem(
         Problem(
             layers=tuple(layer.name for layer in graph.layers),
             configurations=configurations,
             device_counts=cluster.device_counts,
             costs=replace(found.costs, seconds_CL=runs * found.costs.seconds_CL),
-            cut_bytes_L1=graph.cut_bytes_L1,
+            cut_bytes_L1=graph.cut_bytes_L1 / n,
             link_latency_seconds_CC=links[:, :, 0].copy(),
             link_seconds_per_byte_CC=links[:, :, 1].copy(),
             schedule=workload.searched_schedule,
-            num_microbatches=workload.num_microbatches,
+            num_microbatches=n * workload.num_microbatches,
             max_stages=_most_stages(workload),
+            num_slices=n,
         ),
         runs * found.forward_seconds_CL,
         runs * found.backward_seconds_CL,
@@ -98,6 +105,8 @@ def price_problem(
         runs,
         found.on_disk,
         runs * found.fetched_seconds_CL3,
+        found.slices and found.slices.times(runs),
+        ForEachByte.of(workload.optimizer).gradient_bytes * np.array([layer.parameter_bytes for layer in graph.layers]),
     )
 
 
@@ -143,7 +152,9 @@ def _worth_keeping_away(
 
 
 def _most_stages(workload: Workload) -> int:
-    return 1 if workload.gradients.rule == "zeno" else workload.num_microbatches
+    if workload.gradients.rule == "zeno":
+        return 1
+    return workload.num_microbatches * max(1, len(slice_lengths(workload)))
 
 
 def _fetching_where_needed(
@@ -285,6 +296,17 @@ def split_into(workload: Workload, num_microbatches: int) -> Workload:
             f"one of its divisors, such as {', '.join(map(str, microbatch_choices(workload)))}"
         )
     return workload.model_copy(update={"num_microbatches": num_microbatches})
+
+
+def as_planned(workload: Workload, plan: Plan) -> Workload:
+    """Return the workload as the plan trains it: in so many microbatches, perhaps in slices, or in both directions.
+
+    Raises:
+        InputError: the batch does not divide into the microbatches.
+    """
+    one_way = {"schedule": plan.schedule} if workload.schedule == CHIMERA and not plan.both_ways else {}
+    ways = {"slices": plan.slices or 1, "both_ways": plan.both_ways}
+    return split_into(workload, plan.num_microbatches).model_copy(update=ways | one_way)
 
 
 def links_between(cluster: Cluster, transfers: Transfers, configurations: Sequence[StageConfiguration]) -> Floats:

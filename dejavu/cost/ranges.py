@@ -127,12 +127,12 @@ class PriceErrors:
         actions = max(1, simulated(priced, plan, None).num_actions)
         draws = Draws(min(MOST_DRAWS, max(LEAST_DRAWS, MOST_ACTIONS // actions)), seed)
         base = stages_of(priced, plan)
-        factors = [self._stage_factors(priced, stage, plan.num_microbatches, draws) for stage in plan.stages]
+        factors = [self._stage_factors(priced, stage, plan.num_microbatches, draws) for stage in plan.seats]
         found = np.empty(draws.count)
         for k in range(draws.count):
             rows = [
                 _scaled(row, _overhead(priced, stage), *(factor[k] for factor in of_stage))
-                for row, stage, of_stage in zip(base, plan.stages, factors, strict=True)
+                for row, stage, of_stage in zip(base, plan.seats, factors, strict=True)
             ]
             found[k] = simulated(priced, plan, rows).step_seconds
         drawn: Floats = found * np.exp(UNTRAINED_LOG_DEVIATION * draws.of("untrained"))
@@ -204,4 +204,5 @@ def _scaled(row: StageSeconds, overhead: float, forward: float, backward: float,
         backward_input_seconds=scaled(row.backward_input_seconds, backward),
         backward_weight_seconds=scaled(row.backward_weight_seconds, backward),
         per_step_seconds=row.per_step_seconds * once,
+        slices_seconds=tuple((scaled(ahead, forward), scaled(back, backward)) for ahead, back in row.slices_seconds),
     )

@@ -25,6 +25,7 @@ from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import LayerBuilder, layers_of
+from dejavu.workload.slices import slice_lengths
 
 
 def check_plan(job: TrainingJob) -> None:
@@ -98,12 +99,12 @@ def _check_plan(job: TrainingJob) -> None:
             f"the stages hold layers {', '.join(f'{s.start}–{s.stop - 1}' for s in plan.stages)}; "
             f"wanted each of the model's {num_layers} layers once, in order"
         )
-    batch, number = workload.run_size, plan.num_microbatches
-    if number < 1 or batch % number or not allowed_microbatches(plan.schedule, num_stages, number):
+    batch, number, slices = workload.run_size, plan.num_microbatches, max(1, len(slice_lengths(workload)))
+    if number < 1 or batch % number or not allowed_microbatches(plan.schedule, num_stages, number, slices):
         why = f"a batch of {batch} does not divide into {number} microbatches"
         if number >= 1 and not batch % number:
             try:
-                actions(plan.schedule, num_stages, number)
+                actions(plan.schedule, num_stages, number, slices)
             except InputError as error:
                 why = str(error)
         raise LaunchError(f"{why}; {_microbatches_that_would_do(job)}")
@@ -284,7 +285,7 @@ def _microbatches_that_would_do(job: TrainingJob) -> str:
     plan, batch = job.binding.plan, job.workload.run_size
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
     for number in sorted(divisors, key=lambda divisor: abs(divisor - plan.num_microbatches)):
-        if allowed_microbatches(plan.schedule, len(plan.stages), number):
+        if allowed_microbatches(plan.schedule, len(plan.stages), number, max(1, len(slice_lengths(job.workload)))):
             return f"{number} microbatches would do"
     return f"no number of microbatches of a batch of {batch} would do: a larger batch, or fewer stages"
 

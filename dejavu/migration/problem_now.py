@@ -49,7 +49,7 @@ class RunningProblem:
     def of(cls, prices: Prices, num_microbatches: int) -> RunningProblem:
         """Take the problem of a request, at the microbatches of the plan that was chosen."""
         request = prices.request
-        return cls(prices.priced(num_microbatches), request.cluster, request.allowed_schedules, prices.transfers)
+        return cls(prices.priced(num_microbatches), request.cluster, request.listed_schedules, prices.transfers)
 
     @classmethod
     def of_plan(cls, plan: Plan, workload: Workload, cluster: Cluster, database: Path) -> RunningProblem:

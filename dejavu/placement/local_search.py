@@ -224,7 +224,7 @@ def _moved(
     for m in range(N):
         g = arrays.group_N[m]
         if try_G[g] != device_G[g]:
-            first = min(first, at_N[m])
+            first = min(first, int(at_N[m]))
     return first
 
 
@@ -244,7 +244,7 @@ def _reordered(arrays: Arrays, draws: np.random.Generator, order_N: Ints, try_N:
     for k in range(at, to, step):
         try_N[k] = order_N[k + step]
     try_N[to] = n
-    return int(min(at, to)) if to != at else N
+    return min(int(at), int(to)) if to != at else N
 
 
 @njit(cache=True, nogil=True)

@@ -89,7 +89,7 @@ class RequestBounds:
         return list(first.values())
 
     def _begin(self, best_seconds: float) -> None:
-        asked = (self.request.allowed_schedules, best_seconds)
+        asked = (self.request.listed_schedules, best_seconds)
         self.homes.each([(k, asked) for k in range(len(self.request.counts))], _begin)
 
     def _go_on(self, seconds: Mapping[int, float]) -> dict[int, SimulatedBound]:

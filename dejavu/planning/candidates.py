@@ -14,6 +14,7 @@ from dejavu.planning.prices import Prices
 from dejavu.planning.schedules import fits, under
 from dejavu.plans import LayerSplit, Plan, Price
 from dejavu.plans.priced_problem import Away, PricedProblem
+from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation import Simulation, price_of_simulated, simulate_plan, stages_of
 
 MOST_SIMULATIONS = 300  # while cuts of one plan are moved
@@ -141,7 +142,15 @@ class Simulator:
         return self._known[plan]
 
     def _simulated(self, priced: PricedProblem, plan: Plan) -> float:
-        """Return the simulated step of a plan that was trained, at today's prices."""
+        """Return the simulated step of a plan that was trained, at today's prices.
+
+        Raises:
+            PlanError: these prices are of other slices.
+        """
+        if plan.slices != priced.slice_lengths:
+            raise PlanError(
+                f"the plan has slices {list(plan.slices)}; these prices are of {list(priced.slice_lengths)}"
+            )
         if plan not in self._trained:
             self._trained[plan] = simulate_plan(priced, plan).step_seconds
         return self._trained[plan]
@@ -183,10 +192,10 @@ def moved_cut(plan: Plan, cut: int, move: int) -> Plan | None:
 
 def least_seconds(priced: PricedProblem, plan: Plan) -> float:
     """Return the busiest pipeline rank's work in a step; no order of its actions takes less."""
-    rows, B = stages_of(priced, plan), plan.num_microbatches
+    rows, B = stages_of(priced, plan), priced.problem.num_microbatches
 
     def work(s: int) -> float:
         forward, backward, of_input, of_weights, once = rows[s].passes_seconds
-        return B * (forward + min(backward, of_input + of_weights)) + once
+        return B * (forward + min(backward, of_input + of_weights)) / (2 if plan.both_ways else 1) + once
 
-    return max(sum(work(s) for s in stages) for stages in plan.ranks)
+    return max(sum(work(s) for s in own) for own in plan.seats_of_ranks)

@@ -20,14 +20,17 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.simulation.bound import SimulatedBound
 from dejavu.workload import Workload
 
+BOTH_WAYS, SLICES = "both ways", "slices"  # of what was compared beside the searches' plans
+
 
 @dataclass(frozen=True, eq=False)
 class Considered:
     """One search's answer for one number of microbatches, and how its plan would run.
 
     Attributes:
-        search: its name; `remembered` for a plan that was trained before, `bound` for one found while bounding.
-        answer: None for those two.
+        search: its name; `remembered` for a plan that was trained before, `bound` for one found while bounding,
+            `both ways` and `slices` for those that were compared besides.
+        answer: None for those four.
         candidates: its plan under the schedules that can run it; those that fit first, then by predicted step.
     """
 
@@ -38,7 +41,7 @@ class Considered:
 
     @property
     def num_microbatches(self) -> int:
-        return self.priced.problem.num_microbatches
+        return self.priced.problem.whole_microbatches
 
     @property
     def result(self) -> SearchResult | None:
@@ -125,7 +128,7 @@ class Choice:
         Raises:
             InputError: its schedule does not run so many stages or microbatches.
         """
-        return self.simulator.candidate(self.prices.priced(plan.num_microbatches), plan)
+        return self.simulator.candidate(self.prices.priced_for(plan), plan)
 
     @property
     def step_seconds(self) -> float:
@@ -178,7 +181,8 @@ class Choice:
             row.proves_infeasible(self.prices.priced(num_microbatches)) for row in self.considered
         ):
             return float("inf")
-        return self.simulated_bounds[num_microbatches].seconds
+        found = self.simulated_bounds.get(num_microbatches)
+        return 0.0 if found is None else found.seconds  # 0: of both directions and of slices nothing is proved
 
     @property
     def gap(self) -> float | None:
@@ -237,9 +241,9 @@ class Choice:
     def schedules(self) -> tuple[Candidate, ...]:
         """The chosen plan's devices and microbatches under other schedules that fit, the fastest first."""
         own = [one for row in self.considered for one in row.candidates if one.fits and _alike(one, self.chosen)]
-        fastest: dict[str, Candidate] = {self.chosen.plan.schedule: self.chosen}
+        fastest: dict[str, Candidate] = {self.chosen.plan.schedule_name: self.chosen}
         for one in sorted(own, key=lambda one: one.simulated_seconds):
-            fastest.setdefault(one.plan.schedule, one)
+            fastest.setdefault(one.plan.schedule_name, one)
         return tuple(sorted(fastest.values(), key=lambda one: one.simulated_seconds))
 
     @property

@@ -16,7 +16,9 @@ from dejavu.planning.sentences import (
     what_routing_is_assumed,
     what_the_formula_says,
     what_was_chosen,
+    what_was_compared,
     what_was_gained,
+    which_way,
 )
 
 WIDTH_COLUMNS = 100
@@ -24,14 +26,17 @@ WIDTH_COLUMNS = 100
 
 def print_choice(choice: Choice) -> None:
     """Print what was considered, the baselines, the chosen plan's stages, and the sentences about it."""
-    console = Console(width=WIDTH_COLUMNS)
+    is_sliced = any(row.priced.slices is not None for row in choice.considered)
+    console = Console(width=WIDTH_COLUMNS + (len(", 16 slices") if is_sliced else 0))
     console.print(considered_table(choice))
     console.print(stages_table(choice))
     before = (what_was_chosen, what_it_yields, what_is_likely, what_is_away, what_routing_is_assumed)
-    for sentence in (*before, what_is_proved, what_was_gained):
+    if said := which_way(choice.plan):
+        console.print(said, highlight=False)
+    for sentence in (*before, what_is_proved, what_was_compared, what_was_gained):
         if said := sentence(choice):
             console.print(said, highlight=False, markup=False)
-    times = [f"{one.plan.schedule} {format_seconds(one.simulated_seconds)}" for one in choice.schedules]
+    times = [f"{one.plan.schedule_name} {format_seconds(one.simulated_seconds)}" for one in choice.schedules]
     if len(times) > 1:
         console.print(f"The same devices and microbatches, simulated: {', '.join(times)}.", highlight=False)
     console.print(what_the_formula_says(choice), style="dim", highlight=False, markup=False)
@@ -56,7 +61,7 @@ def considered_table(choice: Choice) -> Table:
         table.add_row(
             name,
             count,
-            shown.plan.schedule,
+            shown.plan.schedule_name,
             format_seconds(shown.simulated_seconds),
             proved,
             str(len(shown.plan.stages)),
@@ -81,7 +86,7 @@ def stages_table(choice: Choice) -> Table:
     """Tabulate the chosen plan, stage by stage."""
     plan, found = choice.plan, choice.chosen.price
     table = Table(
-        title=f"chosen: {plan.schedule}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}",
+        title=f"chosen: {plan.schedule_name}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}",
         title_justify="left",
     )
     table.add_column("layers", no_wrap=True)
@@ -97,7 +102,7 @@ def stages_table(choice: Choice) -> Table:
             f"{stage.start}–{stage.stop - 1}",
             names[stage.start] if stage.stop == stage.start + 1 else f"{names[stage.start]} … {names[stage.stop - 1]}",
             f"{stage.configuration}{where}",
-            format_seconds(found.stage_seconds[s] / choice.priced.accumulate),
+            format_seconds(found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate),
             format_bytes(found.peak_bytes[s]),
             format_bytes(free[rank_of[s]]),
         )

@@ -13,6 +13,7 @@ from dejavu.foundation.errors import InputError
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.sentences import reason
+from dejavu.plans.schedule import CHIMERA
 
 
 def write_answer(content: dict[str, Any], path: Path | None) -> None:
@@ -64,12 +65,13 @@ def choice_to_dict(choice: Choice) -> dict[str, Any]:
         "devices_used": chosen.num_devices,
         "devices": choice.request.cluster.num_devices,
         "stages": stages_to_list(chosen, choice),
-        "schedule": plan.schedule,
+        "schedule": CHIMERA if plan.both_ways else plan.schedule,
+        "slices": list(plan.slices),
         "microbatches": plan.num_microbatches,
         "accumulate": choice.priced.accumulate,
         "schedules": [
             {
-                "schedule": one.plan.schedule,
+                "schedule": one.plan.schedule_name,
                 "cuts": list(one.plan.cuts),
                 "simulated_step_seconds": one.simulated_seconds,
                 "bubble_fraction": one.simulation.bubble_fraction,
@@ -125,7 +127,7 @@ def stages_to_list(chosen: Candidate, choice: Choice) -> list[dict[str, Any]]:
             "rank": ranks[s],
             "configuration": stage.configuration.to_dict(),
             "device_type": stage.configuration.device_type,
-            "seconds": found.stage_seconds[s] / choice.priced.accumulate,
+            "seconds": found.stage_seconds[s] * plan.num_slices / choice.priced.accumulate,
             "peak_bytes": found.peak_bytes[s],
             "capacity_bytes": float(types[stage.configuration.device_type].memory_bytes),
             **(chosen.away[s]._asdict() if stage.configuration.offload else {}),
@@ -141,7 +143,7 @@ def _row(choice: Choice, row: Considered) -> dict[str, Any]:
     return {
         "search": row.search,
         "microbatches": row.num_microbatches,
-        "schedule": shown and shown.plan.schedule,
+        "schedule": shown and shown.plan.schedule_name,
         "step_seconds": found and found.step_seconds,
         "lower_bound_seconds": None if row.is_proved_infeasible else row.lower_bound_seconds,
         "simulated_step_seconds": shown and shown.simulated_seconds,
@@ -167,7 +169,7 @@ def _baseline(row: Considered) -> dict[str, Any] | None:
         "simulated_step_seconds": best.simulated_seconds,
         "predicted_step_seconds": best.step_seconds,
         "microbatches": best.plan.num_microbatches,
-        "schedule": best.plan.schedule,
+        "schedule": best.plan.schedule_name,
         "stages": len(best.plan.stages),
         "devices": best.num_devices,
         "cuts": list(best.plan.cuts),

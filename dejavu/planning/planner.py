@@ -20,12 +20,16 @@ from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
 from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home, load_compiled_loops, num_cores
 from dejavu.planning.request import PlanRequest
+from dejavu.planning.ways.both_ways import plans_both_ways
+from dejavu.planning.ways.slices import plans_in_slices
 from dejavu.plans import Answer, Infeasible, NoPlanError, NotFound, Obstacle, Plan, SearchResult
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.schedule import CHIMERA
 from dejavu.plans.stage_costs import PlanError
 from dejavu.simulation.bound import CLOSE, SimulatedBound
 from dejavu.workload import Workload
 from dejavu.workload.loader import load_workload
+from dejavu.workload.slices import slice_lengths
 
 PROVER = "auto"
 FURTHER = ("differentiable", "mcmc")  # run where the proof leaves a gap
@@ -156,6 +160,7 @@ class _Planning:
         self._ask(searches, priced, 1.0)
         if not named and self.left_seconds > 0:
             self._ask([PROVER, *FURTHER], [one for one in priced if self._is_open(one)], 1.0)
+        self._compare_other_ways()
         if not self._has_plan:
             left = [under_gpipe_memory(one) for one in priced if not self._is_proved_empty(one)]
             with self._homes(left):
@@ -224,14 +229,22 @@ class _Planning:
             for plan in remembered_plans(
                 self.prices.graph_of(count), self.prices.rows, self.request.workload.accumulate
             ):
-                if plan.num_microbatches != count or plan.schedule not in self.request.allowed_schedules:
+                if plan.num_microbatches != count or not self._may_use(plan):
                     continue
                 try:
+                    priced = self.prices.priced_for(plan)
                     if _devices(plan) <= Counter(priced.problem.device_counts):
                         made = self.simulator.candidate(priced, plan)
                         self.rows.append(Considered(REMEMBERED, priced, None, (made,)))
                 except PlanError:  # of devices or degrees that are not considered today
                     continue
+
+    def _may_use(self, plan: Plan) -> bool:
+        """Return whether the request allows the plan's schedule, and its slices or that it has none."""
+        name = CHIMERA if plan.both_ways else plan.schedule
+        if plan.slices == slice_lengths(self.request.workload):
+            return name in self.request.allowed_schedules
+        return name in self.request.allowed_schedules and bool(plan.slices) and self.request.may_slice
 
     def _start(self, priced: PricedProblem) -> Plan | None:
         """Return the cheapest plan of this problem so far."""
@@ -254,6 +267,20 @@ class _Planning:
         if not fitting:
             raise NoPlanError(*self._why_none())
         return min(fitting, key=lambda pair: pair[1].step_seconds)
+
+    @property
+    def _has_bounds(self) -> bool:
+        """Whether plans are bounded: those of whole sequences through one copy of the model are."""
+        return bool(self.request.listed_schedules) and not self.request.workload.in_slices
+
+    def _compare_other_ways(self) -> None:
+        """Add plans of both directions, and of slices, where they may be used."""
+        if CHIMERA in self.request.allowed_schedules:
+            self._tell("comparing both directions", 0, 1)
+            self.rows += plans_both_ways(self.request, self.prices, self.simulator)
+        if self._has_plan and self.request.may_slice:
+            self._tell("comparing slices of sequences", 0, 1)
+            self.rows += plans_in_slices(self.request, self.prices, self.simulator)
 
     def _unless_kept(self, origin: Considered, chosen: Candidate) -> tuple[Considered, Candidate]:
         """Keep the best plan that was trained before, unless the new one's gain exceeds the uncertainty of the two."""
@@ -305,12 +332,16 @@ class _Planning:
 
         The searches' plans have one stage on each rank; with two, layers that are not neighbours share a rank's memory.
         """
+        if not self._has_bounds:
+            return
         self.looked = bounds.looked()
         for count, bound in self.looked.items():
             self._consider_met(count, bound)
 
     def _raised(self, bounds: RequestBounds, chosen: Candidate) -> dict[int, SimulatedBound]:
         """Return lower bounds on the simulated step by number of microbatches; plans found meanwhile are candidates."""
+        if not self._has_bounds:
+            return {}
         found = bounds.raised(chosen.simulated_seconds)
         for count, bound in found.items():
             self._consider_met(count, bound)

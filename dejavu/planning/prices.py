@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dejavu.cluster import Cluster
 from dejavu.cost import CostTable, cost_table, is_prediction, remember_stages, sources, transfer_costs
@@ -25,10 +25,12 @@ from dejavu.graphs.graph import Graph
 from dejavu.graphs.kept_layers import KeptInUserCache
 from dejavu.parallelism import Parallelism
 from dejavu.planning.request import PlanRequest
-from dejavu.plans import Stage
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
+from dejavu.plans.stage_costs import Floats
 from dejavu.profiles import ProfileDatabase
 from dejavu.workload import Workload
+from dejavu.workload.slices import slice_lengths
 
 if TYPE_CHECKING:
     from dejavu.planning.shardings import FoundSplits
@@ -58,7 +60,7 @@ class Prices:
     ) -> None:
         self.request, self._remembers, self._num_forks = request, remembers, num_forks
         self.rows = ProfileDatabase(request.database).snapshot()
-        self._graphs, self._posed = dict[int, Graph](), dict[int, PricedProblem]()
+        self._graphs, self._posed = dict[int, Graph](), dict[Any, PricedProblem]()
         self._undeclared = dict[int, Graph]()
         self._graph_at = graph_at or self._with_splits
         workload = request.workload
@@ -93,25 +95,52 @@ class Prices:
         """Return what each whole layer costs on each type of device at that microbatch size."""
         return self._parallel.at(self.request.workload.run_size // num_microbatches).table
 
-    def priced(self, num_microbatches: int) -> PricedProblem:
+    def priced(
+        self, num_microbatches: int, slices: tuple[int, ...] = (), only: tuple[StageConfiguration, ...] = ()
+    ) -> PricedProblem:
         """Return the problem with so many microbatches, and what simulating its plans needs besides.
+
+        Args:
+            slices: positions of each slice of a sequence; empty: as the workload says.
+            only: these configurations alone; empty: as the request says.
 
         Raises:
             CostError: a number is missing; it names layer and device.
         """
-        if num_microbatches not in self._posed:
+        key = num_microbatches, slices or slice_lengths(self.request.workload), only
+        if key not in self._posed:
             request = self.request
             graph, types = self.graph_of(num_microbatches), request.cluster.device_counts
-            self._posed[num_microbatches] = price_problem(
+            self._posed[key] = price_problem(
                 self._parallel,
                 request.cluster,
-                request.split(num_microbatches),
+                request.split(num_microbatches, slices),
                 self.transfers,
-                request.spread,
+                replace(request.spread, only=only, also_unsplit=True) if only else request.spread,
                 {name: pass_cost(self.rows, name) for name in types},
                 {name: backward_parts(self.rows, graph, name) for name in types},
             )
-        return self._posed[num_microbatches]
+        return self._posed[key]
+
+    def priced_for(self, plan: Plan) -> PricedProblem:
+        """Return the problem of a plan; of one whose slices the planner found, with its configurations alone.
+
+        Raises:
+            CostError: a number is missing; it names layer and device.
+        """
+        if plan.slices == slice_lengths(self.request.workload):
+            return self.priced(plan.num_microbatches)
+        used = {stage.configuration: None for stage in plan.stages}
+        return self.priced(plan.num_microbatches, plan.slices, tuple(used))
+
+    def slice_seconds(self, configuration: StageConfiguration, num_microbatches: int, num_units: int) -> Floats:
+        """Return what slices take through all layers, forward and backward, communication left out.
+
+        Returns:
+            (U, U): [j − 1, i]: a slice of j units after a context of i, as `plans.slicing.best_slices` wants it.
+        """
+        size = self.request.workload.run_size // num_microbatches
+        return self._parallel.slice_seconds(configuration, size, num_units)
 
     def sum_seconds(self, stage: Stage, microbatch_size: int, *, at_the_end: bool = False) -> float:
         """Return what is priced for summing a stage's gradients over its replicas, once a step.

@@ -36,7 +36,7 @@ class Question:
 
     @property
     def num_microbatches(self) -> int:
-        return self.priced.problem.num_microbatches
+        return self.priced.problem.whole_microbatches
 
     @property
     def asked(self) -> Search:

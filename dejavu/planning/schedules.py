@@ -3,40 +3,63 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
-from dejavu.plans import Plan, Stage
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.plans.priced_problem import PricedProblem
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, OF_FEW, SCHEDULES
 from dejavu.plans.stage_costs import HAIR, AdditiveCosts
+from dejavu.runtime.both_ways import is_one_device
 from dejavu.simulation import Simulation
 
 
 def under(priced: PricedProblem, plan: Plan, name: str) -> Plan:
-    """Return the plan's devices and microbatches under this schedule.
+    """Return the plan's devices and microbatches under this schedule; of sequences in slices, as it is run.
 
     Raises:
         InputError: too few layers for so many stages, or the schedule does not run so many microbatches.
     """
-    schedule, B = named(SCHEDULES, name), plan.num_microbatches
+    if name == CHIMERA:
+        return _in_both_directions(priced, plan)
+    schedule, problem = named(SCHEDULES, name), priced.problem
     num_stages = schedule.stages_per_rank * len(plan.stages)
     L = plan.stages[-1].stop
     if num_stages > L:
         raise InputError(f"{name} wants {num_stages} stages on {len(plan.stages)} ranks; the model has {L} layers")
+    B = problem.num_microbatches if name in OF_FEW else problem.whole_microbatches
     if len(plan.stages) > B:
-        raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many microbatches or more; found {B}")
+        what = "slices" if problem.num_slices > 1 and name in OF_FEW else "microbatches"
+        raise InputError(f"{name} on {len(plan.stages)} pipeline ranks wants as many {what} or more; found {B}")
     if _parts_a_pass(plan, name):
         raise InputError(f"{name} runs the backward pass in two parts, and what is offloaded comes back for one")
     if schedule.stages_per_rank == 1:
-        return Plan(plan.stages, name, B)
+        return priced.as_run(Plan(plan.stages, name, B))
     configuration = [plan.stages[schedule.rank_of(s, num_stages)].configuration for s in range(num_stages)]
+    return priced.as_run(Plan(cut_evenly(priced, configuration), name, B))
+
+
+def _in_both_directions(priced: PricedProblem, plan: Plan) -> Plan:
+    stages, B = len(plan.stages), priced.problem.num_microbatches
+    if stages % 2 or B % 2 or stages > B or priced.problem.num_slices > 1:
+        raise InputError(
+            f"chimera on {stages} pipeline ranks with {B} microbatches; wanted even numbers of both, as many "
+            "microbatches as ranks or more, and whole sequences"
+        )
+    for stage in plan.stages:
+        if not is_one_device(stage.configuration):
+            raise InputError(f"chimera with a stage on {stage.configuration}; wanted one device for each")
+    return Plan(plan.stages, "1f1b", B, both_ways=True)
+
+
+def cut_evenly(priced: PricedProblem, configurations: Sequence[StageConfiguration]) -> tuple[Stage, ...]:
+    """Return all layers as stages of these configurations, in order, cut so that the slowest is as fast as can be."""
     seconds_CL = priced.forward_seconds_CL + priced.backward_seconds_CL
-    bounds = _fastest_bounds(np.stack([seconds_CL[priced.problem.index(c)] for c in configuration]))
-    stages = (Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), configuration, strict=True))
-    return Plan(tuple(stages), name, B)
+    bounds = _fastest_bounds(np.stack([seconds_CL[priced.problem.index(c)] for c in configurations]))
+    return tuple(Stage(a, b, c) for (a, b), c in zip(itertools.pairwise(bounds), configurations, strict=True))
 
 
 def _fastest_bounds(seconds_SL: np.ndarray) -> list[int]:
@@ -71,11 +94,12 @@ def fits(priced: PricedProblem, plan: Plan, simulated: Simulation) -> bool:
     problem = priced.problem
     if _parts_a_pass(plan, plan.schedule):
         return False
-    for stages in plan.ranks:
-        index = [problem.index(plan.stages[s].configuration) for s in stages]
-        spans = [(plan.stages[s].start, plan.stages[s].stop, c) for s, c in zip(stages, index, strict=True)]
+    seats = plan.seats
+    for stages in plan.seats_of_ranks:
+        index = [problem.index(seats[s].configuration) for s in stages]
+        spans = [(seats[s].start, seats[s].stop, c) for s, c in zip(stages, index, strict=True)]
         held = [simulated.in_flight[s] for s in stages]
-        away = [priced.away(plan.stages[s], count) for s, count in zip(stages, held, strict=True)]
+        away = [priced.away(seats[s], count) for s, count in zip(stages, held, strict=True)]
         if sum(one.disk_bytes for one in away) > away[0].disk_capacity_bytes:
             return False
         if sum(problem.costs.host_share(*span, count) for span, count in zip(spans, held, strict=True)) > 1 + HAIR:

@@ -12,13 +12,15 @@ from dejavu.cost.ranges import Range, memory_range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
 from dejavu.graphs.capture import COMPILED
-from dejavu.planning.choice import Choice
+from dejavu.planning.choice import BOTH_WAYS, SLICES, Choice
+from dejavu.plans import Plan
 from dejavu.simulation.bound import CLOSE
-from dejavu.workload import Workload
+from dejavu.workload import AUTO
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 
 SMALL_GAIN = 1.05  # below, a gain is written in percent
+OTHER_WAYS = {BOTH_WAYS: "of chimera", SLICES: "in slices"}
 NAMES = {"uniform": "even split", "proportional": "split by speed", "balanced": "balanced split"}
 
 
@@ -27,7 +29,7 @@ def what_was_chosen(choice: Choice) -> str:
     plan = choice.plan
     devices = f"{choice.chosen.num_devices} of {plural(choice.request.cluster.num_devices, 'device')}"
     return (
-        f"{plan.schedule}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}, "
+        f"{plan.schedule_name}, {in_microbatches(plan.num_microbatches, choice.priced.accumulate)}, "
         f"{plural(len(plan.stages), 'stage')} on "
         f"{devices}: predicted step {format_seconds(choice.step_seconds)}{corrected(choice)}."
     )
@@ -63,22 +65,30 @@ def what_is_likely(choice: Choice) -> str:
     if held == held:  # the costs say more than whether it fits
         said.append(f"{between(memory_range(held), format_bytes)} of {format_bytes(capacity)} on the fullest device")
     compiled = f" {COMPILED.capitalize()}." if workload.compile else ""
-    unpriced = "".join(f" {one.capitalize()}." for one in what_no_price_knows(workload))
-    return f"In nine of ten cases: {', '.join(said)}.{compiled}{unpriced}"
+    return f"In nine of ten cases: {', '.join(said)}.{compiled}"
 
 
-def what_no_price_knows(workload: Workload) -> list[str]:
-    """State how the workload is trained, where that is not how it is priced."""
-    said = []
-    if workload.slices != 1:
-        slices = workload.slices if isinstance(workload.slices, int) else len(workload.slices)
-        said.append(f"sequences go in {slices} slices: the step is predicted of whole ones")
-    if workload.both_ways:
-        said.append(
-            "half of the microbatches go up the ranks, through a second copy of the model: step and memory are "
-            "predicted of one"
+def which_way(plan: Plan) -> str:
+    """Say how sequences and microbatches go through the ranks, where not whole and one way; predictions are of that."""
+    if plan.both_ways:
+        return (
+            "Half of the microbatches go up the ranks, through a second copy of the model; step and memory are of both."
         )
-    return said
+    if plan.slices:
+        lengths = list(dict.fromkeys(plan.slices))
+        said = f"{lengths[0]}" if len(lengths) == 1 else ", ".join(map(str, plan.slices))
+        return f"Each sequence goes through the stages in {plan.num_slices} slices of {said} positions."
+    return ""
+
+
+def what_was_compared(choice: Choice) -> str:
+    """Say which other ways were compared, of which nothing is proved; nothing where none was."""
+    if not choice.request.listed_schedules:
+        return ""
+    found = [row for row in choice.considered if row.search in OTHER_WAYS]
+    ways = {name: sum(len(row.candidates) for row in found if row.search == name) for name in OTHER_WAYS}
+    said = [f"{plural(count, 'plan')} {OTHER_WAYS[name]}" for name, count in ways.items() if count]
+    return f"Simulated besides, without a proof: {' and '.join(said)}." if said else ""
 
 
 def between(found: Range, form: Callable[[float], str]) -> str:
@@ -108,16 +118,24 @@ def corrected(choice: Choice) -> str:
 
 def what_is_proved(choice: Choice) -> str:
     """State the lower bound on every plan's simulated step."""
-    counts, names = choice.counts, choice.request.allowed_schedules
+    counts, names = choice.counts, choice.request.listed_schedules
+    if choice.gap is None:
+        return "Proved: nothing about other plans."
     among = f"under {plural(len(names), 'schedule')}" if len(names) > 1 else f"under {names[0]}"
     among += f" and with {plural(len(counts), 'number')} of microbatches" if len(counts) > 1 else ""
     among += within(choice)
-    if choice.gap is None:
-        return "Proved: nothing about other plans."
     bound = format_seconds(choice.simulated_lower_bound_seconds)
     if choice.gap < CLOSE:
         return f"Proved: no plan {among} is simulated faster."
     return f"Proved: no plan {among} is simulated below {bound}, {choice.gap:.1%} less."
+
+
+def scope(choice: Choice) -> str:
+    """Say which plans the proof covers, where they are not all that were allowed: not those of other ways."""
+    request = choice.request
+    is_free = request.workload.schedule == AUTO and request.workload.slices == AUTO and not request.schedules
+    others = is_free or request.listed_schedules != request.allowed_schedules
+    return (" of whole sequences through one copy of the model" if others else "") + within(choice)
 
 
 def within(choice: Choice) -> str:
@@ -132,7 +150,7 @@ def within(choice: Choice) -> str:
         parts.append(f"where shards split the sequence unless that is predicted {SPLIT_MARGIN:.0%} slower")
     workload = choice.request.workload
     could_share = spread.context_parallel and spread.max_data_parallel != 1 and not workload.compile
-    could_share &= workload.slices == 1
+    could_share &= not workload.in_slices
     if could_share and context_length(choice.prices.graph_of(choice.counts[0])):
         levels = " or ".join(map(str, spread.context_parallel_zero_levels))
         parts.append(
@@ -180,10 +198,8 @@ def what_was_gained(choice: Choice) -> str:
     row = choice.best_baseline
     if row is None or row.best is None or choice.speedup is None:
         return "Baselines: none fits in memory."
-    name, seconds = NAMES[row.search], format_seconds(row.best.step_seconds)
-    best = (
-        f"the best baseline ({name}, {row.best.plan.schedule}, {plural(row.num_microbatches, 'microbatch')}: {seconds})"
-    )
+    what = f"{NAMES[row.search]}, {row.best.plan.schedule_name}, {plural(row.num_microbatches, 'microbatch')}"
+    best = f"the best baseline ({what}: {format_seconds(row.best.step_seconds)})"
     if choice.speedup < 1.0 - CLOSE:
         slower = f"{1.0 / choice.speedup - 1.0:.1%} slower than {best}"
         return f"Predicted to be {slower}; kept because it was trained before and no other plan's gain is certain."
@@ -212,9 +228,11 @@ def reason(choice: Choice) -> str:
     """
     parts = (
         what_was_chosen,
+        lambda choice: which_way(choice.plan),
         what_is_away,
         what_routing_is_assumed,
         what_is_proved,
+        what_was_compared,
         what_was_gained,
         what_the_formula_says,
     )

@@ -7,7 +7,7 @@ runs each rank's passes in this order, each when its input is there, never block
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 FORWARD, BACKWARD = 0, 1
@@ -92,6 +92,29 @@ def wave_orders(rank_S: Sequence[int], num_microbatches: int) -> tuple[tuple[Lis
         forward_seconds_S=ones,
         backward_seconds_S=ones,
     )
+
+
+def few_orders(
+    num_ranks: int, num_microbatches: int, in_flight: Callable[[int, int, int], int]
+) -> tuple[tuple[ListedPass, ...], ...]:
+    """Return each rank's passes, one stage on each, also of fewer microbatches than ranks.
+
+    A rank runs as many forward passes as microbatches may be in flight there, and then a backward and a forward pass in
+    turn: 1F1B or GPipe, by the rule. Torch's own lists want a microbatch for each rank.
+
+    Args:
+        in_flight: as of a `Schedule`.
+    """
+    B, orders = num_microbatches, []
+    for rank in range(num_ranks):
+        ahead, order = in_flight(rank, num_ranks, B), []
+        for m in range(B + ahead):
+            if m >= ahead:
+                order.append(ListedPass(rank, BACKWARD, m - ahead))
+            if m < B:
+                order.append(ListedPass(rank, FORWARD, m))
+        orders.append(tuple(order))
+    return tuple(orders)
 
 
 class TwoWayPass(NamedTuple):

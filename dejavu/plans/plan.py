@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from dejavu.foundation.registry import named
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import PlanError
 
 Place = Literal["host", "nvme"]
@@ -241,6 +241,9 @@ class Plan:
     """Stages in order, the schedule that runs them, and the number of microbatches (gradient accumulation steps).
 
     Attributes:
+        slices: positions of each slice in which sequences go through the stages, in order; empty: they go whole.
+        both_ways: half of the microbatches go up the ranks, through a second copy of the model: rank r of P has stage
+            P − 1 − r of that (Chimera).
         splits: of layers that declare none, for every degree of a stage, wherever the cuts will be moved to. They
             follow from the stages, so plans are compared without.
     """
@@ -249,6 +252,19 @@ class Plan:
     schedule: str
     num_microbatches: int
     splits: tuple[LayerSplit, ...] = field(default=(), compare=False)
+    slices: tuple[int, ...] = ()
+    both_ways: bool = False
+
+    @property
+    def num_slices(self) -> int:
+        """Into how many slices a sequence is cut; 1: none."""
+        return max(1, len(self.slices))
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule as people are told it: `chimera`, or `1f1b, 4 slices`."""
+        name = CHIMERA if self.both_ways else self.schedule
+        return f"{name}, {self.num_slices} slices" if self.slices else name
 
     def split_of(self, layer: str, degree: int) -> LayerSplit | None:
         """Return how so many devices split a layer; None: nothing was found."""
@@ -264,6 +280,20 @@ class Plan:
         """Which stages each pipeline rank runs; one each under most schedules."""
         schedule, S = named(SCHEDULES, self.schedule), len(self.stages)
         return tuple(schedule.stages_of(rank, S) for rank in range(schedule.num_ranks(S)))
+
+    @property
+    def seats(self) -> tuple[Stage, ...]:
+        """The stages with the devices that run them; those of the copy that goes up the ranks, if any, come after."""
+        if not self.both_ways:
+            return self.stages
+        up = zip(self.stages, reversed(self.stages), strict=True)
+        return *self.stages, *(Stage(one.start, one.stop, there.configuration) for one, there in up)
+
+    @property
+    def seats_of_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Which of the seats each pipeline rank runs."""
+        last = 2 * len(self.stages) - 1
+        return tuple((r, last - r) for r in range(len(self.stages))) if self.both_ways else self.ranks
 
     def rank_configuration(self, rank: int) -> StageConfiguration:
         """Return how a pipeline rank is spread over devices, which is the same for all its stages.
@@ -284,7 +314,8 @@ class Plan:
         known = asdict(self)
         for row, stage in zip(known["stages"], self.stages, strict=True):
             row["configuration"] = stage.configuration.to_dict()
-        return known if self.splits else {name: value for name, value in known.items() if name != "splits"}
+        usual = {name for name in ("splits", "slices", "both_ways") if not known[name]}  # left out, as before they were
+        return {name: value for name, value in known.items() if name not in usual}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
@@ -296,4 +327,5 @@ class Plan:
             LayerSplit(layer, degree, tuple((name, dim) for name, dim in weights), *rest)
             for layer, degree, weights, *rest in data.get("splits", ())
         )
-        return cls(tuple(stages), data["schedule"], data["num_microbatches"], tuple(splits))
+        ways = tuple(data.get("slices", ())), bool(data.get("both_ways", False))
+        return cls(tuple(stages), data["schedule"], data["num_microbatches"], tuple(splits), *ways)

@@ -6,13 +6,13 @@ Shape suffixes: L = layers, C = stage configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from dejavu.plans.plan import Stage
+from dejavu.plans.plan import Plan, Stage
 from dejavu.plans.problem import Problem
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 
@@ -74,6 +74,28 @@ class OnDisk:
 
 
 @dataclass(frozen=True, eq=False)
+class SlicePrices:
+    """What each of N slices of a sequence takes (TeraPipe, Li et al., ICML 2021); their mean is the problem's.
+
+    Attributes:
+        lengths: positions of each, in order.
+        forward_seconds_NCL, backward_seconds_NCL: one microbatch's, in all runs of the schedule.
+    """
+
+    lengths: tuple[int, ...]
+    forward_seconds_NCL: Floats
+    backward_seconds_NCL: Floats
+
+    def of(self, rows: Sequence[int]) -> SlicePrices:
+        """Return those of some of the configurations."""
+        return SlicePrices(self.lengths, self.forward_seconds_NCL[:, rows], self.backward_seconds_NCL[:, rows])
+
+    def times(self, runs: int) -> SlicePrices:
+        """Return those of so many runs of the schedule."""
+        return SlicePrices(self.lengths, runs * self.forward_seconds_NCL, runs * self.backward_seconds_NCL)
+
+
+@dataclass(frozen=True, eq=False)
 class PricedProblem:
     """A problem, and what simulating its plans needs besides.
 
@@ -87,6 +109,8 @@ class PricedProblem:
         on_disk: what stages keep on their node's disks; None: nothing. Searches leave its limit to the planner.
         fetched_seconds_CL3: what copies of weights to the device and of gradients from it take of a whole backward
             pass, of its input's part and of its weights' part; None: nothing. The parts have shares of the rest.
+        slices: of sequences that go through the stages in slices; None: they go whole.
+        gradient_bytes_L: of each layer's weights on one device alone.
     """
 
     problem: Problem
@@ -97,6 +121,26 @@ class PricedProblem:
     accumulate: int = 1
     on_disk: OnDisk | None = None
     fetched_seconds_CL3: Floats | None = None
+    slices: SlicePrices | None = None
+    gradient_bytes_L: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def slice_lengths(self) -> tuple[int, ...]:
+        """Positions of each slice of a sequence; empty: they are whole."""
+        return () if self.slices is None else self.slices.lengths
+
+    def as_run(self, plan: Plan) -> Plan:
+        """Return a search's plan, whose microbatches are slices where there are any, as it is run."""
+        return replace(plan, num_microbatches=self.problem.whole_microbatches, slices=self.slice_lengths)
+
+    def slices_seconds(self, stage: Stage) -> tuple[tuple[float, float], ...]:
+        """Return the forward and backward seconds of each slice of a sequence; empty: they are whole."""
+        if self.slices is None:
+            return ()
+        c, span = self.problem.index(stage.configuration), slice(stage.start, stage.stop)
+        both = (self.slices.forward_seconds_NCL, self.slices.backward_seconds_NCL)
+        ahead_N, back_N = (table[:, c, span].sum(axis=1).tolist() for table in both)
+        return tuple(zip(ahead_N, back_N, strict=True))
 
     def away(self, stage: Stage, in_flight: int) -> Away:
         """Return what each device of a stage keeps in its node, with so many microbatches in flight."""

@@ -22,8 +22,9 @@ class Price:
 
     Attributes:
         step_seconds: fill and drain, plus what the busiest stage or link does besides.
-        stage_seconds: one microbatch through each of the S stages, forward and backward.
-        transfer_seconds: one microbatch across each of the S − 1 cuts, both ways.
+        stage_seconds: one microbatch through each of the S stages, forward and backward; of sequences in slices, the
+            mean slice.
+        transfer_seconds: the same across each of the S − 1 cuts, both ways.
         per_step_seconds: each stage's gradient synchronization and optimizer.
         peak_bytes: on a device of each stage; nan where the problem only says whether it fits.
         bubble_fraction: share of the stages' time spent waiting.
@@ -51,7 +52,8 @@ def check(problem: Problem, plan: Plan) -> None:
         at = stage.stop
     if at != problem.num_layers:
         raise PlanError(f"the plan's stages end at layer {at}; the problem has {problem.num_layers}")
-    if (plan.schedule, plan.num_microbatches) != (problem.schedule, problem.num_microbatches):
+    counted = plan.num_microbatches * plan.num_slices
+    if (plan.schedule, counted) != (problem.schedule, problem.num_microbatches):
         raise PlanError(f"the plan is for {plan.schedule} × {plan.num_microbatches} microbatches, not the problem's")
     if problem.max_stages is not None and len(plan.stages) > problem.max_stages:
         raise PlanError(f"the plan has {len(plan.stages)} stages; the problem wants at most {problem.max_stages}")
@@ -95,6 +97,8 @@ def price(problem: Problem, plan: Plan) -> Price:
     step = Σ t + Σ x + max over stages and links of ((B − 1) · t_s + o_s, (B − 1) · x_k).
     Without o and x this is Alpa's objective (Zheng et al., OSDI 2022, eq. 2); a link is one more resource of the
     pipeline, as in PipeDream (Narayanan et al., SOSP 2019); a fast stage's synchronization overlaps with slow stages.
+    Of sequences in slices B counts these, with the mean slice's seconds: where slices take the same it is TeraPipe's
+    equation 5 (Li et al., ICML 2021).
     """
     check(problem, plan)
     index = [problem.index(stage.configuration) for stage in plan.stages]
@@ -104,10 +108,10 @@ def price(problem: Problem, plan: Plan) -> Price:
     transfers = tuple(
         problem.transfer_seconds(plan.stages[s + 1].start, index[s], index[s + 1]) for s in range(len(spans) - 1)
     )
-    repeats = plan.num_microbatches - 1
+    repeats = problem.num_microbatches - 1
     busiest = max(*(repeats * t + o for t, o in zip(stages, once, strict=True)), repeats * max(transfers, default=0.0))
     total = sum(stages) + sum(transfers) + busiest
-    busy = plan.num_microbatches * sum(stages) + sum(once)
+    busy = problem.num_microbatches * sum(stages) + sum(once)
     return Price(
         step_seconds=total,
         stage_seconds=stages,

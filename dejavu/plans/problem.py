@@ -29,9 +29,12 @@ class Problem:
         cut_bytes_L1: what crosses a cut before layer k, one microbatch, forward; the gradient that returns is as large.
         link_latency_seconds_CC, link_seconds_per_byte_CC: between neighbouring stages of two configurations.
         schedule: its name; it decides how many microbatches a stage holds.
-        num_microbatches: B, in one step (gradient accumulation steps).
+        num_microbatches: B, in one step (gradient accumulation steps); where sequences come in slices, a slice counts
+            as one, and costs and bytes at cuts are of the mean one.
         use_all_devices: every device must be used (Alpa's rule); otherwise devices may stay idle.
         max_stages: no plan may have more stages; None: as many as there are layers.
+        num_slices: into how many slices each sequence is cut; memory is counted by whole microbatches all the same,
+            since a stage has all slices of one in flight, or none.
     """
 
     layers: tuple[str, ...]
@@ -45,6 +48,7 @@ class Problem:
     num_microbatches: int
     use_all_devices: bool = False
     max_stages: int | None = None
+    num_slices: int = 1
 
     def __post_init__(self) -> None:
         L, C = len(self.layers), len(self.configurations)
@@ -57,6 +61,11 @@ class Problem:
             )
         if self.num_microbatches < 1:
             raise PlanError(f"num_microbatches is {self.num_microbatches}; wanted ≥ 1")
+        if self.num_slices < 1 or self.num_microbatches % self.num_slices:
+            raise PlanError(
+                f"num_microbatches is {self.num_microbatches}, counted by slices, of which each has {self.num_slices}; "
+                "wanted a multiple"
+            )
         if self.max_stages is not None and self.max_stages < 1:
             raise PlanError(f"max_stages is {self.max_stages}; wanted ≥ 1, or None for no bound")
         if named(SCHEDULES, self.schedule).stages_per_rank > 1:
@@ -106,5 +115,11 @@ class Problem:
             self.link_latency_seconds_CC[c, next_c] + self.link_seconds_per_byte_CC[c, next_c] * self.cut_bytes_L1[cut]
         )
 
+    @property
+    def whole_microbatches(self) -> int:
+        """The number of microbatches, whatever the slices."""
+        return self.num_microbatches // self.num_slices
+
     def in_flight(self, stage: int, num_stages: int) -> int:
-        return named(SCHEDULES, self.schedule).in_flight(stage, num_stages, self.num_microbatches)
+        """Return how many whole microbatches a stage holds at once."""
+        return named(SCHEDULES, self.schedule).in_flight(stage, num_stages, self.whole_microbatches)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import Family, named
-from dejavu.plans.orders import FORWARD, ListedPass, wave_orders
+from dejavu.plans.orders import FORWARD, ListedPass, few_orders, wave_orders
 
 
 class Pass(StrEnum):
@@ -134,15 +134,25 @@ SCHEDULES: Family[Schedule] = Family(
 )
 
 
+CHIMERA = "chimera"  # 1F1B in both directions; no member, as two copies of the model are on the ranks
+OF_FEW = ("1f1b", "gpipe")  # run fewer microbatches than ranks where sequences come in slices
+
+
 def default_schedules() -> tuple[str, ...]:
     """Return the schedules that a planner considers where it may use every one."""
     return tuple(name for name, schedule in SCHEDULES.items() if schedule.by_default)
 
 
-def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) -> dict[int, list[Any]]:
+def torch_actions(
+    schedule: Schedule, num_stages: int, num_microbatches: int, num_slices: int = 1
+) -> dict[int, list[Any]]:
     """Torch's own compute actions by pipeline rank, without its bubbles; no process group is needed.
 
     Where torch has no class for the schedule, its own `orders` as torch's actions, for torch's runtime.
+
+    Of sequences in slices each pass is one of every slice (`slice_by_slice`), and torch takes a slice for a microbatch.
+    So 1F1B and GPipe may have fewer microbatches than ranks then, if there are as many slices of all or more: torch's
+    own lists have too many of them, so these are listed here (`few_orders`).
 
     The only place that touches torch's private visualizer. A pair that torch overlaps on a GPU (forward of one
     microbatch, backward of another) is listed as its two parts, which torch's runtime runs one after the other.
@@ -154,6 +164,17 @@ def torch_actions(schedule: Schedule, num_stages: int, num_microbatches: int) ->
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
     ranks, name = schedule.num_ranks(num_stages), schedule.name
+    if num_slices > 1:
+        if schedule.splits_backward:
+            raise InputError(
+                f"slices under {name}, which runs the backward pass in two parts, and a slice's gradient of keys and "
+                "values is passed on in one; wanted a schedule of whole backward passes, or no slices"
+            )
+        if num_microbatches < ranks <= num_microbatches * num_slices and name in OF_FEW:
+            few = few_orders(ranks, num_microbatches, schedule.in_flight)
+            return {rank: slice_by_slice(_as_torch(order), num_slices) for rank, order in enumerate(few)}
+        whole = torch_actions(schedule, num_stages, num_microbatches)
+        return {rank: slice_by_slice(order, num_slices) for rank, order in whole.items()}
     if num_microbatches < ranks:
         raise InputError(
             f"{num_microbatches} microbatches for {num_stages} stages under {name}; wanted {ranks} or more"
@@ -209,13 +230,15 @@ def _numbered(order: list[Any]) -> list[Any]:
     return numbered
 
 
-def actions(name: str, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+def actions(name: str, num_stages: int, num_microbatches: int, num_slices: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Return torch's own order of compute actions, one row for each pipeline rank; see `torch_actions`."""
-    return actions_of(named(SCHEDULES, name), num_stages, num_microbatches)
+    return actions_of(named(SCHEDULES, name), num_stages, num_microbatches, num_slices)
 
 
 @lru_cache(maxsize=64)  # keyed by the schedule itself: another one may be registered under its name later
-def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+def actions_of(
+    schedule: Schedule, num_stages: int, num_microbatches: int, num_slices: int = 1
+) -> tuple[tuple[Action, ...], ...]:
     """Return the actions of a schedule that need not be in `SCHEDULES`."""
     passes = {
         "FORWARD": Pass.FORWARD,
@@ -225,14 +248,14 @@ def actions_of(schedule: Schedule, num_stages: int, num_microbatches: int) -> tu
     }
     return tuple(
         tuple(Action(a.stage_index, passes[a.computation_type.name], a.microbatch_index) for a in order)
-        for order in torch_actions(schedule, num_stages, num_microbatches).values()
+        for order in torch_actions(schedule, num_stages, num_microbatches, num_slices).values()
     )
 
 
-def allowed_microbatches(name: str, num_stages: int, num_microbatches: int) -> bool:
-    """Return whether the schedule runs so many microbatches through so many stages."""
+def allowed_microbatches(name: str, num_stages: int, num_microbatches: int, num_slices: int = 1) -> bool:
+    """Return whether the schedule runs so many microbatches, each in so many slices, through so many stages."""
     try:
-        actions(name, num_stages, num_microbatches)
+        actions(name, num_stages, num_microbatches, num_slices)
     except InputError:
         return False
     return True

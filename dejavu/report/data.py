@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from dejavu.cost.ranges import Range
 from dejavu.cost.rates import tokens_in_a_step
 from dejavu.launch.comparison import Comparison
 from dejavu.planning import Candidate, Choice, Considered
-from dejavu.planning.sentences import NAMES, what_the_formula_says, within
+from dejavu.planning.sentences import NAMES, scope, what_the_formula_says
 from dejavu.plans import Plan, Price
 from dejavu.report.alternatives import Alternative, alternatives, source_row
 from dejavu.report.timeline import IDLE, Timeline, Work, measured_timeline, simulated_timeline
@@ -154,9 +154,18 @@ class ReportData:
 
     @cached_property
     def predicted_stages(self) -> tuple[StageSeconds, ...]:
-        """The seconds that the simulation used, of one run of the schedule."""
-        priced = self.bound.priced
-        return tuple(stage.of_one_run(priced.accumulate) for stage in stages_of(priced, self.plan))
+        """The seconds that the simulation used, of one run of the schedule, of whole microbatches.
+
+        Of two copies of the model, a stage's work once a step is that of its rank, which has one of the other copy too.
+        """
+        priced, plan = self.bound.priced, self.plan
+        rows = stages_of(priced, plan)
+        once = [sum(rows[s].per_step_seconds for s in own) for own in plan.seats_of_ranks] if plan.both_ways else None
+        found = []
+        for s in range(len(plan.stages)):
+            row = rows[s].of_one_run(priced.accumulate).of_whole(plan.num_slices)
+            found.append(replace(row, per_step_seconds=once[s]) if once else row)
+        return tuple(found)
 
     @property
     def trials(self) -> tuple[TrialResult, ...] | None:
@@ -346,7 +355,7 @@ class ReportData:
     @property
     def within(self) -> str:
         """To which ways of spreading a stage the bound applies, where not all of them were allowed."""
-        return within(self.choice)
+        return scope(self.choice)
 
     @property
     def formula(self) -> str:

@@ -84,7 +84,7 @@ def note_markdown(run: ReportData, command: str, picture: str) -> str:
     plan = run.plan
     lines += [
         "",
-        f"{plan.schedule}, {in_microbatches(plan.num_microbatches, run.workload.accumulate)} of "
+        f"{plan.schedule_name}, {in_microbatches(plan.num_microbatches, run.workload.accumulate)} of "
         f"{plural(run.workload.microbatch_size, 'example')}; seconds of one microbatch are predicted. "
         "Artifacts: the page is report/report.html, one step for Perfetto trace/trace.json. "
         + ("The nested run *training* has the weights." if run.training else "Nothing was trained."),

@@ -116,7 +116,7 @@ def _read(name: str) -> str:
 
 def _plan_in_words(plan: Plan) -> str:
     cuts = f"cut before layers {', '.join(map(str, plan.cuts))}" if plan.cuts else "not cut"
-    return f"{plan.schedule}, {plural(plan.num_microbatches, 'microbatch')}, {cuts}"
+    return f"{plan.schedule_name}, {plural(plan.num_microbatches, 'microbatch')}, {cuts}"
 
 
 def _or_absent(value: float | None, form: Callable[[float], str]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.units import format_bytes, format_seconds, in_microbatches, plural
-from dejavu.planning.sentences import faster, what_no_price_knows
+from dejavu.planning.sentences import faster, which_way
 from dejavu.report.data import ReportData
 from dejavu.runtime.job import Evaluation, Waited
 from dejavu.simulation.bound import CLOSE
@@ -24,12 +24,12 @@ def summary_rows(run: ReportData) -> Rows:
     plan = run.plan
     counts = in_microbatches(plan.num_microbatches, run.workload.accumulate)
     counts += f" of {plural(run.workload.microbatch_size, 'example')}"
-    rows: Rows = [("plan", f"{plan.schedule}, {plural(len(plan.stages), 'stage')}, {counts}")]
+    rows: Rows = [("plan", f"{plan.schedule_name}, {plural(len(plan.stages), 'stage')}, {counts}")]
     for stage in run.stages:
         headroom = format_bytes(stage.headroom_bytes)
         rows.append((f"stage {stage.stage}", f"layers {stage.layers} on {stage.devices}, {headroom} of memory free"))
     rows.append(("devices", f"{len(run.binding.placements)} of {run.cluster.num_devices} are used"))
-    rows += [("trained", said) for said in what_no_price_knows(run.workload)]
+    rows += [("way", said)] if (said := which_way(plan)) else []
     rows.append(("step, predicted", format_seconds(run.predicted_step_seconds) + _without_memory(run)))
     if run.training is not None and run.training.step_seconds is not None:
         measured = format_seconds(run.training.step_seconds)

@@ -30,13 +30,13 @@ from dejavu.runtime.replicas import clip_gradients, meshes, spread
 from dejavu.runtime.shapes import boundaries
 from dejavu.runtime.splits.classes import loss_of_own_classes
 from dejavu.runtime.splits.sequence import SequencePart, context_meshes, sequence_part
-from dejavu.runtime.splits.sliceable import slice_lengths
 from dejavu.runtime.splits.slices import SlicedSequence
 from dejavu.runtime.stage import ListedSchedule, ReplicatedStage, StageGroups
 from dejavu.runtime.training import Layers, Loss, build_layers
 from dejavu.timing.clock import Clock
 from dejavu.workload.models import LayerBuilder, layers_of, model_of, splits_loss
 from dejavu.workload.models.ties import ties_of
+from dejavu.workload.slices import slice_lengths
 
 
 class Pipeline:

@@ -24,7 +24,9 @@ def boundaries(workload: Workload) -> tuple[torch.Tensor, ...]:
     Raises:
         InputError: a layer's output does not begin with the examples of the microbatch.
     """
-    return _boundaries(workload.model_copy(update={"schedule": "auto"}).model_dump_json())
+    return _boundaries(
+        workload.model_copy(update={"schedule": "auto", "slices": 1, "both_ways": False}).model_dump_json()
+    )
 
 
 @lru_cache(maxsize=8)  # a process makes several pipelines of a workload: for a comparison, or a benchmark

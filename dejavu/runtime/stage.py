@@ -24,7 +24,7 @@ from torch.distributed.pipelining.schedules import (
 
 from dejavu.binding.binding import Placement
 from dejavu.foundation.registry import named
-from dejavu.plans.schedule import SCHEDULES, slice_by_slice, torch_actions
+from dejavu.plans.schedule import SCHEDULES, torch_actions
 from dejavu.runtime.gradients.replicas import ReplicaGradients
 from dejavu.runtime.layout import Exchange, Layout
 from dejavu.runtime.process.group import to_receive, to_send
@@ -274,8 +274,7 @@ class ListedSchedule(_PipelineScheduleRuntime):
         self._copies = len({stage.copy for stage in stages})
         count = 1 if self._slices is None else self._slices.count
         super().__init__(stages, num_microbatches * count, loss_fn=loss, scale_grads=False)  # type: ignore[no-untyped-call]  # torch's has no types
-        order = self._listed(name, num_microbatches)
-        self._compute_order = {rank: slice_by_slice(listed, count) for rank, listed in order.items()}
+        self._compute_order = self._listed(name, num_microbatches)
         self._prepare()
         self._training_order, self._forward_order = self.pipeline_order_with_comms, self._of_forwards()
         self._accumulating_order = {
@@ -285,7 +284,8 @@ class ListedSchedule(_PipelineScheduleRuntime):
 
     def _listed(self, name: str, num_microbatches: int) -> dict[int, list[Any]]:
         """Return each rank's passes."""
-        return torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches)
+        count = 1 if self._slices is None else self._slices.count
+        return torch_actions(named(SCHEDULES, name), self._num_stages, num_microbatches, count)
 
     def _prepare(self) -> None:
         """Set the order of passes and messages of a step, and where torch's stages are."""

@@ -10,7 +10,7 @@ chimera.py       two pipelines in opposite directions
 pipedream.py, pipemare.py, ampnet.py   those that do not flush
 timeline.py      the simulation, over several steps where there is no flush
 cutting.py       the same layers for every schedule
-slices/          TeraPipe: a sequence in slices, the best ones, and what they take on a causal decoder
+slices.py        TeraPipe: what slices of a sequence take on a causal decoder (which are best: `plans.slicing`)
 training.py      a small training in one process with each schedule's versions of the weights
 ranks.py         the same by ranks, with messages
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dejavu.foundation.registry import Family
 from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.slicing import Slicing, best_slices, best_uniform_slices
 from dejavu.schedules import synchronous
 from dejavu.schedules._base import UPDATE, PipelineSchedule, Task, Theory, WeightRule
 from dejavu.schedules.ampnet import AMPNet
@@ -26,7 +27,6 @@ from dejavu.schedules.chimera import Chimera
 from dejavu.schedules.cutting import cut_evenly
 from dejavu.schedules.pipedream import PipeDream, PipeDream2BW
 from dejavu.schedules.pipemare import PipeMare
-from dejavu.schedules.slices.program import Slicing, best_slices, best_uniform_slices
 from dejavu.schedules.synchronous import Synchronous, of_depth
 from dejavu.schedules.timeline import SimulatedSchedule, Staleness, Timeline, simulate_schedule, timeline
 

@@ -7,7 +7,13 @@ the slowest stage; this does none of it, so the final candidates are compared by
 from __future__ import annotations
 
 from dejavu.simulation.blocking import BlockedStep, BlockingMessages, Sending, simulate_blocking
-from dejavu.simulation.plans import price_of_simulated, simulate_plan, simulate_plan_blocking, stages_of
+from dejavu.simulation.plans import (
+    both_ways_seconds,
+    price_of_simulated,
+    simulate_plan,
+    simulate_plan_blocking,
+    stages_of,
+)
 from dejavu.simulation.result import Event, Simulation, trace_rows
 from dejavu.simulation.step import Message, StageSeconds, simulate
 
@@ -19,6 +25,7 @@ __all__ = [
     "Sending",
     "Simulation",
     "StageSeconds",
+    "both_ways_seconds",
     "price_of_simulated",
     "simulate",
     "simulate_blocking",

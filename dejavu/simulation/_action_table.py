@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation import user_cache
+from dejavu.foundation.errors import InputError
+from dejavu.plans import orders
 from dejavu.plans.schedule import Pass, Schedule, actions_of
 
 Integers = NDArray[np.int64]
@@ -50,7 +52,8 @@ class ActionTable(NamedTuple):
         channel_K: which channel a route uses; NOTHING where both stages are on one rank.
         from_C, to_C: a channel's two ranks.
         queue_M, first_C1: each channel's messages in the order in which they are sent, one channel after the other.
-        num_microbatches: B.
+        num_microbatches: B; of sequences in slices these, numbered through.
+        num_slices: of each sequence; 1: none.
     """
 
     stage_A: Integers
@@ -66,10 +69,11 @@ class ActionTable(NamedTuple):
     queue_M: Integers
     first_C1: Integers
     num_microbatches: int
+    num_slices: int = 1
 
 
 @lru_cache(maxsize=16)  # megabytes each where there are many microbatches
-def action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
+def action_table(schedule: Schedule, num_stages: int, num_microbatches: int, num_slices: int = 1) -> ActionTable:
     """The schedule's actions as arrays; they are shared, not to be written to.
 
     An action waits for messages only: what it needs of its own rank (its forward, its backward_input, the stage before
@@ -79,22 +83,46 @@ def action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> 
         InputError: the schedule does not run so few or so many microbatches or stages.
     """
     facts = [schedule.torch_name or schedule.name, schedule.stages_per_rank, schedule.placement]  # a list depends on
-    key = [code_of_lists(), *facts, num_stages, num_microbatches]
+    key = [code_of_lists(), *facts, num_stages, num_microbatches, num_slices]
     kept = user_cache.load(_FOLDER, key)
     if kept is not None:
         return _read(kept)
-    made = _action_table(schedule, num_stages, num_microbatches)
+    with _garbage_left():
+        listed = actions_of(schedule, num_stages, num_microbatches, num_slices)
+    rank_S = [schedule.rank_of(stage, num_stages) for stage in range(num_stages)]
+    made = _table(listed, rank_S, num_microbatches * num_slices, num_slices)
     user_cache.save(_FOLDER, key, _written(made))
     return made
 
 
-def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
-    with _garbage_left():
-        orders = actions_of(schedule, num_stages, num_microbatches)
+@lru_cache(maxsize=16)
+def both_ways_table(num_ranks: int, num_microbatches: int) -> ActionTable:
+    """The actions of Chimera: the copy that goes up the ranks has stages P to 2P − 1, on the ranks in reverse.
+
+    Between stages P − 1 and P there is no message: both are on the last rank.
+
+    Raises:
+        InputError: there is an odd number of ranks or microbatches.
+    """
+    P, B = num_ranks, num_microbatches
+    if P % 2 or B % 2:
+        raise InputError(f"chimera with {P} stages and {B} microbatches; wanted even numbers of both")
+    kinds = {orders.FORWARD: Pass.FORWARD, orders.BACKWARD: Pass.BACKWARD}
+    listed = [
+        [(one.stage + P * one.copy, kinds[one.direction], one.microbatch) for one in order]
+        for order in orders.both_ways_orders(P, B)
+    ]
+    return _table(listed, [*range(P), *reversed(range(P))], B)
+
+
+def _table(
+    listed: Sequence[Sequence[tuple[int, Pass, int]]], ranks: Sequence[int], num_microbatches: int, num_slices: int = 1
+) -> ActionTable:
+    num_stages, rank_S = len(ranks), np.array(ranks)
     rows, lengths = [], []
-    for rank, order in enumerate(orders):
+    for rank, order in enumerate(listed):
         stages, passes, microbatches = zip(*order, strict=True)
-        own = schedule.stages_of(rank, num_stages)
+        own = tuple(stage for stage, where in enumerate(ranks) if where == rank)
         rows.append([
             np.array(stages + own),
             np.array([*map(CODES.__getitem__, passes), *[PER_STEP] * len(own)]),
@@ -102,7 +130,6 @@ def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) ->
         ])  # fmt: skip
         lengths.append(len(order) + len(own))
     stage_A, pass_A, microbatch_A = (np.concatenate(column).astype(np.int64) for column in zip(*rows, strict=True))
-    rank_S = np.array([schedule.rank_of(stage, num_stages) for stage in range(num_stages)])
 
     channel_K, pairs = _channels(rank_S)
     route_of = np.append(channel_K, NOTHING)  # the last entry answers for routes beyond the ends
@@ -131,6 +158,7 @@ def _action_table(schedule: Schedule, num_stages: int, num_microbatches: int) ->
         queue_M=sent[np.argsort(channel, kind="stable")],
         first_C1=np.searchsorted(np.sort(channel), np.arange(len(pairs) + 1)),
         num_microbatches=num_microbatches,
+        num_slices=num_slices,
     )
 
 
@@ -146,18 +174,18 @@ def code_of_lists() -> list[str]:
 
 
 def _written(made: ActionTable) -> bytes:
-    """The arrays one after the other, after their lengths."""
-    arrays = made[:-1]
-    lengths = [made.num_microbatches, *map(len, arrays)]
+    """The arrays one after the other, after the two numbers and their lengths."""
+    arrays = made[:-2]
+    lengths = [made.num_microbatches, made.num_slices, *map(len, arrays)]
     return np.concatenate([np.array(lengths), *arrays]).astype(_STORED).tobytes()
 
 
 def _read(payload: bytes) -> ActionTable:
-    num_microbatches, *lengths = map(int, np.frombuffer(payload, _STORED, count=len(ActionTable._fields)))
-    numbers = np.frombuffer(payload, _STORED)[1 + len(lengths) :].astype(np.int64)
+    counts = [int(one) for one in np.frombuffer(payload, _STORED, count=len(ActionTable._fields))]
+    numbers, lengths = np.frombuffer(payload, _STORED)[len(counts) :].astype(np.int64), counts[2:]
     ends = np.cumsum(lengths)
     arrays = [numbers[end - length : end].copy() for end, length in zip(ends, lengths, strict=True)]
-    return ActionTable._make([*arrays, num_microbatches])
+    return ActionTable._make([*arrays, *counts[:2]])
 
 
 @contextmanager

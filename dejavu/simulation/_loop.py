@@ -86,7 +86,7 @@ def simulate_actions(order: ActionTable, costs: Costs) -> ActionTimes:
 @njit(cache=True, nogil=True)
 def _run(order: ActionTable, costs: Costs, shares: Shares, simulated: ActionTimes) -> None:
     """Fill `simulated`. One function, its arrays in local names: handing them on would count references each time."""
-    _, _, _, first_P1, input_A, output_A, _, channel_K, from_C, to_C, queue_M, first_C1, B = order
+    _, _, _, first_P1, input_A, output_A, _, channel_K, from_C, to_C, queue_M, first_C1, B, _ = order
     work_A, device_P, work_K4, resource_K4 = costs
     next_T = shares.next_T
     start_A, stop_A, times_M4 = simulated

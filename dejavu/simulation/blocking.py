@@ -129,7 +129,7 @@ def simulate_blocking(
     for name, rows in (("stage", stages), ("messages across cut", messages)):
         for k, row in enumerate(rows):
             for field, value in vars(row).items():
-                if value is not None and not 0.0 <= value < float("inf"):
+                if value is not None and not isinstance(value, tuple) and not 0.0 <= value < float("inf"):
                     raise InputError(f"{field} of {name} {k} is {value}; wanted a finite number ≥ 0")
     walk = _Walk(stages, messages, [_program(s, S, num_microbatches) for s in range(S)], sending)
     walk.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 from dejavu.plans import Plan, Price, price
@@ -53,15 +54,18 @@ def simulate_plan_blocking(
 
 
 def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
-    """What each stage takes, by the problem's costs."""
+    """What each of the plan's seats takes, by the problem's costs; of sequences in slices, the mean one and each."""
     problem, rows = priced.problem, []
-    for stage in plan.stages:
+    for s, stage in enumerate(plan.seats):
         forward, backward = priced.passes_seconds(stage)
         once = problem.costs.per_step_seconds(stage.start, stage.stop, problem.index(stage.configuration))
         beside = _overhead(priced, stage.configuration.device_type).pass_seconds
         # Nobody waits for the gradient of the examples: torch leaves all of the first stage's work to the second part.
         parts = (0.0, backward) if stage.start == 0 else priced.parts_seconds(stage)
         fixed, held = problem.costs.held_bytes(stage.start, stage.stop, problem.index(stage.configuration))
+        if plan.both_ways:
+            once += _seconds_to_other_copy(priced, plan, s)
+        each = priced.slices_seconds(stage)
         rows.append(
             StageSeconds(
                 forward_seconds=forward + beside,
@@ -71,6 +75,7 @@ def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
                 backward_weight_seconds=parts[1] + beside,
                 activation_bytes=held,
                 fixed_bytes=fixed,
+                slices_seconds=tuple((ahead + beside, back + beside) for ahead, back in each),
             )
         )
     return rows
@@ -78,8 +83,11 @@ def stages_of(priced: PricedProblem, plan: Plan) -> list[StageSeconds]:
 
 def _messages(priced: PricedProblem, plan: Plan) -> list[Message]:
     problem, rows = priced.problem, []
-    for s, cut in enumerate(plan.cuts):
-        ends = [plan.stages[s].configuration, plan.stages[s + 1].configuration]
+    for before, after in itertools.pairwise(plan.seats):
+        cut, ends = after.start, [before.configuration, after.configuration]
+        if cut == 0:  # between two copies of the model
+            rows.append(Message(0.0, 0.0))
+            continue
         one_way = problem.transfer_seconds(cut, *(problem.index(configuration) for configuration in ends)) / 2
         part_bytes = problem.cut_bytes_L1[cut] / max(configuration.data_parallel for configuration in ends)
         busy = [_overhead(priced, configuration.device_type).of_message(part_bytes) for configuration in ends]
@@ -88,15 +96,50 @@ def _messages(priced: PricedProblem, plan: Plan) -> list[Message]:
     return rows
 
 
+def both_ways_seconds(priced: PricedProblem, plan: Plan) -> float:
+    """Return a step of Chimera by a closed formula, a lower bound where stages are not alike, and of longer messages.
+
+    Of B microbatches each copy has half, and the two fill each other's gaps: of up to P, each is a 1F1B of B / 2, and
+    each further one takes what it takes on the busiest rank, which has a stage of both: step = Σ t + Σ x +
+    (min(B, P) / 2 − 1 + max(B − P, 0)) · max over ranks of (t_r + t_(P−1−r)) / 2, and what ranks do once. Where all
+    stages take the same, forward as long as backward, that is Li and Hoefler's table 2 (SC 2021).
+    """
+    rows, B, P = stages_of(priced, plan), plan.num_microbatches, len(plan.stages)
+    passes = [row.forward_seconds + row.backward_seconds for row in rows]
+    messages = sum(
+        m.latency_seconds + m.wire_seconds + m.sender_seconds + m.receiver_seconds for m in _messages(priced, plan)
+    )
+    busiest = max(sum(passes[s] for s in own) / 2 for own in plan.seats_of_ranks)
+    once = max(sum(rows[s].per_step_seconds for s in own) for own in plan.seats_of_ranks)
+    # Σ t over one copy, and its messages there and back: those of both copies, once each.
+    return sum(passes) / 2 + messages + (min(B, P) / 2 - 1 + max(B - P, 0)) * busiest + once
+
+
+def _seconds_to_other_copy(priced: PricedProblem, plan: Plan, seat: int) -> float:
+    """Price the sum of a stage's gradients over its two holders: each sends the other half of them, and a half back."""
+    problem, pair = priced.problem, (plan.seats[seat], plan.seats[seat - len(plan.stages)])
+    c, other = (problem.index(one.configuration) for one in pair)
+    size = float(priced.gradient_bytes_L[pair[0].start : pair[0].stop].sum())
+    latency, per_byte = problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC
+    return float(2 * latency[c, other] + size * per_byte[c, other])
+
+
 def _overhead(priced: PricedProblem, device_type: str) -> PassCost:
     return priced.pass_costs.get(device_type, PassCost())
 
 
 def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation) -> Price:
-    """The searches' price part by part; under a schedule that they do not price, the step and bubble as simulated."""
+    """The searches' price part by part; under a schedule that they do not price, the step and bubble as simulated.
+
+    Where microbatches go both ways, the memory of a stage is that of its devices, which have one of the other copy too.
+    """
     problem = priced.problem
-    if plan.schedule == problem.schedule:
+    if plan.schedule == problem.schedule and not plan.both_ways:
         return price(problem, plan)
+    seats = [(seat.start, seat.stop, problem.index(seat.configuration)) for seat in plan.seats]
+    peaks = [problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(seats)]
+    if plan.both_ways:  # a rank's devices hold a stage of each copy
+        peaks = [sum(peaks[s] for s in own) for own in plan.seats_of_ranks]
     spans = [(stage.start, stage.stop, problem.index(stage.configuration)) for stage in plan.stages]
     cuts = [
         problem.transfer_seconds(stage.start, a[2], b[2])
@@ -107,6 +150,6 @@ def price_of_simulated(priced: PricedProblem, plan: Plan, simulated: Simulation)
         stage_seconds=tuple(problem.costs.stage_seconds(*span) for span in spans),
         transfer_seconds=tuple(cuts),
         per_step_seconds=tuple(problem.costs.per_step_seconds(*span) for span in spans),
-        peak_bytes=tuple(problem.costs.peak_bytes(*span, simulated.in_flight[s]) for s, span in enumerate(spans)),
+        peak_bytes=tuple(peaks),
         bubble_fraction=simulated.bubble_fraction,
     )

@@ -52,7 +52,7 @@ class Simulation:
         start_A, stop_A: each action's time, in seconds.
         times_M4: of each message, in seconds: sending began, it left the wire, receiving began, it was there; nan for
             what stays on its rank.
-        activation_bytes_S: that a stage holds for each microbatch in flight.
+        activation_bytes_S: that a stage holds for each microbatch in flight, or for each mean slice of one.
         fixed_bytes_P: that a rank holds all the time.
     """
 
@@ -85,12 +85,16 @@ class Simulation:
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """The most microbatches that each stage held: from the start of a forward to the end of its whole backward."""
+        """The most microbatches that each stage held: from the start of a forward to the end of its whole backward.
+
+        Whole ones, where their sequences come in slices: of these a stage holds all, or none, where it holds most.
+        """
         order = self.action_table
         most = []
         for stage, rank in enumerate(order.rank_S):
             own = slice(order.first_P1[rank], order.first_P1[rank + 1])
-            most.append(int(np.cumsum(_held(order.pass_A[own]) * (order.stage_A[own] == stage)).max()))
+            held = int(np.cumsum(_held(order.pass_A[own]) * (order.stage_A[own] == stage)).max())
+            most.append(-(-held // order.num_slices))
         return tuple(most)
 
     def held_bytes(self, rank: int) -> tuple[Floats, Floats]:

@@ -14,8 +14,8 @@ from dejavu.foundation.errors import DejavuError, InputError
 from dejavu.foundation.registry import named
 from dejavu.plans import Plan
 from dejavu.plans.schedule import SCHEDULES
-from dejavu.simulation._action_table import ActionTable, Integers, action_table
-from dejavu.simulation._loop import Costs
+from dejavu.simulation._action_table import BACKWARD, ActionTable, Integers, action_table, both_ways_table
+from dejavu.simulation._loop import Costs, Floats
 from dejavu.simulation._loop import simulate_actions as simulate_actions
 from dejavu.simulation.result import Simulation
 
@@ -32,6 +32,8 @@ class StageSeconds:
             `backward_seconds` where None.
         activation_bytes: held for a microbatch from the start of its forward to the end of its whole backward.
         fixed_bytes: held all the time: weights, their gradients, the optimizer's state.
+        slices_seconds: (forward, backward) of each slice of a sequence, in order; `forward_seconds`, `backward_seconds`
+            and `transfer_seconds` are the mean slice's then. Empty: all take the same.
     """
 
     forward_seconds: float
@@ -42,6 +44,7 @@ class StageSeconds:
     backward_weight_seconds: float | None = None
     activation_bytes: float = 0.0
     fixed_bytes: float = 0.0
+    slices_seconds: tuple[tuple[float, float], ...] = ()
 
     def of_one_run(self, accumulate: int) -> StageSeconds:
         """Return the same for one of so many runs of the schedule in a step."""
@@ -56,6 +59,17 @@ class StageSeconds:
             transfer_seconds=self.transfer_seconds / accumulate,
             backward_input_seconds=of_input,
             backward_weight_seconds=of_weights,
+            slices_seconds=tuple((f / accumulate, b / accumulate) for f, b in self.slices_seconds),
+        )
+
+    def of_whole(self, num_slices: int) -> StageSeconds:
+        """Return the same for a whole microbatch, all slices together."""
+        return replace(
+            self,
+            forward_seconds=self.forward_seconds * num_slices,
+            backward_seconds=self.backward_seconds * num_slices,
+            transfer_seconds=self.transfer_seconds * num_slices,
+            slices_seconds=(),
         )
 
     @property
@@ -99,6 +113,10 @@ def simulate(
     what its stages do once. Messages go beside that, those from one rank to another in the order in which they were
     sent; between two stages of one rank there are none. Whatever shares a device or a link gets an equal part of it.
 
+    Where microbatches go both ways, there is a row for each of the plan's seats (`Plan.seats`), so for both copies'
+    stages, and one for a cut between the two copies, at which nothing passes. What a rank does once waits for the rank
+    that holds the same layers. A message of a slice takes what the mean slice's does.
+
     Args:
         messages: across each cut; None: the stages' `transfer_seconds`, on the wire.
         devices: where each pipeline rank sits, by any name; None: each on a device of its own.
@@ -109,8 +127,7 @@ def simulate(
         InputError: too few microbatches for the schedule, not one row for each stage, cut or rank, or a time or size
             that is negative or not finite.
     """
-    S = len(plan.stages)
-    order = action_table(named(SCHEDULES, plan.schedule), S, plan.num_microbatches)
+    order, S = order_of(plan), len(plan.seats)
     if messages is None:
         messages = [Message(latency_seconds=0.0, wire_seconds=stage.transfer_seconds) for stage in stages[: S - 1]]
     P = len(order.first_P1) - 1
@@ -127,6 +144,8 @@ def simulate(
     start_A, stop_A, times_M4 = simulate_actions(order, _costs(order, stages, messages, devices, links))
     if np.isnan(stop_A).any():
         raise DejavuError(f"{plan.schedule} of {S} stages and {plan.num_microbatches} microbatches waits for ever")
+    if plan.both_ways:
+        _wait_for_other_copy(order, start_A, stop_A)
     fixed_bytes_P = np.zeros(P)
     np.add.at(fixed_bytes_P, order.rank_S, [stage.fixed_bytes for stage in stages])
     return Simulation(
@@ -134,15 +153,37 @@ def simulate(
         start_A=start_A,
         stop_A=stop_A,
         times_M4=times_M4,
-        activation_bytes_S=np.array([stage.activation_bytes for stage in stages], dtype=np.float64),
+        activation_bytes_S=np.array([stage.activation_bytes for stage in stages], dtype=np.float64) / plan.num_slices,
         fixed_bytes_P=fixed_bytes_P,
     )
+
+
+def order_of(plan: Plan) -> ActionTable:
+    """Return the actions of a plan's step.
+
+    Raises:
+        InputError: its schedule does not run so few or so many microbatches or stages.
+    """
+    if plan.both_ways:
+        return both_ways_table(len(plan.stages), plan.num_microbatches)
+    return action_table(named(SCHEDULES, plan.schedule), len(plan.stages), plan.num_microbatches, plan.num_slices)
+
+
+def _wait_for_other_copy(order: ActionTable, start_A: Floats, stop_A: Floats) -> None:
+    """Move what ranks do once, the last in their lists, to where both holders of a layer are done with their passes."""
+    P = len(order.first_P1) - 1
+    own = [np.arange(last - 2, last) for last in order.first_P1[1:]]  # a rank has a stage of each copy
+    begin = [start_A[rows[0]] for rows in own]
+    for rank, rows in enumerate(own):
+        late = max(begin[rank], begin[P - 1 - rank]) - begin[rank]
+        start_A[rows] += late
+        stop_A[rows] += late
 
 
 def _check(name: str, rows: Sequence[StageSeconds] | Sequence[Message]) -> None:
     for k, row in enumerate(rows):
         for field, value in vars(row).items():
-            if value is not None and not 0.0 <= value < np.inf:
+            if value is not None and not isinstance(value, tuple) and not 0.0 <= value < np.inf:
                 raise InputError(f"{field} of {name} {k} is {value}; wanted a finite number ≥ 0")
 
 
@@ -161,8 +202,14 @@ def _costs(
     link_K = D + (order.channel_K if links is None else _numbers([link for both in links for link in both]))
     delay_K = int(link_K.max(initial=D)) + 1 + order.channel_K
     parts = [(m.sender_seconds, m.wire_seconds, m.latency_seconds, m.receiver_seconds) for m in messages]
+    work_A = np.array([stage.passes_seconds for stage in stages], dtype=np.float64)[order.stage_A, order.pass_A]
+    if all(stage.slices_seconds for stage in stages):
+        seconds_SN2 = np.array([stage.slices_seconds for stage in stages])
+        passes = np.flatnonzero(order.pass_A <= BACKWARD)  # forward and backward alone are of a slice
+        slice_A = order.microbatch_A[passes] % order.num_slices
+        work_A[passes] = seconds_SN2[order.stage_A[passes], slice_A, order.pass_A[passes]]
     return Costs(
-        work_A=np.array([stage.passes_seconds for stage in stages], dtype=np.float64)[order.stage_A, order.pass_A],
+        work_A=work_A,
         device_P=device_P,
         work_K4=np.repeat(np.array(parts, dtype=np.float64).reshape(-1, 4), 2, axis=0),  # there and back
         resource_K4=np.stack([sender_K, link_K, delay_K, receiver_K], axis=1),

@@ -178,7 +178,9 @@ class Teams:
     def _request_of(self, worker: WorkerDevices, degree: int) -> PlanRequest:
         own = self._request
         cluster = worker.cluster(own.cluster)
-        return replace(own, cluster=cluster, parallelism=self._spread(degree), searches=(), microbatches=())
+        workload = own.workload.model_copy(update={"slices": 1})  # virtual workers are priced with whole sequences,
+        asked = replace(own, workload=workload, schedules=own.listed_schedules)  # through one copy of the model each
+        return replace(asked, cluster=cluster, parallelism=self._spread(degree), searches=(), microbatches=())
 
     def _sketch(self, worker: WorkerDevices, size: int, degree: int) -> _Sketch | None:
         kind = worker.kind_in(self._request.cluster)

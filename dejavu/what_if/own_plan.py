@@ -19,9 +19,20 @@ from dejavu.planning import PlanRequest, Prices
 from dejavu.plans import Plan, price
 from dejavu.plans.plan import Stage, StageConfiguration
 from dejavu.plans.priced_problem import Away, PricedProblem
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.plans.stage_costs import AdditiveCosts, PlanError
-from dejavu.simulation import Simulation, StageSeconds, simulate_plan, simulate_plan_blocking
+from dejavu.runtime.both_ways import check_both_ways
+from dejavu.runtime.splits.sliceable import check_slices, check_stages_of_slices
+from dejavu.simulation import (
+    Simulation,
+    StageSeconds,
+    both_ways_seconds,
+    price_of_simulated,
+    simulate_plan,
+    simulate_plan_blocking,
+)
+from dejavu.workload import Workload
+from dejavu.workload.slices import slice_lengths
 
 _ANY_BYTES = 2.0**80  # of a device, where a plan is priced that may not fit
 FEW = "fewer microbatches than stages, which torch's 1F1B rejects: simulated as DeepSpeed's, whose messages block"
@@ -38,7 +49,7 @@ class OwnPlan:
         range_seconds: its 90 % range, without what trainings taught.
         is_blocking: messages were simulated as blocking.
         stage_seconds_S: one microbatch forward and backward, in all runs of the schedule.
-        peak_bytes_S, capacity_bytes_S: on a device of each stage.
+        peak_bytes_S, capacity_bytes_S: on a device of each stage, which may hold one of another copy as well.
         away_S: what such a device keeps in its node.
         notes: what a reader should know of the simulation.
     """
@@ -68,7 +79,8 @@ class OwnPlan:
             "predicted_step_seconds_range": list(self.range_seconds),
             "blocking": self.is_blocking,
             "fits": self.fits,
-            "schedule": self.plan.schedule,
+            "schedule": CHIMERA if self.plan.both_ways else self.plan.schedule,
+            "slices": list(self.plan.slices),
             "microbatches": self.plan.num_microbatches,
             "stages": [
                 {
@@ -104,9 +116,13 @@ def read_plan(path: Path) -> Plan:
         raise InputError(f"{path}: num_microbatches is {count!r}; wanted a whole number, 1 or more")
     stages = tuple(_stage(f"{path}: stage {s}", row) for s, row in enumerate(content["stages"]))
     _check_layers(path, stages)
-    schedule = content.get("schedule", "1f1b")
+    schedule, slices = content.get("schedule", "1f1b"), content.get("slices", [])
+    if not isinstance(slices, list) or not all(isinstance(one, int) and one > 0 for one in slices):
+        raise InputError(f"{path}: slices are {slices!r:.60}; wanted a list of positions, each 1 or more")
+    if schedule == CHIMERA or content.get("both_ways"):
+        return Plan(stages, "1f1b", count, slices=tuple(slices), both_ways=True)
     named(SCHEDULES, schedule)
-    return Plan(stages, schedule, count)
+    return Plan(stages, schedule, count, slices=tuple(slices))
 
 
 def _stage(place: str, row: Any) -> Stage:
@@ -152,25 +168,30 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         CostError: a number is missing.
     """
     if named(SCHEDULES, plan.schedule).stages_per_rank > 1:
-        raise InputError(f"schedule {plan.schedule} runs several stages on a rank; wanted 1f1b or gpipe")
-    few = plan.num_microbatches < len(plan.stages)
+        raise InputError(f"schedule {plan.schedule} runs several stages on a rank; wanted 1f1b, gpipe or chimera")
+    workload, plan = _told(request.workload, plan)
+    few = plan.num_microbatches * plan.num_slices < len(plan.stages)
     is_blocking = is_blocking or few
-    if is_blocking and plan.schedule != "1f1b":
+    if is_blocking and (plan.schedule != "1f1b" or plan.slices or plan.both_ways):
         found = f"{plan.num_microbatches} microbatches on {len(plan.stages)} stages" if few else "blocking messages"
-        raise InputError(f"{found} under {plan.schedule}; wanted schedule 1f1b")
+        raise InputError(f"{found} under {plan.schedule_name}; wanted schedule 1f1b of whole sequences")
     configurations = tuple(dict.fromkeys(stage.configuration for stage in plan.stages))
     spread = Parallelism(only=configurations, also_unsplit=True)
-    asked = replace(request, parallelism=spread, schedules=(plan.schedule,), microbatches=(plan.num_microbatches,))
-    prices = Prices(asked)
+    schedules, counts = (CHIMERA if plan.both_ways else plan.schedule,), (plan.num_microbatches,)
+    prices = Prices(replace(request, workload=workload, parallelism=spread, schedules=schedules, microbatches=counts))
     priced = prices.priced(plan.num_microbatches)
     costs = priced.problem.costs
     assert isinstance(costs, AdditiveCosts)
     any_bytes_C = np.full(len(configurations), _ANY_BYTES)
     roomy = replace(costs, capacity_bytes_C=any_bytes_C, host_capacity_bytes_C=any_bytes_C)
     problem = replace(priced.problem, costs=roomy, max_stages=None)
-    by_formula = price(problem, plan)
     step_of = simulate_plan_blocking if is_blocking else _beside_computing
     simulated = step_of(priced, plan, None).step_seconds
+    if plan.both_ways:
+        by_formula = price_of_simulated(priced, plan, simulate_plan(priced, plan))
+        by_formula = replace(by_formula, step_seconds=both_ways_seconds(priced, plan))
+    else:
+        by_formula = price(problem, plan)
     errors = prices.errors.step_range(priced, plan, NO_FACTOR, simulated, request.seed, step_of)
     rooms = [costs.capacity_bytes_C[problem.index(stage.configuration)] for stage in plan.stages]
     return OwnPlan(
@@ -179,12 +200,30 @@ def price_own_plan(request: PlanRequest, plan: Plan, *, is_blocking: bool = Fals
         simulated_seconds=simulated,
         range_seconds=errors,
         is_blocking=is_blocking,
-        stage_seconds_S=by_formula.stage_seconds,
+        stage_seconds_S=tuple(plan.num_slices * seconds for seconds in by_formula.stage_seconds),
         peak_bytes_S=by_formula.peak_bytes,
         capacity_bytes_S=tuple(map(float, rooms)),
         away_S=tuple(priced.away(stage, problem.in_flight(s, len(plan.stages))) for s, stage in enumerate(plan.stages)),
         notes=(FEW if few else BLOCKING,) if is_blocking else (),
     )
+
+
+def _told(workload: Workload, plan: Plan) -> tuple[Workload, Plan]:
+    """Return both with the slices and directions that either of them names.
+
+    Raises:
+        InputError: they name other slices, or the model or the plan cannot be trained so.
+    """
+    told = workload.model_copy(update={"slices": plan.slices}) if plan.slices and not workload.in_slices else workload
+    both = plan.both_ways or workload.both_ways
+    told = told.model_copy(update={"both_ways": both, "schedule": CHIMERA if both else plan.schedule})
+    if both and told.in_slices:
+        raise InputError("chimera runs whole sequences; wanted no slices, or another schedule")
+    found = replace(plan, slices=plan.slices or slice_lengths(told), both_ways=both)
+    check_slices(told)
+    check_stages_of_slices(told, found)
+    check_both_ways(told, found)
+    return told, found
 
 
 def _beside_computing(priced: PricedProblem, plan: Plan, stages: Sequence[StageSeconds] | None) -> Simulation:

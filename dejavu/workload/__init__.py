@@ -1,4 +1,4 @@
-"""What is trained: the workload's schema (settings.py), the data sets (data/), the models (models/)."""
+"""What is trained: the workload's schema (settings.py, and its parts), the data sets (data/), the models (models/)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
-from dejavu.workload.settings import (
-    AUTO,
+from dejavu.workload.settings import AUTO, Workload
+from dejavu.workload.training_settings import (
     COMPARED_PART,
     HALVED_PART,
     LEAST_RUNG_STEPS,
@@ -20,7 +20,6 @@ from dejavu.workload.settings import (
     OptimizerSettings,
     ReplanSettings,
     TrialSettings,
-    Workload,
 )
 
 __all__ = [

@@ -1,22 +1,19 @@
-"""What is to be trained: the model, its data, one step's batch, the optimizer, and how initial weights are tried."""
+"""What is to be trained: the model, its data, one step's batch, and how it goes through the ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
     StrictBool,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.workload.data_settings import (
     ExamplesSettings,
     ImageFolderSettings,
@@ -26,131 +23,10 @@ from dejavu.workload.data_settings import (
     TokensSettings,
 )
 from dejavu.workload.gradient_settings import GradientSettings
+from dejavu.workload.training_settings import COMPARED_PART, OptimizerSettings, Record, ReplanSettings, TrialSettings
 
-AUTO, CHIMERA = "auto", "chimera"
-LEAST_RUNG_STEPS = 10  # trials of fewer compare how weights were scaled, and not yet how they learn
-TRIED_PART = 20  # one in so many of the planned steps: trials stay cheap compared with the training that they start
-# In a short training the longest trials take a larger part: up to one step in four for two rungs, and up to every
-# second step for the one comparison without which no draw is chosen by how it learns. (The winner's steps are not lost:
-# the training continues from them.)
-HALVED_PART, COMPARED_PART = 4, 2
+AUTO = "auto"
 HAVE_A_TEST_PART = ("cifar10", "examples")  # data that may be evaluated where nothing is held out
-
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class OptimizerSettings(_Record):
-    """A torch optimizer by name.
-
-    Attributes:
-        warmup_steps: the learning rate rises linearly from zero.
-        decay: what it does afterwards, to the end of the training.
-        momentum: of sgd.
-        betas: of adamw: of its means of gradients and of their squares.
-        epsilon: of adamw, added to the root of the squares.
-        decayed: which weights `weight_decay` is for: `all`, or `matrices`, which leaves out norms and biases.
-        master_weights: of bfloat16 weights the optimizer keeps float32 masters, which it updates; gradients add up in
-            float32 and so do its moments (Micikevicius et al., ICLR 2018; Megatron's mixed precision).
-        clip_norm: the most that the norm of all gradients may be; None: no bound.
-    """
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(1e-3, gt=0, lt=float("inf"))
-    weight_decay: float = Field(0.01, ge=0, lt=float("inf"))
-    warmup_steps: int = Field(0, ge=0)
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    momentum: float = Field(0.0, ge=0, lt=1)
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0, lt=1)
-    decayed: Literal["all", "matrices"] = "all"
-    clip_norm: float | None = Field(None, gt=0, lt=float("inf"))
-    master_weights: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The key of its measurements: the cost of its step depends only on this and the weights."""
-        return f"{self.name} with master weights" if self.master_weights else self.name
-
-
-class TrialSettings(_Record):
-    """How many initializations are tried, which ones, and for how long.
-
-    Attributes:
-        count: how many; 0: none, the framework's default is trained.
-        steps: of the longest trials, the winner's among them; None: a twentieth of the training, and in a short one
-            as many as two rungs need (10 and 30 steps) or at least one (10), where that leaves enough to train.
-        reduction: of successive halving: one in about so many trials is promoted to the next rung, which is so many
-            times longer.
-        proposer: a name of `dejavu.init.PROPOSERS`.
-        schemes: names of `dejavu.init.SCHEMES` to choose from; None: its `MENU`.
-        deadline_seconds: for all trials together.
-        default_draws: so many draws of the framework's default, each with another seed, are tried for the winner to be
-            compared with: those that a proposer tries anyway, and others beside the `count`. 0: no comparison.
-    """
-
-    count: int = Field(8, ge=0, le=100_000)
-    steps: int | None = Field(None, ge=1)
-    reduction: int = Field(3, ge=2)
-    proposer: str = "mixed"
-    schemes: tuple[str, ...] | None = None
-    deadline_seconds: float = Field(3600.0, gt=0, lt=float("inf"))
-    default_draws: int = Field(3, ge=0, le=1000)
-
-    def longest(self, num_steps: int) -> int:
-        """Return the steps of the longest trials, where the whole training has `num_steps`.
-
-        Of the default settings: 30 from 120 steps on, 10 from 20 on, half of the training below; 0 of a training of
-        one step, which leaves none for a trial.
-        """
-        if self.steps:
-            return self.steps
-        part = num_steps // TRIED_PART
-        two_rungs = LEAST_RUNG_STEPS * self.reduction
-        if self.count >= self.reduction and HALVED_PART * two_rungs <= num_steps:
-            return max(part, two_rungs)
-        return max(part, min(LEAST_RUNG_STEPS, num_steps // COMPARED_PART))
-
-
-class ReplanSettings(_Record):
-    """What happens when the cluster changes while the training runs.
-
-    Attributes:
-        action: `notify`: it is said; `plan`: a new plan is made and said; `migrate`: the training goes on under it.
-        margin: a plan that would be faster by a smaller share than this is not worth a change; `3%` or 0.03.
-        snapshot_every: with `migrate`, so many steps between two snapshots of the training's state in its hosts'
-            memory. 0: none, and a change goes back to the last checkpoint.
-        improve: with `migrate`, whether the plan also changes for what the training measures of it, on a cluster that
-            stays as it is: `search`: to the exact search's plan at the measured prices; `joint`: to the plan of
-            strategy variables that take gradient steps between training steps. `never` is the default.
-    """
-
-    action: Literal["notify", "plan", "migrate"] = "notify"
-    margin: float = Field(0.03, ge=0, lt=1)
-    snapshot_every: int = Field(1, ge=0)
-    improve: Literal["never", "search", "joint"] = "never"
-
-    @model_validator(mode="after")
-    def _improves_while_it_migrates(self) -> Self:
-        if self.improve != "never" and self.action != "migrate":
-            raise ValueError(
-                f"improve: {self.improve} changes a running plan; wanted action: migrate, found {self.action}"
-            )
-        return self
-
-    @field_validator("margin", mode="before")
-    @classmethod
-    def _percent(cls, margin: object) -> object:
-        if isinstance(margin, str) and margin.strip().endswith("%"):
-            try:
-                return float(margin.strip().removesuffix("%")) / 100
-            except ValueError:
-                pass
-        return margin
 
 
 # a key: the data that it is for, and its description where that data needs it
@@ -170,7 +46,7 @@ def whole_backward_schedules() -> tuple[str, ...]:
     return tuple(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
 
 
-class Workload(_Record):
+class Workload(Record):
     """What is to be trained.
 
     Attributes:
@@ -195,7 +71,8 @@ class Workload(_Record):
         accumulate: how often the schedule runs in a step, each time with an equal part of the batch: gradients add up
             beyond its microbatches, and what it holds of them (messages, activations) is that of one run.
         slices: into how many slices, alike but for one position, each sequence of a causal decoder is cut, or their
-            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole.
+            lengths in order: a stage runs one while the one before is in the next stage (TeraPipe). 1: it is whole;
+            `auto`: as is predicted to be faster where `schedule` is `auto`, too, and whole elsewhere.
         num_microbatches: into how many equal parts each run of the schedule is split (gradient accumulation, too).
         dtype: of the weights, gradients and activations.
         optimizer: which one, and its settings.
@@ -224,7 +101,7 @@ class Workload(_Record):
     """
 
     model: str = "gpt"
-    model_options: dict[str, Any] = {}
+    model_options: dict[str, Any] = Field({})
     data: str = "text"
     text: Path | None = None
     images: Path | None = None
@@ -235,7 +112,7 @@ class Workload(_Record):
     batch_size: int = Field(32, ge=1)
     accumulate: int = Field(1, ge=1)
     num_microbatches: int = Field(8, ge=1)
-    slices: PositiveInt | tuple[PositiveInt, ...] = 1
+    slices: Literal["auto"] | PositiveInt | tuple[PositiveInt, ...] = "auto"
     schedule: str = AUTO
     both_ways: StrictBool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -435,6 +312,11 @@ class Workload(_Record):
     def trial_steps(self) -> int:
         """Steps of the longest trials."""
         return self.trials.longest(self.num_steps)
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether it says that sequences are cut."""
+        return self.slices not in (AUTO, 1)
 
     @property
     def planned_schedule(self) -> str:

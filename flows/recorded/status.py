@@ -75,7 +75,7 @@ def _place(found: Training) -> list[str]:
         plural(len(plan.stages), "stage"),
         in_microbatches(plan.num_microbatches, found.job.workload.accumulate),
     )
-    return [f"plan: {plan.schedule}, {stages}, {microbatches}; {ranks}", f"folder: {_relative(found.folder)}"]
+    return [f"plan: {plan.schedule_name}, {stages}, {microbatches}; {ranks}", f"folder: {_relative(found.folder)}"]
 
 
 def status_to_dict(status: Status) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def status_to_dict(status: Status) -> dict[str, Any]:
             "checkpoint_step": found.checkpoint,
             "last_heard": found.last_seconds,
             "ended": found.ended,
-            "schedule": found.job.binding.plan.schedule,
+            "schedule": found.job.binding.plan.schedule_name,
             "stages": len(found.job.binding.plan.stages),
             "microbatches": found.job.binding.plan.num_microbatches,
             "ranks_by_host": found.ranks_by_host,

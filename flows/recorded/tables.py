@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dejavu.foundation.units import format_seconds
-from dejavu.plans import Stage, StageConfiguration
+from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.track import RecordedRun, RunSummary
 
 ID_CHARACTERS = 8
@@ -62,7 +62,7 @@ def _plan_rows(plan: Mapping[str, Any] | None) -> dict[str, str]:
     """Return a plan, as `Plan.to_dict` writes it, in rows: schedule, microbatches, and each stage."""
     if plan is None:
         return {}
-    rows = {"schedule": plan["schedule"], "microbatches": str(plan["num_microbatches"])}
+    rows = {"schedule": Plan.from_dict(plan).schedule_name, "microbatches": str(plan["num_microbatches"])}
     for number, stage in enumerate(plan["stages"]):
         its = StageConfiguration.from_dict(stage["configuration"])
         rows[f"stage {number}"] = str(Stage(stage["start"], stage["stop"], its))

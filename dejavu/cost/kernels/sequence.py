@@ -1,4 +1,4 @@
-"""The part of a layer's kernels, and what it gathers, where devices share examples and split the sequence."""
+"""The part of a layer's kernels where devices share examples and split the sequence, or where it comes in slices."""
 
 from __future__ import annotations
 
@@ -63,6 +63,76 @@ class OwnTokens(NamedTuple):
         side = "k" if is_weights_gradient else "m"  # which of a product's sizes are tokens
         part = resized(kernel, {side: -(-getattr(kernel, side) // self.parts)})
         return replace(part, flops=part.flops * (2.0 - 1.0 / self.parts)) if kernel.is_causal else part
+
+
+class SliceOfTokens(NamedTuple):
+    """A slice of a sequence that goes through the stages by itself, from `start` to `stop` of `whole` positions.
+
+    Everything but attention is of the slice's own positions; attention is of its queries and all keys until its end
+    (TeraPipe, Li et al., ICML 2021).
+    """
+
+    start: int
+    stop: int
+    whole: int
+
+    @property
+    def parts(self) -> float:
+        """How often it is in the sequence."""
+        return self.whole / (self.stop - self.start)
+
+    def part(self, kernel: Kernel, *, holds_weights: bool) -> Kernel:
+        """Return the slice's part of a kernel."""
+        if kernel.family == "attention":
+            # Causal by `check_slices`, also where a kernel on a CPU is not told so: all slices' scores are the whole's.
+            return attending(kernel, (self.stop - self.start) / self.whole, self.stop / self.whole, is_causal=True)
+        is_weights_gradient = kernel.family == "matmul" and kernel.batch == 1 and not holds_weights
+        side = "k" if is_weights_gradient else "m"
+        return resized(kernel, {side: -(-getattr(kernel, side) * (self.stop - self.start) // self.whole)})
+
+    def more(self, layer: Layer, direction: str, degree: int) -> list[Kernel]:
+        """Return what a layer does for slices alone: copies of earlier keys, sums of what each slice's gradients are.
+
+        Backward each slice adds to the weights' gradients, and hands the earlier ones their part of the keys'.
+
+        Args:
+            degree: of the devices that split the layer.
+        """
+        size = getattr(torch, layer.operators[0].dtype).itemsize if layer.operators else 4
+        dtype = layer.operators[0].dtype if layer.operators else "float32"
+        seen = [int(one * self.stop / self.whole / degree / size) for one in keys_and_values_bytes(layer)]
+        name, family, read = ("cat", "copy", 1) if direction == "forward" else ("add", "elementwise", 2)
+        sizes = [one for one in seen if one]
+        if direction == "backward" and layer.parameter_bytes:
+            sizes.append(max(1, int(layer.parameter_bytes / degree / size)))
+        return [
+            Kernel(
+                family=family, name=f"aten.{name}", dtype=dtype, m=m,
+                flops=0.0, read_bytes=float(read * m * size), written_bytes=float(m * size),
+            )
+            for m in sizes
+        ]  # fmt: skip
+
+
+def attending(kernel: Kernel, queries: float, keys: float, *, is_causal: bool) -> Kernel:
+    """Return attention of a part of the sequence to all keys until its end: traffic by queries and by keys, once each.
+
+    Args:
+        queries, keys: as shares of the sequence.
+        is_causal: the part's queries skip half of its own keys, as those of all skip half of all.
+    """
+    seen = 2 * keys - queries if is_causal else keys
+    # forward reads q, k, v and writes the output; backward reads q, the output, its gradient, k, v, writes three
+    is_backward = kernel.is_backward
+    read, written = ((3 * queries + 2 * keys) / 5, (queries + 2 * keys) / 3) if is_backward else (0.0, queries)
+    return replace(
+        kernel,
+        m=max(1, round(kernel.m * queries)),
+        n=max(1, round(kernel.n * keys)),
+        flops=kernel.flops * queries * seen,
+        read_bytes=kernel.read_bytes * (read or (queries + 2 * keys) / 3),
+        written_bytes=kernel.written_bytes * written,
+    )
 
 
 def context_length(graph: Graph) -> int:

@@ -14,7 +14,7 @@ from math import gcd, lcm, prod
 from typing import NamedTuple
 
 from dejavu.cost.kernels.experts import MixtureParts
-from dejavu.cost.kernels.sequence import OwnTokens, resized
+from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, resized
 from dejavu.graphs.graph import Graph, Layer, Operator
 from dejavu.graphs.kernels import family_of, kernel_of
 from dejavu.graphs.split_loss import BEGINS, CROSS_ENTROPY, SplitLoss
@@ -57,7 +57,9 @@ def has_split_loss(layer: Layer, tensor_parallel: int) -> bool:
     return splits_loss(layer.tensor_parallel, layer.output_shape[-1], tensor_parallel)
 
 
-def split_loss(layer: Layer, direction: str, tensor_parallel: int, tokens: OwnTokens = ALL_TOKENS) -> SplitLoss | None:
+def split_loss(
+    layer: Layer, direction: str, tensor_parallel: int, tokens: OwnTokens | SliceOfTokens = ALL_TOKENS
+) -> SplitLoss | None:
     """Return what each device does for the loss of its own classes' scores; None: the layer has no such loss.
 
     Args:
@@ -66,7 +68,7 @@ def split_loss(layer: Layer, direction: str, tensor_parallel: int, tokens: OwnTo
     if not has_split_loss(layer, tensor_parallel):
         return None
     begins = next((one for one in layer.operators if one.kind == BEGINS[direction]), None)
-    parts = 1 if tokens.has_loss else tokens.parts
+    parts = 1 if isinstance(tokens, OwnTokens) and tokens.has_loss else tokens.parts
     return None if begins is None else SplitLoss.of(begins, tensor_parallel, parts)
 
 
@@ -93,7 +95,7 @@ def layer_kernels(
     *,
     expert_parallel: bool = False,
     sequence_parallel: bool = False,
-    tokens: OwnTokens = ALL_TOKENS,
+    tokens: OwnTokens | SliceOfTokens = ALL_TOKENS,
 ) -> Iterator[Kernel]:
     """Yield the kernels of a layer's forward or backward on one of so many devices; with whole experts the fullest.
 
@@ -126,6 +128,8 @@ def layer_kernels(
         else:
             own = shard(kernel, degree, holds_weights=holds_weights)
         yield tokens.part(own, holds_weights=holds_weights)
+    if isinstance(tokens, SliceOfTokens):
+        yield from tokens.more(layer, direction, degree)
 
 
 def _is_whole(place: int, operator: Operator, layer: Layer, scores: _Scores) -> bool:

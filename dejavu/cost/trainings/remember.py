@@ -27,9 +27,12 @@ MESSAGE = "message"  # subject of the messages of a training; a link measured al
 def remember(
     workload: Workload, binding: Binding, measured: TrainingTimes, graph: Graph, database: ProfileDatabase
 ) -> int:
-    """Append the measured times of the step and of every stage; return the number of rows written."""
-    # Slices have other kernels than what is priced, and two copies of the model another step.
-    if measured.step_seconds is None or workload.slices != 1 or workload.both_ways:
+    """Append the measured times of the step and of every stage; return the number of rows written.
+
+    Of sequences in slices, and of two copies of the model, the step alone: stages' rows correct layers' prices, and a
+    layer's passes have more kernels in slices; a rank of two copies does once a step what two stages do.
+    """
+    if measured.step_seconds is None:
         return 0
     plan = binding.plan
     shared: dict[str, Any] = {
@@ -45,6 +48,8 @@ def remember(
     shared["disturbed_share"] = times.disturbed_share if times else None
     # A rule other than the mean makes steps longer, which is no news of the plan.
     whole = [] if workload.gradients.gathers else [_step_row(workload, binding, measured, graph, shared)]
+    if workload.in_slices or workload.both_ways:
+        return database.append(whole)
     rows = [
         *whole,
         *_stage_rows(workload, plan, measured, graph, shared),
@@ -67,7 +72,7 @@ def _step_row(
     return Measurement(
         kind="step",
         subject=step_subject(graph, plan, workload.accumulate),
-        name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule} × {plan.num_microbatches}",
+        name=f"{workload.model}, {len(plan.stages)} stages, {plan.schedule_name} × {plan.num_microbatches}",
         device_type=plan.stages[0].configuration.device_type,
         direction="both",
         seconds=measured.step_seconds,
@@ -143,7 +148,7 @@ def _messages_of_a_step(workload: Workload, plan: Plan, graph: Graph) -> dict[st
     """Count the messages that a step sends between stages, and their bytes together."""
     sent = [graph.layers[cut - 1].output_bytes for cut in plan.cuts]
     each_way = 2 * workload.microbatches_in_a_step
-    return {"num_messages": each_way * len(sent), "sent_bytes": each_way * sum(sent)}
+    return {"num_messages": each_way * plan.num_slices * len(sent), "sent_bytes": each_way * sum(sent)}
 
 
 def _message_rows(

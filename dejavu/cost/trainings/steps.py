@@ -172,8 +172,6 @@ def _of_others(logs: Mapping[Plan, Sequence[float]], noise: float) -> StepFactor
 
 
 def _alike(a: Plan, b: Plan) -> bool:
-    return (a.schedule, a.num_microbatches, [s.configuration for s in a.stages]) == (
-        b.schedule,
-        b.num_microbatches,
-        [s.configuration for s in b.stages],
-    )
+    """Return whether two plans differ in their cuts alone."""
+    ways = [(one.schedule, one.num_microbatches, one.slices, one.both_ways) for one in (a, b)]
+    return ways[0] == ways[1] and [s.configuration for s in a.stages] == [s.configuration for s in b.stages]

@@ -8,6 +8,7 @@ Letters: N targets, C own classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -58,14 +59,14 @@ class SplitLoss(NamedTuple):
     dtype: str
 
     @classmethod
-    def of(cls, whole: Operator, degree: int, parts: int = 1) -> SplitLoss:
+    def of(cls, whole: Operator, degree: int, parts: float = 1) -> SplitLoss:
         """Return the part of a whole loss, given the operator with which it begins (`BEGINS`).
 
         Args:
             parts: of the targets, of which devices have one each, besides.
         """
         targets, classes = whole.output_shapes[0]
-        return cls(-(-targets // parts), -(-classes // degree), whole.dtype)
+        return cls(math.ceil(targets / parts), -(-classes // degree), whole.dtype)
 
     @property
     def _is_wide(self) -> bool:

@@ -96,7 +96,7 @@ def counts_chart(choice: Choice) -> go.Figure:
 
 def _described(one: Candidate) -> str:
     stages, seconds = plural(len(one.plan.stages), "stage"), format_seconds(one.simulated_seconds)
-    return f"{one.plan.schedule}, {stages}<br>simulated {seconds}"
+    return f"{one.plan.schedule_name}, {stages}<br>simulated {seconds}"
 
 
 def _range_mode(seconds: list[float]) -> str:

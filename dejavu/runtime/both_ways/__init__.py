@@ -16,6 +16,29 @@ from dejavu.workload.models import layers_of
 from dejavu.workload.models.ties import ties_of
 
 
+def check_goes_both_ways(workload: Workload) -> None:
+    """Check that a workload can be trained in both directions, under some plan.
+
+    Raises:
+        InputError: it cannot; the message says what would do.
+    """
+    asked = "schedule: chimera"
+    if ties_of(layers_of(workload)):
+        raise InputError(f"{asked}: model {workload.model!r} has tied weights; wanted tied: false")
+    if workload.in_slices or workload.gradients.gathers or workload.replan.action == "migrate":
+        raise InputError(
+            f"{asked} runs whole sequences, sums gradients, and keeps its plan; wanted no slices, gradients: mean, and "
+            "replan: {action: notify}"
+        )
+    if workload.run_size % 2:
+        raise InputError(f"{asked} with a batch of {workload.run_size}; wanted one that halves")
+
+
+def is_one_device(one: StageConfiguration) -> bool:
+    """Return whether a stage of this configuration can have one of the other copy beside it: on a device of its own."""
+    return one == StageConfiguration(one.device_type, recompute=one.recompute)
+
+
 def check_both_ways(workload: Workload, plan: Plan) -> None:
     """Check that a plan can be trained in both directions, where that is wanted.
 
@@ -23,6 +46,8 @@ def check_both_ways(workload: Workload, plan: Plan) -> None:
         InputError: it cannot; the message says what would do.
     """
     if not workload.both_ways:
+        if plan.both_ways:
+            raise InputError("the plan goes both ways and the workload does not; wanted both_ways: true")
         return
     asked, stages, count = "schedule: chimera", len(plan.stages), plan.num_microbatches
     if plan.schedule != "1f1b":
@@ -33,16 +58,9 @@ def check_both_ways(workload: Workload, plan: Plan) -> None:
             "the microbatches go up the ranks that the others go down"
         )
     for number, stage in enumerate(plan.stages):
-        one = stage.configuration
-        if one != StageConfiguration(one.device_type, recompute=one.recompute):
+        if not is_one_device(stage.configuration):
             raise InputError(
-                f"{asked}: stage {number} is on {one}; wanted one device for each stage, without ZeRO and with nothing "
-                "kept elsewhere: tensor_parallel 1, data_parallel 1"
+                f"{asked}: stage {number} is on {stage.configuration}; wanted one device for each stage, without ZeRO "
+                "and with nothing kept elsewhere: tensor_parallel 1, data_parallel 1"
             )
-    if ties_of(layers_of(workload)):
-        raise InputError(f"{asked}: model {workload.model!r} has tied weights; wanted tied: false")
-    if workload.slices != 1 or workload.gradients.gathers or workload.replan.action == "migrate":
-        raise InputError(
-            f"{asked} runs whole sequences, sums gradients, and keeps its plan; wanted no slices, gradients: mean, and "
-            "replan: {action: notify}"
-        )
+    check_goes_both_ways(workload)

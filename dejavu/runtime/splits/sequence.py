@@ -14,17 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention.bias import causal_lower_right
-from torch.overrides import TorchFunctionMode
 
 from dejavu.foundation.errors import InputError
 from dejavu.runtime.layout import Layout
+from dejavu.runtime.splits.attention import KEYS, Attending, InPlaceOfAttention
 from dejavu.runtime.training import Loss
 from dejavu.workload.models import LayerBuilder
 from dejavu.workload.models.modules.positions import having_part
 
 _SEQUENCE = 1  # the dimension of positions between layers
-_KEYS = 2  # and of keys and values (batch, heads, positions, width)
 
 
 class SequencePart:
@@ -70,7 +68,7 @@ class SequencePart:
 
     def keys(self, part: torch.Tensor) -> torch.Tensor:
         """Gather keys or values (batch, heads, positions, width); their gradient is summed over the devices."""
-        gathered: torch.Tensor = _Gathered.apply(part, _KEYS, self._group, True)  # type: ignore[no-untyped-call]
+        gathered: torch.Tensor = _Gathered.apply(part, KEYS, self._group, True)  # type: ignore[no-untyped-call]
         return gathered
 
 
@@ -95,43 +93,24 @@ class _Gathered(torch.autograd.Function):
         return own, None, None, None
 
 
-class _AttentionToAll(TorchFunctionMode):
+class _AttentionToAll(InPlaceOfAttention):
     """Gives torch's attention the keys and values of all positions."""
 
     def __init__(self, part: SequencePart) -> None:
         super().__init__()
         self._part = part
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **options: Any,
-    ) -> torch.Tensor:
-        if attn_mask is not None:
+    def attend(self, asked: Attending) -> torch.Tensor:
+        if asked.mask is not None:
             raise InputError(
-                f"a layer gives its attention a mask of its own, {tuple(attn_mask.shape)}, and has one of "
+                f"a layer gives its attention a mask of its own, {tuple(asked.mask.shape)}, and has one of "
                 f"{self._part.count} parts of the sequence; wanted context_parallel 1, or is_causal in place of a mask"
             )
-        keys, values = self._part.keys(key), self._part.keys(value)
-        causal: Any = None
-        if is_causal:  # of the keys only those until the own last position
-            seen = (self._part.index + 1) * query.shape[_KEYS]
+        keys, values = self._part.keys(asked.key), self._part.keys(asked.value)
+        if asked.is_causal:  # of the keys only those until the own last position
+            seen = (self._part.index + 1) * asked.num_queries
             keys, values = keys[:, :, :seen], values[:, :, :seen]
-            causal = causal_lower_right(query.shape[_KEYS], seen) if self._part.index else None
-        attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
-            query, keys, values, causal, dropout_p, is_causal and causal is None, **options
-        )
-        return attended
+        return asked.to(keys, values, is_causal=asked.is_causal)
 
 
 def context_meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:

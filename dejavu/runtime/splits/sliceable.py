@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,78 +13,53 @@ from dejavu.foundation.errors import InputError
 from dejavu.foundation.registry import named
 from dejavu.foundation.tracing import fake_tensors
 from dejavu.graphs.capture import Form, work_of
+from dejavu.graphs.graph import DTYPES
 from dejavu.plans import Plan
-from dejavu.plans.schedule import SCHEDULES
+from dejavu.plans.schedule import CHIMERA, SCHEDULES
 from dejavu.runtime.shapes import boundaries
 from dejavu.workload import AUTO, Workload
-from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of
 from dejavu.workload.settings import whole_backward_schedules
+from dejavu.workload.slices import said, slice_lengths
 
-
-def slice_lengths(workload: Workload) -> tuple[int, ...]:
-    """Return the positions of each slice of a sequence, in order; empty: sequences are whole.
-
-    Raises:
-        InputError: the workload's slices are not those of its sequences.
-    """
-    asked = workload.slices
-    if asked == 1:
-        return ()
-    shape = dataset_of(workload).shape.input_shape
-    if len(shape) != 1:
-        raise InputError(
-            f"slices: {_said(asked)} cuts sequences, and examples of data {workload.data!r} have the shape {shape}; "
-            "wanted text or tokens, or no slices",
-            ("slices",),
-        )
-    (length,) = shape
-    if isinstance(asked, int):
-        if asked > length:
-            raise InputError(
-                f"slices: {asked} of a sequence of {length} positions; wanted at most one for each position",
-                ("slices",),
-            )
-        return tuple((k + 1) * length // asked - k * length // asked for k in range(asked))
-    if sum(asked) != length:
-        raise InputError(
-            f"slices: {_said(asked)} are {sum(asked)} positions; wanted the {length} of a sequence", ("slices",)
-        )
-    return asked if len(asked) > 1 else ()
-
-
-def _said(asked: int | Sequence[int]) -> str:
-    return str(asked) if isinstance(asked, int) else str(list(asked))
+_DROPOUTS = {getattr(torch.nn.functional, name) for name in ("dropout", "dropout1d", "dropout2d", "alpha_dropout")}
 
 
 class _Watched(TorchFunctionMode):
-    """Notes whether all attention is causal by torch's own word, without a mask of the layer's."""
+    """Notes whether all attention is causal by torch's own word, without a mask of the layer's, and what drops out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_causal = True
+        self.is_causal, self.drops = True, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         if func is torch.nn.functional.scaled_dot_product_attention:
             given |= dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
             self.is_causal &= bool(given.get("is_causal")) and given.get("attn_mask") is None
+            self.drops |= bool(given.get("dropout_p"))
+        self.drops |= func in _DROPOUTS
         return func(*args, **(kwargs or {}))
 
 
-def check_slices(workload: Workload, schedules: Sequence[str] = ()) -> None:
+def check_slices(workload: Workload, schedules: Sequence[str] = (), *, drops_nothing: bool = False) -> None:
     """Check that the model can be trained slice by slice, where that is wanted: that it is a causal decoder.
 
     Args:
         schedules: that are asked for beside the workload's own.
+        drops_nothing: also that no layer drops out: a slice would draw other numbers than the whole sequence.
 
     Raises:
         InputError: it is not; the message names the model, the layer and what of it needs later positions.
     """
     if not slice_lengths(workload):
         return
-    asked, model, builders = f"slices: {_said(workload.slices)}", workload.model, layers_of(workload)
+    asked, model, builders = f"slices: {said(workload.slices)}", workload.model, layers_of(workload)
     for name in {workload.planned_schedule, *schedules} - {AUTO}:
+        if name == CHIMERA:
+            raise InputError(
+                f"{asked}: chimera runs whole sequences; wanted another schedule, or no slices", ("slices",)
+            )
         _check_schedule(asked, name)
     if workload.compile:
         raise InputError(
@@ -104,7 +80,7 @@ def check_slices(workload: Workload, schedules: Sequence[str] = ()) -> None:
             f"itself, so slices have no losses of their own; {wanted}",
             ("slices",),
         )
-    for name in _not_causal(workload):
+    for name in _not_causal(workload, drops_nothing=drops_nothing):
         raise InputError(
             f"{asked} with model {model!r}: layer {name!r} attends to later positions, or has "
             f"a mask of its own; {wanted}",
@@ -112,8 +88,12 @@ def check_slices(workload: Workload, schedules: Sequence[str] = ()) -> None:
         )
 
 
-def _not_causal(workload: Workload) -> tuple[str, ...]:
-    """Return the layers whose attention is not causal; of layers that compute the same, the first is run."""
+def _not_causal(workload: Workload, *, drops_nothing: bool) -> tuple[str, ...]:
+    """Return the layers whose attention is not causal; of layers that compute the same, the first is run.
+
+    Args:
+        drops_nothing: and those that drop out.
+    """
     found, known = list[str](), set[Any]()
     for builder, meta in zip(layers_of(workload), boundaries(workload), strict=False):
         form = Form.of(meta)
@@ -121,11 +101,22 @@ def _not_causal(workload: Workload) -> tuple[str, ...]:
         if key is not None and key in known:
             continue
         known.add(key)
-        with fake_tensors(allow_non_fake_inputs=True), _Watched() as watched:
+        with fake_tensors(allow_non_fake_inputs=True), _weights_in(DTYPES[workload.dtype]), _Watched() as watched:
             builder.build()(torch.zeros(meta.shape, dtype=meta.dtype))
-        if not watched.is_causal:
+        if not watched.is_causal or (drops_nothing and watched.drops):
             found.append(builder.name)
     return tuple(found)
+
+
+@contextmanager
+def _weights_in(dtype: torch.dtype) -> Iterator[None]:
+    """Build layers with weights of this type; under fake tensors they cannot be changed later."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def check_stages_of_slices(workload: Workload, plan: Plan) -> None:
@@ -134,9 +125,15 @@ def check_stages_of_slices(workload: Workload, plan: Plan) -> None:
     Raises:
         InputError: one cannot; the message says what would do.
     """
-    if not slice_lengths(workload):
+    lengths = slice_lengths(workload)
+    if plan.slices and plan.slices != lengths:
+        raise InputError(
+            f"the plan has sequences in slices of {list(plan.slices)} positions, and the workload says slices: "
+            f"{said(workload.slices)}; wanted the same"
+        )
+    if not lengths:
         return
-    asked = f"slices: {_said(workload.slices)}"
+    asked = f"slices: {said(workload.slices)}"
     _check_schedule(asked, plan.schedule)
     for number, stage in enumerate(plan.stages):
         one = stage.configuration

@@ -14,14 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
-from torch.overrides import TorchFunctionMode
 
+from dejavu.runtime.splits.attention import KEYS, Attending, InPlaceOfAttention
 from dejavu.runtime.training import Loss
 from dejavu.workload.models.modules.positions import having_slice
 
 _SEQUENCE = 1  # the dimension of positions between layers, and of targets
-_KEYS = 2  # and of keys and values (batch, heads, positions, width)
 _Pair = tuple["_Kept", "_Kept"]
 
 
@@ -101,7 +99,7 @@ class _Kept:
 
     def gradient_of_own(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return a slice's own gradient, whole; remember what earlier slices have of the one given."""
-        parts: tuple[torch.Tensor, ...] = gradient.split(self._lengths[: index + 1], dim=_KEYS)
+        parts: tuple[torch.Tensor, ...] = gradient.split(self._lengths[: index + 1], dim=KEYS)
         own = parts[index]
         for k in range(index):
             self._gradients.setdefault(k, []).append(parts[k])
@@ -123,14 +121,14 @@ class _UntilSlice(torch.autograd.Function):
     def forward(ctx: Any, own: torch.Tensor, kept: _Kept, index: int) -> torch.Tensor:
         ctx.kept, ctx.index = kept, index
         kept.parts[index] = own.detach()
-        return torch.cat([kept.parts[k] for k in range(index + 1)], dim=_KEYS)
+        return torch.cat([kept.parts[k] for k in range(index + 1)], dim=KEYS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return ctx.kept.gradient_of_own(ctx.index, gradients[0]), None, None
 
 
-class _AttentionToEarlier(TorchFunctionMode):
+class _AttentionToEarlier(InPlaceOfAttention):
     """Gives torch's attention the keys and values of the slices before, too.
 
     Args:
@@ -141,32 +139,12 @@ class _AttentionToEarlier(TorchFunctionMode):
         super().__init__()
         self._kept, self._index, self._lengths, self._calls = kept, index, lengths, 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **options: Any,
-    ) -> torch.Tensor:
+    def attend(self, asked: Attending) -> torch.Tensor:
         # Libraries do not call one query causal, since it sees everything; here, everything until it.
-        assert attn_mask is None and (is_causal or query.shape[_KEYS] == 1), "rejected by check_slices"
+        assert asked.mask is None and (asked.is_causal or asked.num_queries == 1), "rejected by check_slices"
         if self._calls == len(self._kept):
             self._kept.append((_Kept(self._lengths), _Kept(self._lengths)))
         keys, values = self._kept[self._calls]
         self._calls += 1
-        seen_keys, seen_values = keys.until(self._index, key), values.until(self._index, value)
-        causal: Any = None
-        if self._index:  # the first query sees all earlier keys
-            causal = causal_lower_right(query.shape[_KEYS], seen_keys.shape[_KEYS])
-        attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
-            query, seen_keys, seen_values, causal, dropout_p, causal is None, **options
-        )
-        return attended
+        seen = keys.until(self._index, asked.key), values.until(self._index, asked.value)
+        return asked.to(*seen, is_causal=True)

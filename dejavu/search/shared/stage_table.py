@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
-from dejavu.foundation.registry import named
 from dejavu.plans import Plan, Problem, Stage
-from dejavu.plans.schedule import SCHEDULES
 from dejavu.plans.stage_costs import SUMMED, UNBOUNDED, AdditiveCosts, DenseCosts, Floats
 
 Ints = NDArray[np.int64]
@@ -118,10 +116,9 @@ def _kinds(problem: Problem) -> Kinds:
 
 def _needs(problem: Problem) -> Ints:
     most = max(1, min(problem.most_stages, sum(problem.device_counts.values())))
-    in_flight, B = named(SCHEDULES, problem.schedule).in_flight, problem.num_microbatches
     need_SS = np.zeros((most + 1, most + 1), dtype=np.int64)
     for num_stages in range(1, most + 1):
-        need_SS[num_stages, :num_stages] = [in_flight(stage, num_stages, B) for stage in range(num_stages)]
+        need_SS[num_stages, :num_stages] = [problem.in_flight(s, num_stages) for s in range(num_stages)]
     return need_SS
 
 

@@ -63,7 +63,7 @@ def longest(order: ActionTable, time_S5: Floats, time_S3: Floats, count_S5: Floa
 
     Messages of a channel are sent one after the other, and received so: their order is that of the sender's actions.
     """
-    stage_A, pass_A, _, first_P1, input_A, output_A, rank_S, channel_K, from_C, _, _, _, B = order
+    stage_A, pass_A, _, first_P1, input_A, output_A, rank_S, channel_K, from_C, _, _, _, B, _ = order
     A, P = len(stage_A), len(first_P1) - 1
     stop_A = np.zeros(A)
     waited_A = np.zeros(A, np.bool_)  # for its message, rather than for its rank

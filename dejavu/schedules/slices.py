@@ -9,12 +9,12 @@ import numpy as np
 
 from dejavu.cluster import DeviceType
 from dejavu.cost.kernels.learned import Learned, shipped
-from dejavu.cost.kernels.sequence import OwnTokens
+from dejavu.cost.kernels.sequence import OwnTokens, attending
 from dejavu.foundation.errors import InputError
 from dejavu.graphs.graph import Layer
 from dejavu.graphs.kernels import kernel_of
+from dejavu.plans.slicing import Floats
 from dejavu.profiles.kernel import Kernel
-from dejavu.schedules.slices.program import Floats
 
 
 def slice_seconds(
@@ -41,7 +41,11 @@ def slice_seconds(
     alone, attention = _kernels(layers, num_tokens)
     places = [(j, i) for j in range(1, num_units + 1) for i in range(num_units - j + 1)]
     wanted = [part for j in range(1, num_units + 1) for part in _parts(alone, num_units, j)]
-    wanted += [_attending(kernel, num_units, j, i) for j, i in places for kernel in attention]
+    wanted += [
+        attending(kernel, j / num_units, (i + j) / num_units, is_causal=kernel.is_causal)
+        for j, i in places
+        for kernel in attention
+    ]
     seconds_K = (learned or shipped()).predict(wanted, device).seconds_K
     if not np.isfinite(seconds_K).all():
         bad = wanted[int(np.flatnonzero(~np.isfinite(seconds_K))[0])]
@@ -87,24 +91,3 @@ def _times(part: Kernel, whole: Kernel, units: int) -> Kernel:
     side = "k" if part.k != whole.k else "m"
     work = {name: getattr(part, name) * units for name in ("flops", "read_bytes", "written_bytes")}
     return replace(part, **{side: getattr(part, side) * units}, **work)
-
-
-def _attending(kernel: Kernel, num_units: int, units: int, context: int) -> Kernel:
-    """Return attention of the slice's queries to all keys until its end: traffic by queries and by keys, once each.
-
-    Where the kernel is causal, the slice's queries skip half of the slice's own keys, as those of all skip half of all.
-    """
-    queries, keys = units / num_units, (units + context) / num_units
-    is_backward = kernel.is_backward
-    seen = (units + 2 * context) / num_units if kernel.is_causal else keys
-    # forward reads q, k, v and writes the output; backward reads q, the output, its gradient, k, v, writes three
-    read, written = ((3 * queries + 2 * keys) / 5, (queries + 2 * keys) / 3) if is_backward else (0.0, queries)
-    read = read or (queries + 2 * keys) / 3
-    return replace(
-        kernel,
-        m=kernel.m * units // num_units,
-        n=kernel.n * (units + context) // num_units,
-        flops=kernel.flops * queries * seen,
-        read_bytes=kernel.read_bytes * read,
-        written_bytes=kernel.written_bytes * written,
-    )

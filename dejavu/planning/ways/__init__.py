@@ -1,0 +1,5 @@
+"""Other ways through the ranks than the listed schedules of whole sequences: what of them is worth simulating.
+
+both_ways.py   two copies of the model in opposite directions (Chimera)
+slices.py      sequences in slices (TeraPipe)
+"""
