@@ -220,7 +220,7 @@ def _moved(
     for m in range(N):
         if (m == n or (whole and chain_N[m] == chain_N[n])) and arrays.seconds_ND[m, d] < np.inf:
             try_G[arrays.group_N[m]] = d
-    first = N
+    first = int(N)
     for m in range(N):
         g = arrays.group_N[m]
         if try_G[g] != device_G[g]:
