@@ -9,7 +9,8 @@ import numpy as np
 
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.relaxation import Kept, Windowed
+from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LOOKS = 7  # at the bound, for the limit where it is least

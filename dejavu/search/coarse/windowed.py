@@ -10,7 +10,9 @@ import numpy as np
 
 from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.relaxation import ROUNDING, Kept, Windowed
+from dejavu.search.coarse.leveled import Leveled
+from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
 _GAPS = (0.02, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
@@ -35,7 +37,8 @@ class WindowedBound:
 
     def __init__(self, problem: Problem, best: Incumbent) -> None:
         self._best = best
-        self.windowed = Windowed(problem, best)
+        relaxed = Relaxed(problem, best)
+        self.windowed, self._leveled = Windowed(relaxed), Leveled(relaxed)
         self._tie = count()
 
     def prove(self, relative_gap: float) -> float:
@@ -77,20 +80,25 @@ class WindowedBound:
         width = at.high - at.low
         if width < 0:
             return []
-        known = self.windowed.tightened(at.known, at.high, target - at.low)
-        bound = max(at.bound, min(target, known.sum_seconds + at.low))
-        missing = target - bound
-        if missing <= 0 or self._best.remaining_seconds < 0:
-            return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
-        if width > max(_NARROW * target, _WIDE * missing):
-            middle = 0.5 * (at.low + at.high)
-            return [
-                _Range(bound, next(self._tie), at.low, middle, known),
-                _Range(max(bound, min(target, known.sum_seconds + middle)), next(self._tie), middle, at.high, known),
-            ]
+        known = at.known
+        for bounding in (self.windowed, self._leveled):
+            if bounding is self.windowed and known.alive_NL1 is not None:
+                continue  # with stages counted in the state more is known already
+            known = bounding.tightened(known, at.high, target - at.low)
+            bound = max(at.bound, min(target, known.sum_seconds + at.low))
+            missing = target - bound
+            if missing <= 0 or self._best.remaining_seconds < 0:
+                return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
+            if width > max(_NARROW * target, _WIDE * missing):
+                middle = 0.5 * (at.low + at.high)
+                above = max(bound, min(target, known.sum_seconds + middle))
+                return [
+                    _Range(bound, next(self._tie), at.low, middle, known),
+                    _Range(above, next(self._tie), middle, at.high, known),
+                ]
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if self.windowed.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+            if self._leveled.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
