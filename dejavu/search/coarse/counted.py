@@ -33,6 +33,7 @@ class Levels(NamedTuple):
         is_open: the last level stands for all from it on.
         fitting_N1CL: see `fitting_stops`.
         busy_KL: see `busy_stops`.
+        looked_NK: the configurations that are looked at from each level; see `looked_at`.
     """
 
     alive_NL1: Flags
@@ -40,6 +41,7 @@ class Levels(NamedTuple):
     is_open: bool
     fitting_N1CL: Stops
     busy_KL: Stops
+    looked_NK: Flags
 
 
 class Ways(NamedTuple):
@@ -103,6 +105,36 @@ def busy_stops(limit: float, costs: Costs, among_K: Ints) -> Stops:
 
 
 @njit(cache=True, nogil=True)
+def looked_at(better_KK: Flags, among_K: Ints, band_N2: Ints, fitting_N1CL: Stops, busy_KL: Stops) -> Flags:
+    """[n, k]: from this level no other configuration is as good in every layer and reaches as far.
+
+    What one that is left out does, the other does with as many stages, no later and no busier, so that no plan is lost
+    that has a bottleneck below any limit.
+
+    Args:
+        better_KK: [j, k] j takes what k takes, and in no layer more seconds or a busier device.
+    """
+    N, K = len(band_N2), len(among_K)
+    found = np.ones((N, K), np.bool_)
+    for n in range(1, N):
+        low, high = band_N2[n, 0], band_N2[n, 1]
+        for k in range(K):
+            for j in range(K):
+                if not better_KK[j, k] or not found[n, j]:
+                    continue
+                as_far = True
+                for start in range(low, high + 1):
+                    far = min(fitting_N1CL[n - 1, among_K[j], start], busy_KL[j, start])
+                    if far < min(fitting_N1CL[n - 1, among_K[k], start], busy_KL[k, start]):
+                        as_far = False
+                        break
+                if as_far:
+                    found[n, k] = False
+                    break
+    return found
+
+
+@njit(cache=True, nogil=True)
 def bands(alive_NL1: Flags) -> Ints:
     """As `Levels.band_N2`."""
     N, L1 = alive_NL1.shape
@@ -150,7 +182,7 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
     for n in range(1, N - 1 if levels.is_open else N):
         low, high = levels.band_N2[n, 0], levels.band_N2[n - 1, 1] - 1
         here_AL1[:] = np.inf
-        for k in range(len(among_K)):
+        for k in np.flatnonzero(levels.looked_NK[n]):
             c, a, head, tail = among_K[k], class_K[k], 0, 0
             for start in range(high, low - 1, -1):
                 value = rest_NAL1[n - 1, a, start + 1] + seconds_CL1[c, start + 1]
@@ -188,10 +220,11 @@ def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, res
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
     here_A, to_A = np.empty(A), np.empty(A)
+    looked = np.flatnonzero(levels.looked_NK[n])
     high = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1]) - 1
     for start in range(high, levels.band_N2[n, 0] - 1, -1):
         here_A[:] = np.inf
-        for k in range(K):
+        for k in looked:
             c, a = among_K[k], class_K[k]
             value = min(rest_NAL1[n, a, start + 1], rest_NAL1[n - 1, a, start + 1]) + seconds_CL1[c, start + 1]
             if value < np.inf:
@@ -224,7 +257,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
             n = level
     while cut < L1 - 1:
         best, best_k, best_stop, best_level = np.inf, 0, cut + 1, n - 1
-        for k in range(len(among_K)):
+        for k in np.flatnonzero(levels.looked_NK[n]):
             c, a = among_K[k], class_K[k]
             seconds = 0.0
             if cut > 0:
@@ -265,7 +298,7 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
             through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
         first, last = levels.band_N2[n, 0], levels.band_N2[n - 1, 1]
         here_AL1[:] = np.inf
-        for k in range(len(among_K)):
+        for k in np.flatnonzero(levels.looked_NK[n]):
             c, a, head, tail = among_K[k], class_K[k], 0, 0
             for stop in range(first + 1, last + 1):
                 value = to_AL1[a, stop - 1] - seconds_CL1[c, stop - 1]
@@ -315,10 +348,11 @@ def _open_through(
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
     here_A, copy_A, to_A = np.empty(A), np.empty(A), np.empty(A)
+    looked = np.flatnonzero(levels.looked_NK[n])
     last = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1])
     for stop in range(levels.band_N2[n, 0] + 1, last + 1):
         here_A[:] = np.inf
-        for k in range(K):
+        for k in looked:
             c, a = among_K[k], class_K[k]
             value = to_AL1[a, stop - 1] - seconds_CL1[c, stop - 1]
             if value < np.inf:

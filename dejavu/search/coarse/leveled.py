@@ -11,8 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dejavu.plans import Plan, Stage
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.coarse import counted
+from dejavu.search.coarse import counted, leveled_beam
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 from dejavu.search.exact.cutting_planes import PricedPlan
 
@@ -20,6 +21,7 @@ Ints = NDArray[np.int64]
 
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
 _MOST_BYTES = 9e8  # of what is kept for each level
+_MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
 
@@ -31,8 +33,9 @@ class Leveled:
     schedule whose stages hold the same everywhere one level is enough.
     """
 
-    def __init__(self, relaxed: Relaxed) -> None:
-        self._relaxed = relaxed
+    def __init__(self, relaxed: Relaxed, few: Leveled | None = None) -> None:
+        """`few`: the same with some of the cuts, for prices to begin with."""
+        self._relaxed, self._few = relaxed, few
         problem, best = relaxed.problem, relaxed.best
         C, L1 = relaxed.seconds_CL1.shape
         A = len(relaxed.links.latency_AA)
@@ -40,7 +43,7 @@ class Leveled:
         need_N1 = np.array([problem.in_flight(0, n) for n in range(1, most + 1)], dtype=np.int64)
         wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
         wanted = min(wanted, int(np.searchsorted(need_N1, need_N1[-1])) + 1)  # the first of those that hold the most
-        bytes_each = C * L1 * (2 if L1 < _SHORT else 4) + 8 * A * L1
+        bytes_each = C * problem.num_layers * (2 if problem.num_layers < _SHORT else 4) + 8 * A * problem.num_layers
         self._num = max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
         self._is_open = self._num < most
         self._need_N1 = need_N1[: self._num]
@@ -54,6 +57,11 @@ class Leveled:
         counted.fitting_stops(self._need_N1, self._relaxed.costs, found)
         return found
 
+    def everything(self) -> Kept:
+        """Nothing is known yet."""
+        C, L1 = self._relaxed.seconds_CL1.shape
+        return Kept(np.arange(C), np.zeros(L1, dtype=np.int64), np.zeros(len(self._relaxed.devices.count_R)))
+
     def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
 
@@ -63,13 +71,9 @@ class Leveled:
         if not alive_NL1[:, 0].any():
             return replace(known, alive_NL1=alive_NL1, sum_seconds=np.inf)
         among_K = known.among_K
-        levels = counted.Levels(
-            alive_NL1=alive_NL1,
-            band_N2=counted.bands(alive_NL1),
-            is_open=self._is_open,
-            fitting_N1CL=self._fitting_N1CL,
-            busy_KL=counted.busy_stops(limit, self._relaxed.costs, among_K),
-        )
+        if self._few is not None:
+            known = replace(known, prices_R=self._begun(self._few, replace(known, alive_NL1=alive_NL1), limit, cutoff))
+        levels = self._levels(alive_NL1, among_K, limit)
         sum_seconds, prices_R = self._relaxed.bound(
             lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
             lambda plan: self._allows(plan, among_K, levels),
@@ -80,6 +84,49 @@ class Leveled:
         if sum_seconds >= cutoff or self._relaxed.best.is_late:
             return known
         return self._narrowed(known, limit, cutoff, levels)
+
+    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
+        """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
+        relaxed, prices_R = self._relaxed, known.prices_R
+        devices, problem = relaxed.devices, relaxed.problem
+        if not devices.bits or not len(known.among_K):
+            return None
+        levels, ways = self._levels(self._alive(known), known.among_K, limit), self._ways(known.among_K, prices_R)
+        counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
+        aim, have = leveled_beam.Aim(limit, cutoff, width), devices.priced(prices_R, problem.use_all_devices)
+        found = leveled_beam.beam(leveled_beam.Guide(aim, ways, relaxed.links, levels, have, self._rest_NAL1))
+        if not found.shape[1]:
+            return None
+        stages = (
+            Stage(int(start), int(stop), problem.configurations[relaxed.kept[c]])
+            for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
+        )
+        return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+
+    def _levels(self, alive_NL1: NDArray[np.bool_], among_K: Ints, limit: float) -> counted.Levels:
+        busy_KL, band_N2 = counted.busy_stops(limit, self._relaxed.costs, among_K), counted.bands(alive_NL1)
+        better_KK = self._relaxed.better_CC[np.ix_(among_K, among_K)]
+        return counted.Levels(
+            alive_NL1=alive_NL1,
+            band_N2=band_N2,
+            is_open=self._is_open,
+            fitting_N1CL=self._fitting_N1CL,
+            busy_KL=busy_KL,
+            looked_NK=counted.looked_at(better_KK, among_K, band_N2, self._fitting_N1CL, busy_KL),
+        )
+
+    def _begun(self, few: Leveled, known: Kept, limit: float, cutoff: float) -> Floats:
+        """Prices to begin with, from some of the cuts; the plans that they bring forth are ones of all cuts."""
+        cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
+        assert known.alive_NL1 is not None
+        known = replace(known, alive_NL1=known.alive_NL1[:, cuts], after_L1=known.after_L1[cuts], sum_seconds=0.0)
+        more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
+        prices_R = few.tightened(known, limit + more, cutoff + more).prices_R
+        for plan in planes.known[before:]:
+            assert plan.stages_3S is not None
+            stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
+            self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
+        return prices_R
 
     def _alive(self, known: Kept) -> NDArray[np.bool_]:
         """The states that are left: at first those with at least the stages that are known to come from a cut on."""

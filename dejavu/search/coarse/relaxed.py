@@ -7,7 +7,10 @@ devices of each type, then rounded counts of them; N = levels, see `coarse.count
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +110,7 @@ class Relaxed:
     Attributes:
         kept: the configurations of the problem that are looked at.
         devices, costs, links, class_C, seconds_CL1: see there, and `windows.Stages`.
+        cuts_L1: which of the problem's cuts there are.
         planes: the plans that prices brought forth, under any limit.
     """
 
@@ -114,6 +118,7 @@ class Relaxed:
         costs = problem.costs
         assert isinstance(costs, AdditiveCosts)
         self.problem, self.best = problem, best
+        self.cuts_L1 = np.arange(problem.num_layers + 1)
         self.kept = kept = Undominated.of(problem).kept
         self.devices = Devices.of(problem, kept)
         class_C, heads = link_classes(problem)
@@ -144,6 +149,40 @@ class Relaxed:
         )
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
+
+    def at_cuts(self, cuts: Ints) -> Relaxed:
+        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
+        few = copy(self)
+        few.cuts_L1 = cuts
+        costs, last = self.costs, cuts[1:] - 1
+        few.seconds_CL1 = np.ascontiguousarray(self.seconds_CL1[:, cuts])
+        few.costs = costs._replace(
+            busy_CL1=np.ascontiguousarray(costs.busy_CL1[:, cuts]),
+            fixed_CL1=np.ascontiguousarray(costs.fixed_CL1[:, cuts]),
+            active_CL1=np.ascontiguousarray(costs.active_CL1[:, cuts]),
+            step_CL1=np.ascontiguousarray(costs.step_CL1[:, cuts]),
+            scratch_CL=np.ascontiguousarray(np.maximum.reduceat(costs.scratch_CL, cuts[:-1], axis=1)),
+            end_CL=_next_unusable(costs.end_CL[:, cuts[:-1]] > last),
+        )
+        few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
+        few.planes = replace(self.planes, known=[])
+        return few
+
+    @cached_property
+    def better_CC(self) -> NDArray[np.bool_]:
+        """[j, k]: j takes devices and has links as k, and is in no layer slower or busier; memory is not looked at."""
+        seconds_CL, busy_CL = np.diff(self.seconds_CL1, axis=1), np.diff(self.costs.busy_CL1, axis=1)
+        found = np.zeros((len(self.kept), len(self.kept)), dtype=np.bool_)
+        _, group_C = np.unique(np.column_stack([self.devices.use_CR, self.class_C]), axis=0, return_inverse=True)
+        for group in range(int(group_C.max()) + 1):
+            members = np.flatnonzero(group_C == group)
+            for j, k in permutations(members, 2):
+                found[j, k] = (
+                    self.costs.per_step_C[j] <= self.costs.per_step_C[k]
+                    and (seconds_CL[j] <= seconds_CL[k]).all()
+                    and (busy_CL[j] <= busy_CL[k]).all()
+                )
+        return found
 
     @property
     def most_stages(self) -> int:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.leveled import Leveled
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
@@ -17,6 +19,7 @@ from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 _GAPS = (0.02, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
+_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those that prices are sought with at first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
 
@@ -38,7 +41,9 @@ class WindowedBound:
     def __init__(self, problem: Problem, best: Incumbent) -> None:
         self._best = best
         relaxed = Relaxed(problem, best)
-        self.windowed, self._leveled = Windowed(relaxed), Leveled(relaxed)
+        cuts = _some_cuts(problem)
+        self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
+        self.windowed, self._leveled = Windowed(relaxed), Leveled(relaxed, self.few)
         self._tie = count()
 
     def prove(self, relative_gap: float) -> float:
@@ -102,3 +107,9 @@ class WindowedBound:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
+
+
+def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:
+    """Few cuts for prices to begin with; None: there are few."""
+    few = max(_FEWEST_CUTS, problem.num_layers // _LAYERS_EACH)
+    return boundaries(problem, few) if 2 * few < problem.num_layers else None
