@@ -72,7 +72,7 @@ class Leveled:
             return replace(known, alive_NL1=alive_NL1, sum_seconds=np.inf)
         among_K = known.among_K
         if self._few is not None:
-            known = replace(known, prices_R=self._begun(self._few, replace(known, alive_NL1=alive_NL1), limit, cutoff))
+            known = replace(known, prices_R=self.guessed(known, limit, cutoff).prices_R)
         levels = self._levels(alive_NL1, among_K, limit)
         sum_seconds, prices_R = self._relaxed.bound(
             lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
@@ -84,6 +84,20 @@ class Leveled:
         if sum_seconds >= cutoff or self._relaxed.best.is_late:
             return known
         return self._narrowed(known, limit, cutoff, levels)
+
+    def guessed(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """The prices, and Σ, of plans that cut where `few` does; what prices bring forth is kept for all cuts."""
+        few = self._few
+        assert few is not None
+        cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
+        own = replace(known, alive_NL1=self._alive(known)[:, cuts], after_L1=known.after_L1[cuts], sum_seconds=0.0)
+        more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
+        own = few.tightened(own, limit + more, cutoff + more)
+        for plan in planes.known[before:]:
+            assert plan.stages_3S is not None
+            stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
+            self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
+        return replace(known, prices_R=own.prices_R, sum_seconds=own.sum_seconds)
 
     def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
         """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
@@ -114,19 +128,6 @@ class Leveled:
             busy_KL=busy_KL,
             looked_NK=counted.looked_at(better_KK, among_K, band_N2, self._fitting_N1CL, busy_KL),
         )
-
-    def _begun(self, few: Leveled, known: Kept, limit: float, cutoff: float) -> Floats:
-        """Prices to begin with, from some of the cuts; the plans that they bring forth are ones of all cuts."""
-        cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
-        assert known.alive_NL1 is not None
-        known = replace(known, alive_NL1=known.alive_NL1[:, cuts], after_L1=known.after_L1[cuts], sum_seconds=0.0)
-        more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
-        prices_R = few.tightened(known, limit + more, cutoff + more).prices_R
-        for plan in planes.known[before:]:
-            assert plan.stages_3S is not None
-            stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
-            self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
-        return prices_R
 
     def _alive(self, known: Kept) -> NDArray[np.bool_]:
         """The states that are left: at first those with at least the stages that are known to come from a cut on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -85,18 +86,18 @@ class WindowedBound:
         width = at.high - at.low
         if width < 0:
             return []
-        known = at.known
-        for bounding in (self.windowed, self._leveled):
-            if bounding is self.windowed and known.alive_NL1 is not None:
-                continue  # with stages counted in the state more is known already
-            known = bounding.tightened(known, at.high, target - at.low)
-            bound = max(at.bound, min(target, known.sum_seconds + at.low))
-            missing = target - bound
-            if missing <= 0 or self._best.remaining_seconds < 0:
+        known, bound = at.known, at.bound
+        for bounding, proves in self._ways(known):
+            found = bounding(known, at.high, target - at.low)
+            known = found if proves else replace(known, prices_R=found.prices_R)
+            about = min(target, found.sum_seconds + at.low)
+            bound = max(bound, about) if proves else bound
+            missing = target - max(bound, about)
+            if (proves and missing <= 0) or self._best.remaining_seconds < 0:
                 return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
-            if width > max(_NARROW * target, _WIDE * missing):
+            if width > max(_NARROW * target, _WIDE * missing) and missing > 0:
                 middle = 0.5 * (at.low + at.high)
-                above = max(bound, min(target, known.sum_seconds + middle))
+                above = max(bound, min(target, known.sum_seconds + middle)) if proves else bound
                 return [
                     _Range(bound, next(self._tie), at.low, middle, known),
                     _Range(above, next(self._tie), middle, at.high, known),
@@ -107,6 +108,17 @@ class WindowedBound:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
+
+    def _ways(self, known: Kept) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
+        """What a range is looked at with, the quickest first, and whether that proves.
+
+        Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
+        something missing the range is split at once.
+        """
+        if self.few is not None:
+            return [(self._leveled.guessed, False), (self._leveled.tightened, True)]
+        quick = [(self.windowed.tightened, True)] if known.alive_NL1 is None else []
+        return [*quick, (self._leveled.tightened, True)]
 
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:
