@@ -15,12 +15,13 @@ from dejavu.plans import Plan, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse import counted, leveled_beam
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
-from dejavu.search.exact.cutting_planes import PricedPlan
+from dejavu.search.exact.cutting_planes import MOST_ROUNDS, PricedPlan
 
 Ints = NDArray[np.int64]
 
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
 _MOST_BYTES = 9e8  # of what is kept for each level
+_MOST_ROUNDS = 8  # of prices with all cuts, which begin with those that few cuts need
 _MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
@@ -79,6 +80,7 @@ class Leveled:
             lambda plan: self._allows(plan, among_K, levels),
             cutoff,
             known.prices_R,
+            MOST_ROUNDS if self._few is None else _MOST_ROUNDS,
         )
         known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds), alive_NL1=alive_NL1)
         if sum_seconds >= cutoff or self._relaxed.best.is_late:

@@ -20,7 +20,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import guided, windows
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.exact.cutting_planes import CuttingPlanes, PricedPlan
+from dejavu.search.exact.cutting_planes import MOST_ROUNDS, CuttingPlanes, PricedPlan
 from dejavu.search.shared.options import link_classes
 
 Ints = NDArray[np.int64]
@@ -195,6 +195,7 @@ class Relaxed:
         allows: Callable[[PricedPlan], bool],
         cutoff: float,
         prices_R: Floats,
+        most_rounds: int = MOST_ROUNDS,
     ) -> tuple[float, Floats]:
         """See `CuttingPlanes.bound`."""
         return self.planes.bound(
@@ -205,6 +206,7 @@ class Relaxed:
             precision_seconds=_PRICE_PRECISION * self.best.step_seconds,
             prices_T=prices_R,
             is_late=lambda: self.best.is_late,
+            most_rounds=most_rounds,
         )
 
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:

@@ -43,9 +43,15 @@ class WindowedBound:
         self._best = best
         relaxed = Relaxed(problem, best)
         cuts = _some_cuts(problem)
+        self.num_cuts = problem.num_layers if cuts is None else len(cuts)
         self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
         self.windowed, self._leveled = Windowed(relaxed), Leveled(relaxed, self.few)
         self._tie = count()
+
+    @property
+    def quick(self) -> Windowed | Leveled:
+        """What a look for plans is guided by, over `num_cuts` cuts."""
+        return self.windowed if self.few is None else self.few
 
     def prove(self, relative_gap: float) -> float:
         """A bound on every plan, within the budget; inf: there is none.

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 
 from dejavu.plans.stage_costs import Floats
 
-_MOST_ROUNDS = 30  # of prices for one limit
+MOST_ROUNDS = 30  # of prices for one limit
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next
 
 
@@ -64,6 +64,7 @@ class CuttingPlanes:
         precision_seconds: float,
         prices_T: Floats,
         is_late: Callable[[], bool],
+        most_rounds: int = MOST_ROUNDS,
     ) -> tuple[float, Floats]:
         """The bound, up to the cutoff, and its prices; inf if there is no plan.
 
@@ -72,12 +73,13 @@ class CuttingPlanes:
             allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
+            most_rounds: of prices.
         """
         T = len(self.count_T)
         best, best_prices = -np.inf, prices_T
         known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
         bounds = [*((-most_price if t < self.num_signed else 0.0, most_price) for t in range(T)), (None, None)]
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(most_rounds):
             plan = cheapest(prices_T)
             if plan is None:
                 return np.inf, prices_T
