@@ -273,7 +273,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
                         best, best_k, best_stop, best_level = total, k, stop, level
         found[0, count], found[1, count], found[2, count] = among_K[best_k], cut, best_stop
         count += 1
-        cut, before, n = best_stop, class_K[best_k], best_level
+        cut, before, n = best_stop, int(class_K[best_k]), best_level
     return found[:, :count]
 
 

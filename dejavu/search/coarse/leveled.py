@@ -34,7 +34,7 @@ class Leveled:
     schedule whose stages hold the same everywhere one level is enough.
     """
 
-    def __init__(self, relaxed: Relaxed, few: Leveled | None = None) -> None:
+    def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, most_levels: int | None = None) -> None:
         """`few`: the same with some of the cuts, for prices to begin with."""
         self._relaxed, self._few = relaxed, few
         problem, best = relaxed.problem, relaxed.best
@@ -45,7 +45,7 @@ class Leveled:
         wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
         wanted = min(wanted, int(np.searchsorted(need_N1, need_N1[-1])) + 1)  # the first of those that hold the most
         bytes_each = C * problem.num_layers * (2 if problem.num_layers < _SHORT else 4) + 8 * A * problem.num_layers
-        self._num = max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
+        self._num = max(1, min(wanted, int(_MOST_BYTES / bytes_each), most_levels or most))
         self._is_open = self._num < most
         self._need_N1 = need_N1[: self._num]
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
