@@ -267,13 +267,13 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
             seconds += price_K[k] - seconds_CL1[c, cut]
             furthest = min(levels.fitting_N1CL[n - 1, c, cut], levels.busy_KL[k, cut])
             for level in range(n - 1, n + 1 if levels.is_open and n == N - 1 else n):
-                for stop in range(cut + 1, furthest + 1):
+                for stop in range(cut + 1, int(furthest) + 1):
                     total = rest_NAL1[level, a, stop] + seconds_CL1[c, stop] + seconds
                     if total < best:
                         best, best_k, best_stop, best_level = total, k, stop, level
         found[0, count], found[1, count], found[2, count] = among_K[best_k], cut, best_stop
         count += 1
-        cut, before, n = best_stop, int(class_K[best_k]), best_level
+        cut, before, n = best_stop, class_K[best_k], best_level
     return found[:, :count]
 
 
