@@ -270,7 +270,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
                 for stop in range(cut + 1, int(furthest) + 1):
                     total = rest_NAL1[level, a, stop] + seconds_CL1[c, stop] + seconds
                     if total < best:
-                        best, best_k, best_stop, best_level = total, k, stop, level
+                        best, best_k, best_stop, best_level = total, int(k), stop, level
         found[0, count], found[1, count], found[2, count] = among_K[best_k], cut, best_stop
         count += 1
         cut, before, n = best_stop, class_K[best_k], best_level
