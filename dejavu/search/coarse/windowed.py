@@ -17,7 +17,7 @@ from dejavu.search.coarse.leveled import Leveled
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
-_GAPS = (0.02, 0.01)  # proved one after the other, before the one that was asked for
+_GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those that prices are sought with at first
