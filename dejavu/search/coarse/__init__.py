@@ -29,7 +29,7 @@ class Coarse(Search):
 
     A beam over some hundred cuts, or all, comes before, where the bound is least (`coarse.deepening`). The bound is one
     of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and memory by the
-    stages downstream, which are counted (`coarse.windowed`, `coarse.leveled`).
+    stages downstream, which are counted (`coarse.windowed`, `coarse.levels.leveled`).
     Choose it for more layers than `exact` can list the stages of, on as many devices as there are; costs have to be
     sums over layers.
 
@@ -74,10 +74,15 @@ class Coarse(Search):
         bound = WindowedBound(problem, best)
         until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
         reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
-        look_for_plans(bound.quick, best, until_seconds, lambda plan: _improve(problem, best, plan, reach))
+        first_round = 0
+        if bound.counts_in_state:
+            look_for_plans(bound.quick, best, until_seconds, lambda plan: _improve(problem, best, plan, reach))
+        else:  # too large to look for plans: the proof goes better below a good one
+            self._round(kept, best, num_clusters, seed)
+            first_round = 1
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap)
-            for k in range(self.num_rounds):
+            for k in range(first_round, self.num_rounds):
                 if best.remaining_seconds < 0 or proof.done():
                     break
                 best.take_over()

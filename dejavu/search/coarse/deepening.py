@@ -9,7 +9,7 @@ import numpy as np
 
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.leveled import Leveled
+from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import Kept
 

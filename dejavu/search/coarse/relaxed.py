@@ -1,7 +1,7 @@
 """A problem whose counts of devices have prices and whose messages are the least: what both bounds under a limit read.
 
 Shape suffixes: C = configurations that are kept, L = layers, L1 = cut positions, A = link classes, R = resources: the
-devices of each type, then rounded counts of them; N = levels, see `coarse.counted`.
+devices of each type, then rounded counts of them; N = levels, see `coarse.levels.counted`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kept:
         after_L1: they have at least so many stages from each cut on, where they have that cut.
         prices_R: the prices that proved most.
         sum_seconds: none of them has a lower Σ.
-        alive_NL1: they have only these states, where stages have been counted in the state; see `coarse.counted`.
+        alive_NL1: they have these states only, where stages are counted in the state; see `levels.counted`.
     """
 
     among_K: Ints

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
-from dejavu.search.coarse.leveled import Leveled
+from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
+_MOST_STEPS = 5e7  # of one evaluation with stages in the state; with more no range is proved in time
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those that prices are sought with at first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
@@ -45,8 +46,16 @@ class WindowedBound:
         cuts = _some_cuts(problem)
         self.num_cuts = problem.num_layers if cuts is None else len(cuts)
         self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
-        self.windowed, self._leveled = Windowed(relaxed), Leveled(relaxed, self.few)
+        self.windowed = Windowed(relaxed)
+        steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
+        self._leveled = Leveled(relaxed, self.few) if steps <= _MOST_STEPS else None
+        self._proving = self._leveled or self.windowed
         self._tie = count()
+
+    @property
+    def counts_in_state(self) -> bool:
+        """Whether one evaluation with stages in the state takes a part of a second."""
+        return self._leveled is not None
 
     @property
     def quick(self) -> Windowed | Leveled:
@@ -110,7 +119,7 @@ class WindowedBound:
                 ]
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if self._leveled.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+            if self._proving.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
@@ -121,6 +130,8 @@ class WindowedBound:
         Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
         something missing the range is split at once.
         """
+        if self._leveled is None:
+            return [(self.windowed.tightened, True)]
         if self.few is not None:
             return [(self._leveled.guessed, False), (self._leveled.tightened, True)]
         quick = [(self.windowed.tightened, True)] if known.alive_NL1 is None else []

@@ -1,6 +1,6 @@
 """The bound under one limit with the number of stages in the state: every stage's memory is that of its place.
 
-Shape suffixes as in `coarse.relaxed` and `coarse.counted`.
+Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dejavu.plans import Plan, Stage
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.coarse import counted, leveled_beam
+from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 from dejavu.search.exact.cutting_planes import MOST_ROUNDS, PricedPlan
 
@@ -37,18 +37,25 @@ class Leveled:
     def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, most_levels: int | None = None) -> None:
         """`few`: the same with some of the cuts, for prices to begin with."""
         self._relaxed, self._few = relaxed, few
-        problem, best = relaxed.problem, relaxed.best
-        C, L1 = relaxed.seconds_CL1.shape
+        L1 = relaxed.seconds_CL1.shape[1]
         A = len(relaxed.links.latency_AA)
         most = relaxed.most_stages
-        need_N1 = np.array([problem.in_flight(0, n) for n in range(1, most + 1)], dtype=np.int64)
-        wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
-        wanted = min(wanted, int(np.searchsorted(need_N1, need_N1[-1])) + 1)  # the first of those that hold the most
-        bytes_each = C * problem.num_layers * (2 if problem.num_layers < _SHORT else 4) + 8 * A * problem.num_layers
-        self._num = max(1, min(wanted, int(_MOST_BYTES / bytes_each), most_levels or most))
+        need_N1 = [relaxed.problem.in_flight(0, n) for n in range(1, most + 1)]
+        self._num = min(self.num_levels(relaxed), most_levels or most)
         self._is_open = self._num < most
-        self._need_N1 = need_N1[: self._num]
+        self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
+
+    @staticmethod
+    def num_levels(relaxed: Relaxed) -> int:
+        """Some more than the best plan has stages, where plans can have them and memory has room."""
+        problem, best, most = relaxed.problem, relaxed.best, relaxed.most_stages
+        need_N1 = [problem.in_flight(0, n) for n in range(1, most + 1)]
+        wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
+        wanted = min(wanted, need_N1.index(need_N1[-1]) + 1)  # the first of those that hold the most
+        L, A = problem.num_layers, len(relaxed.links.latency_AA)
+        bytes_each = len(relaxed.kept) * L * (2 if L < _SHORT else 4) + 8 * A * L
+        return max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
 
     @cached_property
     def _fitting_N1CL(self) -> counted.Stops:

@@ -3,7 +3,7 @@
 `counted.downstream` has the least Σ from every state on, at prices of devices; a label is a state that was reached,
 with the devices it took. Labels of one level are looked at together. It proves nothing.
 
-Letters as in `coarse.counted`; M = labels.
+Letters as in `coarse.levels.counted`; M = labels.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.coarse.counted import Levels, Ways
 from dejavu.search.coarse.guided import Devices
+from dejavu.search.coarse.levels.counted import Levels, Ways
 from dejavu.search.coarse.windows import Links
 
 Ints = NDArray[np.int64]
