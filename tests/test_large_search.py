@@ -13,6 +13,7 @@ from dejavu.search import Coarse, Exact, Exhaustive, Uniform
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import Relaxed
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.shared.stage_table import StageTable
@@ -162,7 +163,7 @@ def test_what_is_known_of_plans_holds_for_the_best_one(use_all: bool, schedule: 
         for wider in (1.0001, 1.02, 1.2):
             best = Incumbent(problem, "test", 20.0)
             best.offer(result.plan)
-            windowed = Windowed(problem, best)
+            windowed = Windowed(Relaxed(problem, best))
             known = windowed.tightened(windowed.everything(), bottleneck * wider, sum_seconds * wider)
             assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
             instead = Undominated.of(problem).plan(result.plan)
@@ -182,7 +183,7 @@ def test_a_beam_gives_plans_that_keep_to_what_was_asked() -> None:
         if result is None:
             continue
         best.offer(result.plan)
-        windowed = Windowed(problem, best)
+        windowed = Windowed(Relaxed(problem, best))
         for limit in np.array([0.9, 0.8, 0.7]) * result.step_seconds:
             cutoff = 1.3 * result.step_seconds - limit
             known = windowed.tightened(windowed.everything(), limit, cutoff)

@@ -27,9 +27,9 @@ _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each tim
 class Coarse(Search):
     """Operators clustered into layers by cut size and balance, an exact search over those, and cuts refined at the end.
 
-    Up to some thousand layers a beam over all cuts comes before, where the bound is least (`coarse.deepening`). The
-    bound is one of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and
-    memory by the fewest stages downstream that a plan of interest can have (`coarse.windowed`, `coarse.relaxation`).
+    A beam over some hundred cuts, or all, comes before, where the bound is least (`coarse.deepening`). The bound is one
+    of the original problem, with all of its cuts: prices on devices and on rounded counts of them, and memory by the
+    stages downstream, which are counted (`coarse.windowed`, `coarse.levels.leveled`).
     Choose it for more layers than `exact` can list the stages of, on as many devices as there are; costs have to be
     sums over layers.
 
@@ -41,8 +41,6 @@ class Coarse(Search):
         num_clusters: so many layers at most.
         num_rounds: of searching; from the second on the best plan's cuts are among those between clusters.
         guided_share: of the budget, for plans where the bound is least.
-        max_guided: configurations × layers, beyond which there is no looking, as a price takes too long to find, but a
-            round before the proof.
         round_share: of the budget, for each round; the proof runs beside them.
         max_options: fewer clusters where they and the configurations would make more stages than this.
         relative_gap: proved to be as close as this to the best, it stops.
@@ -56,7 +54,6 @@ class Coarse(Search):
     num_clusters: int = 192
     num_rounds: int = 4
     guided_share: float = 0.25
-    max_guided: float = 1e6
     round_share: float = 0.22
     max_options: float = 6e6
     relative_gap: float = 0.005
@@ -75,11 +72,12 @@ class Coarse(Search):
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
         bound = WindowedBound(problem, best)
-        if len(kept.kept) * problem.num_layers <= self.max_guided:
-            until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-            look_for_plans(bound.windowed, best, until_seconds, lambda plan: _improve(problem, best, plan))
-            first_round = 0
-        else:  # the proof goes better below a good plan
+        until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
+        reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
+        first_round = 0
+        if bound.counts_in_state:
+            look_for_plans(bound.quick, best, until_seconds, lambda plan: _improve(problem, best, plan, reach))
+        else:  # too large to look for plans: the proof goes better below a good one
             self._round(kept, best, num_clusters, seed)
             first_round = 1
         with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
@@ -141,10 +139,10 @@ class Coarse(Search):
         return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
 
 
-def _improve(problem: Problem, best: Incumbent, plan: Plan) -> None:
+def _improve(problem: Problem, best: Incumbent, plan: Plan, reach: float) -> None:
     """Offer a plan and, where it is the best one, those with its cuts moved."""
     if is_valid(problem, plan) and best.offer(plan) <= best.step_seconds:
-        _move_cuts(problem, best, _FIRST_REACH)
+        _move_cuts(problem, best, reach)
 
 
 def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:

@@ -9,17 +9,21 @@ import numpy as np
 
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.relaxation import Kept, Windowed
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LOOKS = 7  # at the bound, for the limit where it is least
 _LEAST_SHARE = 0.3  # of the largest limit worth a look: the first look's range begins there
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _GAPS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.09)  # of the best price, above the bound
-_WIDTHS = (32, 256)  # of the beam, in labels at a cut
+_WIDTHS = (64, 1024)  # of the beam, in labels at a cut
 
 
-def look_for_plans(windowed: Windowed, best: Incumbent, until_seconds: float, improve: Callable[[Plan], None]) -> None:
+def look_for_plans(
+    windowed: Windowed | Leveled, best: Incumbent, until_seconds: float, improve: Callable[[Plan], None]
+) -> None:
     """Hand plans that are better than the best one to `improve`, which offers them."""
     if best.plan is None:
         return
@@ -34,7 +38,7 @@ def look_for_plans(windowed: Windowed, best: Incumbent, until_seconds: float, im
             _deepen(windowed, best, known, step * least, width, improve)
 
 
-def _least(windowed: Windowed, best: Incumbent, top: Kept, until_seconds: float) -> tuple[float, Kept]:
+def _least(windowed: Windowed | Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[float, Kept]:
     """The limit at which the bound on Σ, with the limit itself, is least: by golden section; and prices there."""
     known = replace(top, sum_seconds=0.0)
 
@@ -64,7 +68,12 @@ def _least(windowed: Windowed, best: Incumbent, top: Kept, until_seconds: float)
 
 
 def _deepen(
-    windowed: Windowed, best: Incumbent, known: Kept, limit: float, width: int, improve: Callable[[Plan], None]
+    windowed: Windowed | Leveled,
+    best: Incumbent,
+    known: Kept,
+    limit: float,
+    width: int,
+    improve: Callable[[Plan], None],
 ) -> None:
     """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
     here = windowed.tightened(known, limit, best.step_seconds - limit)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.relaxation import ROUNDING, Kept, Windowed
+from dejavu.search.coarse.clusters import boundaries
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
-_GAPS = (0.02, 0.01)  # proved one after the other, before the one that was asked for
+_GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
+_MOST_STEPS = 5e7  # of one evaluation with stages in the state; with more no range is proved in time
+_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those that prices are sought with at first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
 
@@ -35,8 +42,25 @@ class WindowedBound:
 
     def __init__(self, problem: Problem, best: Incumbent) -> None:
         self._best = best
-        self.windowed = Windowed(problem, best)
+        relaxed = Relaxed(problem, best)
+        cuts = _some_cuts(problem)
+        self.num_cuts = problem.num_layers if cuts is None else len(cuts)
+        self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
+        self.windowed = Windowed(relaxed)
+        steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
+        self._leveled = Leveled(relaxed, self.few) if steps <= _MOST_STEPS else None
+        self._proving = self._leveled or self.windowed
         self._tie = count()
+
+    @property
+    def counts_in_state(self) -> bool:
+        """Whether one evaluation with stages in the state takes a part of a second."""
+        return self._leveled is not None
+
+    @property
+    def quick(self) -> Windowed | Leveled:
+        """What a look for plans is guided by, over `num_cuts` cuts."""
+        return self.windowed if self.few is None else self.few
 
     def prove(self, relative_gap: float) -> float:
         """A bound on every plan, within the budget; inf: there is none.
@@ -77,20 +101,44 @@ class WindowedBound:
         width = at.high - at.low
         if width < 0:
             return []
-        known = self.windowed.tightened(at.known, at.high, target - at.low)
-        bound = max(at.bound, min(target, known.sum_seconds + at.low))
-        missing = target - bound
-        if missing <= 0 or self._best.remaining_seconds < 0:
-            return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
-        if width > max(_NARROW * target, _WIDE * missing):
-            middle = 0.5 * (at.low + at.high)
-            return [
-                _Range(bound, next(self._tie), at.low, middle, known),
-                _Range(max(bound, min(target, known.sum_seconds + middle)), next(self._tie), middle, at.high, known),
-            ]
+        known, bound = at.known, at.bound
+        for bounding, proves in self._ways(known):
+            found = bounding(known, at.high, target - at.low)
+            known = found if proves else replace(known, prices_R=found.prices_R)
+            about = min(target, found.sum_seconds + at.low)
+            bound = max(bound, about) if proves else bound
+            missing = target - max(bound, about)
+            if (proves and missing <= 0) or self._best.remaining_seconds < 0:
+                return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
+            if width > max(_NARROW * target, _WIDE * missing) and missing > 0:
+                middle = 0.5 * (at.low + at.high)
+                above = max(bound, min(target, known.sum_seconds + middle)) if proves else bound
+                return [
+                    _Range(bound, next(self._tie), at.low, middle, known),
+                    _Range(above, next(self._tie), middle, at.high, known),
+                ]
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if self.windowed.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+            if self._proving.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
+
+    def _ways(self, known: Kept) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
+        """What a range is looked at with, the quickest first, and whether that proves.
+
+        Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
+        something missing the range is split at once.
+        """
+        if self._leveled is None:
+            return [(self.windowed.tightened, True)]
+        if self.few is not None:
+            return [(self._leveled.guessed, False), (self._leveled.tightened, True)]
+        quick = [(self.windowed.tightened, True)] if known.alive_NL1 is None else []
+        return [*quick, (self._leveled.tightened, True)]
+
+
+def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:
+    """Few cuts for prices to begin with; None: there are few."""
+    few = max(_FEWEST_CUTS, problem.num_layers // _LAYERS_EACH)
+    return boundaries(problem, few) if 2 * few < problem.num_layers else None

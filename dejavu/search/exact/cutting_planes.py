@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 
 from dejavu.plans.stage_costs import Floats
 
-_MOST_ROUNDS = 30  # of prices for one limit
+MOST_ROUNDS = 30  # of prices for one limit
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next
 
 
@@ -45,13 +45,14 @@ class CuttingPlanes:
             staying there (1): with many prices proposals jump, and halfway there are fewer of them (Wentges, 1997).
         patience: what the planes leave to be gained is not looked for where it is less than this, as a share of what
             is missing to the cutoff even so.
+        known: the plans that prices brought forth so far.
     """
 
     count_T: NDArray[np.int64]
     num_signed: int
     smoothing: float = 0.0
     patience: float = 0.0
-    _known: list[PricedPlan] = field(default_factory=list)
+    known: list[PricedPlan] = field(default_factory=list)
 
     def bound(
         self,
@@ -63,6 +64,7 @@ class CuttingPlanes:
         precision_seconds: float,
         prices_T: Floats,
         is_late: Callable[[], bool],
+        most_rounds: int = MOST_ROUNDS,
     ) -> tuple[float, Floats]:
         """The bound, up to the cutoff, and its prices; inf if there is no plan.
 
@@ -71,12 +73,13 @@ class CuttingPlanes:
             allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
+            most_rounds: of prices.
         """
         T = len(self.count_T)
         best, best_prices = -np.inf, prices_T
-        known = [plan for plan in self._known[-_MOST_PLANES:] if allows(plan)]
+        known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
         bounds = [*((-most_price if t < self.num_signed else 0.0, most_price) for t in range(T)), (None, None)]
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(most_rounds):
             plan = cheapest(prices_T)
             if plan is None:
                 return np.inf, prices_T
@@ -86,7 +89,7 @@ class CuttingPlanes:
             if best >= cutoff or is_late():
                 break
             known.append(plan)
-            self._known.append(plan)
+            self.known.append(plan)
             planes = np.array([np.append(self.count_T - plan.use_T, 1.0) for plan in known])
             sums = np.array([plan.sum_seconds for plan in known])
             unit = float(sums.max()) or 1.0  # the solver's tolerances are absolute

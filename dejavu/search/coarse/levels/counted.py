@@ -1,0 +1,380 @@
+"""Compiled loops over windows of cuts with the number of stages in the state: memory is exact, devices have prices.
+
+A state is a cut and a level, how many stages there are from the cut on. A stage from a state of level n holds the
+microbatches of n stages, and leads to one of level n − 1. The last level may stand for all from it on: a stage from
+there holds what is held there at least, and leads to the same level or the one before. Within a level the cheapest way
+is a minimum over a sliding window, as in `coarse.windows`.
+
+Letters as in `coarse.windows`; K = the configurations that are looked at, N = levels, from 0, N1 = from 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.windows import Costs, Links
+
+Ints = NDArray[np.int64]
+Stops = NDArray[np.int32] | NDArray[np.uint16]
+Flags = NDArray[np.bool_]
+
+
+class Levels(NamedTuple):
+    """The states, and how far stages reach from them.
+
+    Attributes:
+        alive_NL1: the states that a plan of interest can have; of level 0 only the last cut, which is of no other.
+        band_N2: the first and the last cut of each level; the first is above the last where it has none.
+        is_open: the last level stands for all from it on.
+        fitting_N1CL: see `fitting_stops`.
+        busy_KL: see `busy_stops`.
+        looked_NK: the configurations that are looked at from each level; see `looked_at`.
+    """
+
+    alive_NL1: Flags
+    band_N2: Ints
+    is_open: bool
+    fitting_N1CL: Stops
+    busy_KL: Stops
+    looked_NK: Flags
+
+
+class Ways(NamedTuple):
+    """What stages cost under some prices, and between which classes of links.
+
+    Attributes:
+        among_K: the configurations.
+        price_K, class_K: seconds for the devices of a stage, and its link class.
+        seconds_CL1: of the layers, summed from the first.
+    """
+
+    among_K: Ints
+    price_K: Floats
+    class_K: Ints
+    seconds_CL1: Floats
+
+
+@njit(cache=True, nogil=True)
+def fitting_stops(need_N1: Ints, costs: Costs, found_N1CL: Stops) -> None:
+    """[level − 1, c, start]: no stage from there stops later whose memory holds as many microbatches as are needed."""
+    _, _, fixed_CL1, active_CL1, step_CL1, scratch_CL, capacity_C, end_CL = costs
+    C, L = scratch_CL.shape
+    large = np.empty(L, np.int64)  # [top:end] layers of a window, each with more scratch than all those before it
+    for n in range(len(need_N1)):
+        for c in range(C):
+            top, end, right = 0, 0, L
+            for start in range(L - 1, -1, -1):
+                while end > top and scratch_CL[c, large[end - 1]] <= scratch_CL[c, start]:
+                    end -= 1
+                large[end] = start
+                end += 1
+                right = min(right, end_CL[c, start])
+                while right > start:
+                    while large[top] >= right:
+                        top += 1
+                    free = capacity_C[c] - (fixed_CL1[c, right] - fixed_CL1[c, start])
+                    held = need_N1[n] * (active_CL1[c, right] - active_CL1[c, start])
+                    step = step_CL1[c, right] - step_CL1[c, start]
+                    if scratch_CL[c, large[top]] + held <= free and step <= free:
+                        break
+                    right -= 1
+                if right == start:
+                    top = end
+                found_N1CL[n, c, start] = right
+
+
+@njit(cache=True, nogil=True)
+def busy_stops(limit: float, costs: Costs, among_K: Ints) -> Stops:
+    """[k, start]: no stage from there stops later that is no busier than the limit."""
+    busy_CL1, per_step_C, end_CL = costs.busy_CL1, costs.per_step_C, costs.end_CL
+    L = end_CL.shape[1]
+    found = np.empty((len(among_K), L), np.int32)
+    for k in range(len(among_K)):
+        c, right = among_K[k], L
+        for start in range(L - 1, -1, -1):
+            right = min(right, end_CL[c, start])
+            while right > start and not busy_CL1[c, right] - busy_CL1[c, start] + per_step_C[c] <= limit:
+                right -= 1
+            found[k, start] = right
+    return found
+
+
+@njit(cache=True, nogil=True)
+def looked_at(better_KK: Flags, among_K: Ints, band_N2: Ints, fitting_N1CL: Stops, busy_KL: Stops) -> Flags:
+    """[n, k]: from this level no other configuration is as good in every layer and reaches as far.
+
+    What one that is left out does, the other does with as many stages, no later and no busier, so that no plan is lost
+    that has a bottleneck below any limit.
+
+    Args:
+        better_KK: [j, k] j takes what k takes, and in no layer more seconds or a busier device.
+    """
+    N, K = len(band_N2), len(among_K)
+    found = np.ones((N, K), np.bool_)
+    for n in range(1, N):
+        low, high = band_N2[n, 0], band_N2[n, 1]
+        for k in range(K):
+            for j in range(K):
+                if not better_KK[j, k] or not found[n, j]:
+                    continue
+                as_far = True
+                for start in range(low, high + 1):
+                    far = min(fitting_N1CL[n - 1, among_K[j], start], busy_KL[j, start])
+                    if far < min(fitting_N1CL[n - 1, among_K[k], start], busy_KL[k, start]):
+                        as_far = False
+                        break
+                if as_far:
+                    found[n, k] = False
+                    break
+    return found
+
+
+@njit(cache=True, nogil=True)
+def bands(alive_NL1: Flags) -> Ints:
+    """As `Levels.band_N2`."""
+    N, L1 = alive_NL1.shape
+    found = np.empty((N, 2), np.int64)
+    found[:, 0], found[:, 1] = L1, -1
+    for n in range(N):
+        for cut in range(L1):
+            if alive_NL1[n, cut]:
+                found[n, 0], found[n, 1] = min(found[n, 0], cut), cut
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _transferred(limit: float, here_A: Floats, links: Links, cut: int, is_after: bool, to_A: Floats) -> None:
+    """to[a]: the least of here[b] with the transfer at a cut; b is the class after it, or that before. Spoils `here`.
+
+    The cheapest b first: what is no cheaper than all that was reached already makes nothing cheaper.
+    """
+    to_A[:] = np.inf
+    for _ in range(len(here_A)):
+        b = here_A.argmin()
+        value = here_A[b]
+        if value == np.inf or value >= to_A.max():
+            break
+        here_A[b] = np.inf
+        for a in range(len(here_A)):
+            one, other = (a, b) if is_after else (b, a)
+            seconds = 2.0 * (links.latency_AA[one, other] + links.per_byte_AA[one, other] * links.bytes_L1[cut])
+            if links.repeats * seconds <= limit and value + seconds < to_A[a]:
+                to_A[a] = value + seconds
+
+
+@njit(cache=True, nogil=True)
+def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> None:
+    """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
+
+    At cut 0 there is no transfer: a is the class of the first stage.
+    """
+    among_K, price_K, class_K, seconds_CL1 = ways
+    N, A, L1 = rest_NAL1.shape
+    rest_NAL1[:] = np.inf
+    rest_NAL1[0, :, L1 - 1] = 0.0
+    here_AL1, here_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A)
+    queue, value_Q = np.empty(L1, np.int64), np.empty(L1)  # [head:tail] stops, each cheaper than those after it
+    for n in range(1, N - 1 if levels.is_open else N):
+        low, high = levels.band_N2[n, 0], levels.band_N2[n - 1, 1] - 1
+        here_AL1[:] = np.inf
+        for k in np.flatnonzero(levels.looked_NK[n]):
+            c, a, head, tail = among_K[k], class_K[k], 0, 0
+            for start in range(high, low - 1, -1):
+                value = rest_NAL1[n - 1, a, start + 1] + seconds_CL1[c, start + 1]
+                # A stop that is no cheaper than an earlier one is dropped: starts that reach it reach the earlier one.
+                if value < np.inf:
+                    while tail > head and value_Q[tail - 1] >= value:
+                        tail -= 1
+                    queue[tail], value_Q[tail] = start + 1, value
+                    tail += 1
+                # With as many stages after it, what is too far for this start is too far for all that come before it.
+                furthest = min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start])
+                while head < tail and queue[head] > furthest:
+                    head += 1
+                if head < tail:
+                    total = value_Q[head] - seconds_CL1[c, start] + price_K[k]
+                    here_AL1[a, start] = min(here_AL1[a, start], total)
+        for cut in range(low, high + 1):
+            if levels.alive_NL1[n, cut]:
+                here_A[:] = here_AL1[:, cut]
+                if cut == 0:
+                    rest_NAL1[n, :, 0] = here_A
+                else:
+                    _transferred(limit, here_A, links, cut, True, to_A)
+                    rest_NAL1[n, :, cut] = to_A
+    if levels.is_open and N > 1:
+        _open_downstream(limit, ways, links, levels, rest_NAL1)
+
+
+@njit(cache=True, nogil=True)
+def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> None:
+    """The last level, whose stages lead to the one before or stay."""
+    among_K, price_K, class_K, seconds_CL1 = ways
+    N, A, L1 = rest_NAL1.shape
+    K, n = len(among_K), N - 1
+    queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
+    head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
+    here_A, to_A = np.empty(A), np.empty(A)
+    looked = np.flatnonzero(levels.looked_NK[n])
+    high = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1]) - 1
+    for start in range(high, levels.band_N2[n, 0] - 1, -1):
+        here_A[:] = np.inf
+        for k in looked:
+            c, a = among_K[k], class_K[k]
+            value = min(rest_NAL1[n, a, start + 1], rest_NAL1[n - 1, a, start + 1]) + seconds_CL1[c, start + 1]
+            if value < np.inf:
+                while tail[k] > head[k] and value_KL1[k, tail[k] - 1] >= value:
+                    tail[k] -= 1
+                queue[k, tail[k]], value_KL1[k, tail[k]] = start + 1, value
+                tail[k] += 1
+            furthest = min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start])
+            while head[k] < tail[k] and queue[k, head[k]] > furthest:
+                head[k] += 1
+            if head[k] < tail[k]:
+                here_A[a] = min(here_A[a], value_KL1[k, head[k]] - seconds_CL1[c, start] + price_K[k])
+        if levels.alive_NL1[n, start]:
+            if start == 0:
+                rest_NAL1[n, :, 0] = here_A
+            else:
+                _transferred(limit, here_A, links, start, True, to_A)
+                rest_NAL1[n, :, start] = to_A
+
+
+@njit(cache=True, nogil=True)
+def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> Ints:
+    """[configuration, start, stop; stage] of the cheapest plan, in order; there has to be one."""
+    among_K, price_K, class_K, seconds_CL1 = ways
+    N, _, L1 = rest_NAL1.shape
+    found = np.empty((3, L1), np.int64)
+    cut, before, n, count = 0, 0, 1, 0
+    for level in range(1, N):
+        if rest_NAL1[level, :, 0].min() < rest_NAL1[n, :, 0].min():
+            n = level
+    while cut < L1 - 1:
+        best, best_k, best_stop, best_level = np.inf, 0, cut + 1, n - 1
+        for k in np.flatnonzero(levels.looked_NK[n]):
+            c, a = among_K[k], class_K[k]
+            seconds = 0.0
+            if cut > 0:
+                seconds = 2.0 * (links.latency_AA[before, a] + links.per_byte_AA[before, a] * links.bytes_L1[cut])
+                if links.repeats * seconds > limit:
+                    continue
+            seconds += price_K[k] - seconds_CL1[c, cut]
+            furthest = min(levels.fitting_N1CL[n - 1, c, cut], levels.busy_KL[k, cut])
+            for level in range(n - 1, n + 1 if levels.is_open and n == N - 1 else n):
+                for stop in range(cut + 1, int(furthest) + 1):
+                    total = rest_NAL1[level, a, stop] + seconds_CL1[c, stop] + seconds
+                    if total < best:
+                        best, best_k, best_stop, best_level = total, int(k), stop, level
+        found[0, count], found[1, count], found[2, count] = among_K[best_k], cut, best_stop
+        count += 1
+        cut, before, n = best_stop, class_K[best_k], best_level
+    return found[:, :count]
+
+
+@njit(cache=True, nogil=True)
+def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
+    """The least Σ with prices of whole plans that have each state, [n, cut], and that have each configuration, [k].
+
+    `rest_NAL1` is as `downstream` filled it at the same prices.
+    """
+    among_K, price_K, class_K, seconds_CL1 = ways
+    N, A, L1 = rest_NAL1.shape
+    through_NL1, through_K = np.full((N, L1), np.inf), np.full(len(among_K), np.inf)
+    to_AL1 = np.full((A, L1), np.inf)  # all before a state of this level, and the transfer to a stage of class a there
+    here_AL1, here_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A)
+    queue, value_Q = np.empty(L1, np.int64), np.empty(L1)  # [head:tail] starts, each cheaper than those after it
+    if levels.is_open and N > 1:
+        _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_K)
+    for n in range(N - 2 if levels.is_open else N - 1, 0, -1):
+        # `to` is of level n now; what stages from there lead to is of level n − 1.
+        if levels.alive_NL1[n, 0]:
+            to_AL1[:, 0] = 0.0
+            through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
+        first, last = levels.band_N2[n, 0], levels.band_N2[n - 1, 1]
+        here_AL1[:] = np.inf
+        for k in np.flatnonzero(levels.looked_NK[n]):
+            c, a, head, tail = among_K[k], class_K[k], 0, 0
+            for stop in range(first + 1, last + 1):
+                value = to_AL1[a, stop - 1] - seconds_CL1[c, stop - 1]
+                if value < np.inf:
+                    while tail > head and value_Q[tail - 1] >= value:
+                        tail -= 1
+                    queue[tail], value_Q[tail] = stop - 1, value
+                    tail += 1
+                while head < tail and (
+                    min(levels.fitting_N1CL[n - 1, c, queue[head]], levels.busy_KL[k, queue[head]]) < stop
+                ):
+                    head += 1
+                if head < tail:
+                    total = value_Q[head] + seconds_CL1[c, stop] + price_K[k]
+                    here_AL1[a, stop] = min(here_AL1[a, stop], total)
+                    whole = total + rest_NAL1[n - 1, a, stop]
+                    through_NL1[n - 1, stop] = min(through_NL1[n - 1, stop], whole)
+                    through_K[k] = min(through_K[k], whole)
+        to_AL1[:] = np.inf
+        for cut in range(first + 1, min(last, L1 - 2) + 1):
+            if levels.alive_NL1[n - 1, cut]:
+                here_A[:] = here_AL1[:, cut]
+                _transferred(limit, here_A, links, cut, False, to_A)
+                to_AL1[:, cut] = to_A
+    return through_NL1, through_K
+
+
+@njit(cache=True, nogil=True)
+def _open_through(
+    limit: float,
+    ways: Ways,
+    links: Links,
+    levels: Levels,
+    rest_NAL1: Floats,
+    before_AL1: Floats,
+    through_NL1: Floats,
+    through_K: Floats,
+) -> None:
+    """The last level, whose stages lead to the one before, of which `before_AL1` is filled, or stay."""
+    among_K, price_K, class_K, seconds_CL1 = ways
+    N, A, L1 = rest_NAL1.shape
+    K, n = len(among_K), N - 1
+    to_AL1 = np.full((A, L1), np.inf)
+    if levels.alive_NL1[n, 0]:
+        to_AL1[:, 0] = 0.0
+        through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
+    queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
+    head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
+    here_A, copy_A, to_A = np.empty(A), np.empty(A), np.empty(A)
+    looked = np.flatnonzero(levels.looked_NK[n])
+    last = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1])
+    for stop in range(levels.band_N2[n, 0] + 1, last + 1):
+        here_A[:] = np.inf
+        for k in looked:
+            c, a = among_K[k], class_K[k]
+            value = to_AL1[a, stop - 1] - seconds_CL1[c, stop - 1]
+            if value < np.inf:
+                while tail[k] > head[k] and value_KL1[k, tail[k] - 1] >= value:
+                    tail[k] -= 1
+                queue[k, tail[k]], value_KL1[k, tail[k]] = stop - 1, value
+                tail[k] += 1
+            while head[k] < tail[k] and (
+                min(levels.fitting_N1CL[n - 1, c, queue[k, head[k]]], levels.busy_KL[k, queue[k, head[k]]]) < stop
+            ):
+                head[k] += 1
+            if head[k] < tail[k]:
+                total = value_KL1[k, head[k]] + seconds_CL1[c, stop] + price_K[k]
+                here_A[a] = min(here_A[a], total)
+                for level in range(n - 1, N):
+                    whole = total + rest_NAL1[level, a, stop]
+                    through_NL1[level, stop] = min(through_NL1[level, stop], whole)
+                    through_K[k] = min(through_K[k], whole)
+        if stop < L1 - 1:
+            copy_A[:] = here_A
+            _transferred(limit, copy_A, links, stop, False, to_A)
+            if levels.alive_NL1[n, stop]:
+                to_AL1[:, stop] = to_A
+            if levels.alive_NL1[n - 1, stop]:
+                before_AL1[:, stop] = to_A

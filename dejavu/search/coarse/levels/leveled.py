@@ -1,0 +1,193 @@
+"""The bound under one limit with the number of stages in the state: every stage's memory is that of its place.
+
+Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.plans import Plan, Stage
+from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.levels import counted, leveled_beam
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
+from dejavu.search.exact.cutting_planes import MOST_ROUNDS, PricedPlan
+
+Ints = NDArray[np.int64]
+
+_MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
+_MOST_BYTES = 9e8  # of what is kept for each level
+_MOST_ROUNDS = 8  # of prices with all cuts, which begin with those that few cuts need
+_MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
+_SHORT = 2**16  # layers, from which on a stop takes four bytes
+
+
+class Leveled:
+    """The relaxed problem, for one limit on the bottleneck after another, with stages counted in the state.
+
+    What is left of the relaxation: counts of devices have prices, messages of a stage's cuts are the least, the
+    memory of a node is not looked at, and from the last level on stages hold what they hold there at least. Under a
+    schedule whose stages hold the same everywhere one level is enough.
+    """
+
+    def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, most_levels: int | None = None) -> None:
+        """`few`: the same with some of the cuts, for prices to begin with."""
+        self._relaxed, self._few = relaxed, few
+        L1 = relaxed.seconds_CL1.shape[1]
+        A = len(relaxed.links.latency_AA)
+        most = relaxed.most_stages
+        need_N1 = [relaxed.problem.in_flight(0, n) for n in range(1, most + 1)]
+        self._num = min(self.num_levels(relaxed), most_levels or most)
+        self._is_open = self._num < most
+        self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
+        self._rest_NAL1 = np.empty((self._num + 1, A, L1))
+
+    @staticmethod
+    def num_levels(relaxed: Relaxed) -> int:
+        """Some more than the best plan has stages, where plans can have them and memory has room."""
+        problem, best, most = relaxed.problem, relaxed.best, relaxed.most_stages
+        need_N1 = [problem.in_flight(0, n) for n in range(1, most + 1)]
+        wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
+        wanted = min(wanted, need_N1.index(need_N1[-1]) + 1)  # the first of those that hold the most
+        L, A = problem.num_layers, len(relaxed.links.latency_AA)
+        bytes_each = len(relaxed.kept) * L * (2 if L < _SHORT else 4) + 8 * A * L
+        return max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
+
+    @cached_property
+    def _fitting_N1CL(self) -> counted.Stops:
+        """Whatever the limit, so it is asked for once."""
+        C, L1 = self._relaxed.seconds_CL1.shape
+        found = np.empty((self._num, C, L1 - 1), dtype=np.uint16 if L1 < _SHORT else np.int32)
+        counted.fitting_stops(self._need_N1, self._relaxed.costs, found)
+        return found
+
+    def everything(self) -> Kept:
+        """Nothing is known yet."""
+        C, L1 = self._relaxed.seconds_CL1.shape
+        return Kept(np.arange(C), np.zeros(L1, dtype=np.int64), np.zeros(len(self._relaxed.devices.count_R)))
+
+    def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
+
+        Prices bound Σ; then states and configurations go whose every plan comes to the cutoff at these prices.
+        """
+        alive_NL1 = self._alive(known)
+        if not alive_NL1[:, 0].any():
+            return replace(known, alive_NL1=alive_NL1, sum_seconds=np.inf)
+        among_K = known.among_K
+        if self._few is not None:
+            known = replace(known, prices_R=self.guessed(known, limit, cutoff).prices_R)
+        levels = self._levels(alive_NL1, among_K, limit)
+        sum_seconds, prices_R = self._relaxed.bound(
+            lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
+            lambda plan: self._allows(plan, among_K, levels),
+            cutoff,
+            known.prices_R,
+            MOST_ROUNDS if self._few is None else _MOST_ROUNDS,
+        )
+        known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds), alive_NL1=alive_NL1)
+        if sum_seconds >= cutoff or self._relaxed.best.is_late:
+            return known
+        return self._narrowed(known, limit, cutoff, levels)
+
+    def guessed(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """The prices, and Σ, of plans that cut where `few` does; what prices bring forth is kept for all cuts."""
+        few = self._few
+        assert few is not None
+        cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
+        own = replace(known, alive_NL1=self._alive(known)[:, cuts], after_L1=known.after_L1[cuts], sum_seconds=0.0)
+        more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
+        own = few.tightened(own, limit + more, cutoff + more)
+        for plan in planes.known[before:]:
+            assert plan.stages_3S is not None
+            stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
+            self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
+        return replace(known, prices_R=own.prices_R, sum_seconds=own.sum_seconds)
+
+    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
+        """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
+        relaxed, prices_R = self._relaxed, known.prices_R
+        devices, problem = relaxed.devices, relaxed.problem
+        if not devices.bits or not len(known.among_K):
+            return None
+        levels, ways = self._levels(self._alive(known), known.among_K, limit), self._ways(known.among_K, prices_R)
+        counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
+        aim, have = leveled_beam.Aim(limit, cutoff, width), devices.priced(prices_R, problem.use_all_devices)
+        found = leveled_beam.beam(leveled_beam.Guide(aim, ways, relaxed.links, levels, have, self._rest_NAL1))
+        if not found.shape[1]:
+            return None
+        stages = (
+            Stage(int(start), int(stop), problem.configurations[relaxed.kept[c]])
+            for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
+        )
+        return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+
+    def _levels(self, alive_NL1: NDArray[np.bool_], among_K: Ints, limit: float) -> counted.Levels:
+        busy_KL, band_N2 = counted.busy_stops(limit, self._relaxed.costs, among_K), counted.bands(alive_NL1)
+        better_KK = self._relaxed.better_CC[np.ix_(among_K, among_K)]
+        return counted.Levels(
+            alive_NL1=alive_NL1,
+            band_N2=band_N2,
+            is_open=self._is_open,
+            fitting_N1CL=self._fitting_N1CL,
+            busy_KL=busy_KL,
+            looked_NK=counted.looked_at(better_KK, among_K, band_N2, self._fitting_N1CL, busy_KL),
+        )
+
+    def _alive(self, known: Kept) -> NDArray[np.bool_]:
+        """The states that are left: at first those with at least the stages that are known to come from a cut on."""
+        if known.alive_NL1 is not None:
+            return known.alive_NL1
+        L1 = len(known.after_L1)
+        level_N, left_L1 = np.arange(self._num + 1)[:, None], np.arange(L1)[::-1]
+        fewest_L1 = np.clip(known.after_L1, 1, self._num if self._is_open else None)
+        alive_NL1: NDArray[np.bool_] = (level_N >= fewest_L1) & (level_N <= left_L1)
+        alive_NL1[:, -1] = level_N[:, 0] == 0
+        return alive_NL1
+
+    def _ways(self, among_K: Ints, prices_R: Floats) -> counted.Ways:
+        relaxed = self._relaxed
+        return counted.Ways(
+            among_K=among_K,
+            price_K=relaxed.devices.use_CR[among_K] @ prices_R,
+            class_K=relaxed.class_C[among_K],
+            seconds_CL1=relaxed.seconds_CL1,
+        )
+
+    def _cheapest(
+        self, limit: float, ways: counted.Ways, levels: counted.Levels, prices_R: Floats
+    ) -> PricedPlan | None:
+        rest_NAL1 = self._rest_NAL1
+        counted.downstream(limit, ways, self._relaxed.links, levels, rest_NAL1)
+        total = float(rest_NAL1[1:, :, 0].min())
+        if total == np.inf:
+            return None
+        return self._relaxed.plan(
+            total, prices_R, counted.followed(limit, ways, self._relaxed.links, levels, rest_NAL1)
+        )
+
+    def _allows(self, plan: PricedPlan, among_K: Ints, levels: counted.Levels) -> bool:
+        """Whether a plan that was met before has states and stages that are left."""
+        assert plan.stages_3S is not None
+        how, start, stop = plan.stages_3S
+        level = np.minimum(np.arange(len(how), 0, -1), self._num)
+        if len(how) > self._num and not self._is_open:
+            return False
+        k = np.minimum(np.searchsorted(among_K, how), len(among_K) - 1)
+        furthest = np.minimum(levels.fitting_N1CL[level - 1, how, start], levels.busy_KL[k, start])
+        return bool((among_K[k] == how).all() and levels.alive_NL1[level, start].all() and (furthest >= stop).all())
+
+    def _narrowed(self, known: Kept, limit: float, cutoff: float, levels: counted.Levels) -> Kept:
+        """Without the states and configurations of which the prices at hand prove that no plan of interest has them."""
+        relaxed, prices_R, among_K = self._relaxed, known.prices_R, known.among_K
+        ways = self._ways(among_K, prices_R)
+        counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
+        through_NL1, through_K = counted.through(limit, ways, relaxed.links, levels, self._rest_NAL1)
+        count_R = relaxed.devices.count_R
+        slack = ROUNDING * (abs(cutoff) + float(count_R @ np.abs(prices_R)))
+        most = cutoff + float(count_R @ prices_R) + slack
+        return replace(known, among_K=among_K[through_K <= most], alive_NL1=levels.alive_NL1 & (through_NL1 <= most))

@@ -1,0 +1,148 @@
+"""Compiled beam over whole plans, from the first layer on, where what is left to do is known with its memory.
+
+`counted.downstream` has the least Σ from every state on, at prices of devices; a label is a state that was reached,
+with the devices it took. Labels of one level are looked at together. It proves nothing.
+
+Letters as in `coarse.levels.counted`; M = labels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.foundation.compiled import njit
+from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.guided import Devices
+from dejavu.search.coarse.levels.counted import Levels, Ways
+from dejavu.search.coarse.windows import Links
+
+Ints = NDArray[np.int64]
+
+_STOPS = 3  # of a stage from one state under one configuration, those with the least bounds
+# Columns of a label: its parent, its cut, the configuration of the stage that ends there (its place in K), its devices.
+_PARENT, _CUT, _HOW, _PACKED = range(4)
+
+
+class Aim(NamedTuple):
+    """Which plans are looked for: the seconds of the bottleneck and of Σ that they have at most; labels of a level."""
+
+    limit: float
+    cutoff: float
+    width: int
+
+
+class Guide(NamedTuple):
+    """What a beam reads: see there; `rest_NAL1` is as `counted.downstream` filled it at the prices of `devices`."""
+
+    aim: Aim
+    ways: Ways
+    links: Links
+    levels: Levels
+    devices: Devices
+    rest_NAL1: Floats
+
+
+class Found(NamedTuple):
+    """Labels one stage further; written to.
+
+    Attributes:
+        label_M4: in the columns above.
+        seconds_M3: the least Σ of a plan that goes on from there, Σ so far, and the prices of the devices so far.
+    """
+
+    label_M4: Ints
+    seconds_M3: Floats
+
+
+@njit(cache=True, nogil=True)
+def beam(guide: Guide) -> Ints:
+    """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; no stages: none was."""
+    aim, ways, _, levels, devices, rest_NAL1 = guide
+    N, _, L1 = rest_NAL1.shape
+    label_M4 = np.zeros((N * aim.width + 1, 4), np.int64)
+    seconds_M2 = np.zeros((N * aim.width + 1, 2))  # Σ so far, and the prices of the devices so far
+    room = (aim.width + 1) * len(ways.among_K) * _STOPS
+    found = Found(np.empty((room, 4), np.int64), np.empty((room, 3)))
+    count, begin, end = 1, 1, 1  # the first label is the beginning of every plan
+    best, last, last_how = aim.cutoff, -1, 0
+    for n in range(N - 1, 0, -1):
+        num_found = 0
+        for m in range(begin - 1, end):
+            at = 0 if m == begin - 1 else m  # the beginning, of plans with n stages
+            if at == 0 and not levels.alive_NL1[n, 0]:
+                continue
+            num_found = _continued(guide, n, at, label_M4[at], seconds_M2[at], best, found, num_found)
+        begin = count
+        for i in np.argsort(found.seconds_M3[:num_found, 0]):
+            if count - begin == aim.width or found.seconds_M3[i, 0] >= best:
+                break
+            if found.label_M4[i, _CUT] == L1 - 1:
+                if not devices.use_all or found.label_M4[i, _PACKED] == devices.have:
+                    best, last, last_how = found.seconds_M3[i, 1], found.label_M4[i, _PARENT], found.label_M4[i, _HOW]
+                continue
+            is_new = True
+            for m in range(begin, count):
+                if label_M4[m, _CUT] == found.label_M4[i, _CUT] and label_M4[m, _PACKED] == found.label_M4[i, _PACKED]:
+                    is_new = False
+                    break
+            if is_new:
+                label_M4[count], seconds_M2[count] = found.label_M4[i], found.seconds_M3[i, 1:]
+                count += 1
+        end = count
+    stages = np.empty((3, N), np.int64)
+    num = 0
+    if last >= 0:
+        how, stop = last_how, L1 - 1
+        m = last
+        while True:
+            stages[0, num], stages[1, num], stages[2, num] = ways.among_K[how], label_M4[m, _CUT], stop
+            num += 1
+            if m == 0:
+                break
+            how, stop, m = label_M4[m, _HOW], label_M4[m, _CUT], label_M4[m, _PARENT]
+    return stages[:, :num][:, ::-1].copy()
+
+
+@njit(cache=True, nogil=True)
+def _continued(
+    guide: Guide, n: int, at: int, label_4: Ints, seconds_2: Floats, best: float, found: Found, num_found: int
+) -> int:
+    """Write the labels one stage further than the one at `at`, of level n − 1; their number so far."""
+    aim, ways, links, levels, devices, rest_NAL1 = guide
+    label_M4, seconds_M3 = found
+    packed_C, guard, have, _, spent = devices
+    cut, before = label_4[_CUT], ways.class_K[label_4[_HOW]]
+    bound_3, stop_3 = np.empty(_STOPS), np.empty(_STOPS, np.int64)
+    for k in np.flatnonzero(levels.looked_NK[n]):
+        c, a = ways.among_K[k], ways.class_K[k]
+        packed = label_4[_PACKED] + packed_C[c]
+        if (((have | guard) - packed) & guard) != guard:
+            continue
+        seconds = 0.0
+        if at > 0:
+            seconds = 2.0 * (links.latency_AA[before, a] + links.per_byte_AA[before, a] * links.bytes_L1[cut])
+            if links.repeats * seconds > aim.limit:
+                continue
+        total = seconds_2[0] + seconds - ways.seconds_CL1[c, cut]
+        priced = seconds_2[1] + ways.price_K[k]
+        bound_3[:] = np.inf
+        for stop in range(cut + 1, min(levels.fitting_N1CL[n - 1, c, cut], levels.busy_KL[k, cut]) + 1):
+            bound = total + ways.seconds_CL1[c, stop] + priced - spent + rest_NAL1[n - 1, a, stop]
+            if bound < bound_3[_STOPS - 1]:
+                i = _STOPS - 1
+                while i > 0 and bound < bound_3[i - 1]:
+                    bound_3[i], stop_3[i] = bound_3[i - 1], stop_3[i - 1]
+                    i -= 1
+                bound_3[i], stop_3[i] = bound, stop
+        for i in range(_STOPS):
+            if bound_3[i] < best:
+                label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, stop_3[i]
+                label_M4[num_found, _HOW], label_M4[num_found, _PACKED] = k, packed
+                seconds_M3[num_found, 0] = max(bound_3[i], total + ways.seconds_CL1[c, stop_3[i]])
+                seconds_M3[num_found, 1] = total + ways.seconds_CL1[c, stop_3[i]]
+                seconds_M3[num_found, 2] = priced
+                num_found += 1
+    return num_found

@@ -1,0 +1,237 @@
+"""A problem whose counts of devices have prices and whose messages are the least: what both bounds under a limit read.
+
+Shape suffixes: C = configurations that are kept, L = layers, L1 = cut positions, A = link classes, R = resources: the
+devices of each type, then rounded counts of them; N = levels, see `coarse.levels.counted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dejavu.plans import Problem
+from dejavu.plans.stage_costs import AdditiveCosts, Floats
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse import guided, windows
+from dejavu.search.coarse.undominated import Undominated
+from dejavu.search.exact.cutting_planes import MOST_ROUNDS, CuttingPlanes, PricedPlan
+from dejavu.search.shared.options import link_classes
+
+Ints = NDArray[np.int64]
+
+ROUNDING = 1e-8  # sums over thousands of layers, one after the other, err by less
+_PRICE_PRECISION = 1e-3  # of the best price: the bound under one limit is found to this
+_SMOOTHING = 0.6  # of the prices; a third to a half of the evaluations of none, for 20 to 30 prices
+_PATIENCE = 0.1  # see `CuttingPlanes`
+_MOST_BITS = 62  # of one integer; more types or devices are not packed, and no beam looks for plans
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What is known of some plans: those within a range of bottlenecks, and cheaper than some price.
+
+    Attributes:
+        among_K: they have stages of these configurations only.
+        after_L1: they have at least so many stages from each cut on, where they have that cut.
+        prices_R: the prices that proved most.
+        sum_seconds: none of them has a lower Σ.
+        alive_NL1: they have these states only, where stages are counted in the state; see `levels.counted`.
+    """
+
+    among_K: Ints
+    after_L1: Ints
+    prices_R: Floats
+    sum_seconds: float = 0.0
+    alive_NL1: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """The resources, and how the devices of a stage are packed into one number; see `guided.Devices`.
+
+    Attributes:
+        bits: of one type's field; 0: there are too many.
+    """
+
+    use_CR: Ints
+    count_R: Ints
+    num_types: int
+    packed_C: Ints
+    bits: int
+
+    @classmethod
+    def of(cls, problem: Problem, kept: Ints) -> Devices:
+        """Of the configurations that are kept.
+
+        Stages that take n devices each of a type with N keep to Σ ⌊n / g⌋ ≤ ⌊N / g⌋ for every g. Any g is allowed, the
+        sizes of stages say something: of 7 devices no plan makes 7 / 4 stages of four, though a mean of plans does
+        (Chvátal's and Gomory's cuts; for sizes that divide each other these are all that whole numbers add: Marcotte,
+        1985). They have prices as devices have.
+        """
+        types = list(problem.device_counts)
+        use_CT = np.zeros((len(kept), len(types)), dtype=np.int64)
+        for row, c in enumerate(kept):
+            configuration = problem.configurations[c]
+            use_CT[row, types.index(configuration.device_type)] = configuration.num_devices
+        count_T = np.array([problem.device_counts[name] for name in types], dtype=np.int64)
+        pairs = [(t, int(size)) for t in range(len(types)) for size in np.unique(use_CT[:, t]) if size > 1]
+        rounded = [use_CT[:, t] // size for t, size in pairs]
+        bits = int(count_T.max()).bit_length() + 1
+        if bits * len(types) > _MOST_BITS:
+            bits = 0
+        return cls(
+            use_CR=np.column_stack([use_CT, *rounded]),
+            count_R=np.concatenate([count_T, np.array([count_T[t] // size for t, size in pairs], dtype=np.int64)]),
+            num_types=len(types),
+            packed_C=use_CT @ (1 << (bits * np.arange(len(types), dtype=np.int64))),
+            bits=bits,
+        )
+
+    def priced(self, prices_R: Floats, use_all: bool) -> guided.Devices:
+        shifts = self.bits * np.arange(self.num_types, dtype=np.int64)
+        return guided.Devices(
+            packed_C=self.packed_C,
+            guard=int(((1 << (self.bits - 1)) << shifts).sum()),
+            have=int((self.count_R[: self.num_types] << shifts).sum()),
+            use_all=use_all,
+            spent=float(self.count_R @ prices_R),
+        )
+
+
+class Relaxed:
+    """The relaxed problem. Messages at a stage's cuts are taken at their least over all cuts.
+
+    Attributes:
+        kept: the configurations of the problem that are looked at.
+        devices, costs, links, class_C, seconds_CL1: see there, and `windows.Stages`.
+        cuts_L1: which of the problem's cuts there are.
+        planes: the plans that prices brought forth, under any limit.
+    """
+
+    def __init__(self, problem: Problem, best: Incumbent) -> None:
+        costs = problem.costs
+        assert isinstance(costs, AdditiveCosts)
+        self.problem, self.best = problem, best
+        self.cuts_L1 = np.arange(problem.num_layers + 1)
+        self.kept = kept = Undominated.of(problem).kept
+        self.devices = Devices.of(problem, kept)
+        class_C, heads = link_classes(problem)
+        self.class_C = class_C[kept]
+        usable_CL = _usable(costs, best.step_seconds)[kept]
+
+        def prefix(table_CL: Floats) -> Floats:
+            return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
+
+        self.seconds_CL1 = prefix(costs.seconds_CL)
+        repeats = float(problem.num_microbatches - 1)
+        self.costs = windows.Costs(
+            busy_CL1=repeats * self.seconds_CL1 + prefix(costs.per_step_seconds_CL),
+            per_step_C=costs.per_step_latency_seconds_C[kept],
+            fixed_CL1=prefix(costs.fixed_bytes_CL),
+            active_CL1=prefix(costs.activation_bytes_CL),
+            step_CL1=prefix(costs.step_bytes_CL),
+            scratch_CL=np.ascontiguousarray(costs.temporary_bytes_CL[kept]),
+            # A hair more than there is: sums in another order must not make a stage that just fits too large.
+            capacity_C=costs.capacity_bytes_C[kept] * (1 + ROUNDING) - costs.message_bytes_CL1.min(axis=1)[kept],
+            end_CL=_next_unusable(usable_CL),
+        )
+        self.links = windows.Links(
+            repeats=repeats,
+            latency_AA=problem.link_latency_seconds_CC[np.ix_(heads, heads)],
+            per_byte_AA=problem.link_seconds_per_byte_CC[np.ix_(heads, heads)],
+            bytes_L1=problem.cut_bytes_L1,
+        )
+        num_signed = self.devices.num_types if problem.use_all_devices else 0
+        self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
+
+    def at_cuts(self, cuts: Ints) -> Relaxed:
+        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
+        few = copy(self)
+        few.cuts_L1 = cuts
+        costs, last = self.costs, cuts[1:] - 1
+        few.seconds_CL1 = np.ascontiguousarray(self.seconds_CL1[:, cuts])
+        few.costs = costs._replace(
+            busy_CL1=np.ascontiguousarray(costs.busy_CL1[:, cuts]),
+            fixed_CL1=np.ascontiguousarray(costs.fixed_CL1[:, cuts]),
+            active_CL1=np.ascontiguousarray(costs.active_CL1[:, cuts]),
+            step_CL1=np.ascontiguousarray(costs.step_CL1[:, cuts]),
+            scratch_CL=np.ascontiguousarray(np.maximum.reduceat(costs.scratch_CL, cuts[:-1], axis=1)),
+            end_CL=_next_unusable(costs.end_CL[:, cuts[:-1]] > last),
+        )
+        few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
+        few.planes = replace(self.planes, known=[])
+        return few
+
+    @cached_property
+    def better_CC(self) -> NDArray[np.bool_]:
+        """[j, k]: j takes devices and has links as k, and is in no layer slower or busier; memory is not looked at."""
+        seconds_CL, busy_CL = np.diff(self.seconds_CL1, axis=1), np.diff(self.costs.busy_CL1, axis=1)
+        found = np.zeros((len(self.kept), len(self.kept)), dtype=np.bool_)
+        _, group_C = np.unique(np.column_stack([self.devices.use_CR, self.class_C]), axis=0, return_inverse=True)
+        for group in range(int(group_C.max()) + 1):
+            members = np.flatnonzero(group_C == group)
+            for j, k in permutations(members, 2):
+                found[j, k] = (
+                    self.costs.per_step_C[j] <= self.costs.per_step_C[k]
+                    and (seconds_CL[j] <= seconds_CL[k]).all()
+                    and (busy_CL[j] <= busy_CL[k]).all()
+                )
+        return found
+
+    @property
+    def most_stages(self) -> int:
+        """The most that a plan can have: of layers, and of devices."""
+        return min(self.problem.most_stages, int(self.devices.count_R[: self.devices.num_types].sum()))
+
+    def bound(
+        self,
+        cheapest: Callable[[Floats], PricedPlan | None],
+        allows: Callable[[PricedPlan], bool],
+        cutoff: float,
+        prices_R: Floats,
+        most_rounds: int = MOST_ROUNDS,
+    ) -> tuple[float, Floats]:
+        """See `CuttingPlanes.bound`."""
+        return self.planes.bound(
+            cheapest,
+            allows=allows,
+            cutoff=cutoff,
+            most_price=float(self.seconds_CL1[:, -1].max()) + 1e-12,
+            precision_seconds=_PRICE_PRECISION * self.best.step_seconds,
+            prices_T=prices_R,
+            is_late=lambda: self.best.is_late,
+            most_rounds=most_rounds,
+        )
+
+    def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:
+        """The plan of these stages (configuration, start, stop), which cost so much with prices."""
+        how, start, stop = stages_3S
+        busy = self.costs.busy_CL1[how, stop] - self.costs.busy_CL1[how, start] + self.costs.per_step_C[how]
+        use_R = self.devices.use_CR[how].sum(axis=0)
+        return PricedPlan(float(priced_seconds - use_R @ prices_R), float(busy.max()), use_R, stages_3S)
+
+
+def _usable(costs: AdditiveCosts, price: float) -> NDArray[np.bool_]:
+    """The layers that a plan cheaper than this can run under each configuration: numbers of one size.
+
+    What takes longer than a whole plan, or more than a device's memory, is part of none; were it part of prefix sums,
+    it would take the digits of all that follows.
+    """
+    most_bytes_C1 = costs.capacity_bytes_C[:, None] * (1 + ROUNDING)
+    bytes_CL = costs.fixed_bytes_CL + np.maximum(costs.activation_bytes_CL, costs.step_bytes_CL)
+    longest_CL = np.maximum(costs.seconds_CL, costs.per_step_seconds_CL)
+    usable_CL: NDArray[np.bool_] = costs.can_run_CL & (longest_CL <= price) & (bytes_CL <= most_bytes_C1)
+    return usable_CL
+
+
+def _next_unusable(usable_CL: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[c, start]: the first layer from there on that is not usable; L if all are."""
+    L = usable_CL.shape[1]
+    at = np.where(usable_CL, L, np.arange(L))
+    return np.ascontiguousarray(np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1])

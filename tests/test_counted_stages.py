@@ -1,0 +1,162 @@
+"""The bounds for thousands of layers against the best plan: stages counted in the state, and aside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.search.generated import heterogeneous, operators
+from dejavu.plans import Plan, Problem, is_valid, price, step_seconds
+from dejavu.plans.schedule import SCHEDULES
+from dejavu.search import Coarse, Exact, Exhaustive
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse import windowed
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.relaxed import Relaxed
+from dejavu.search.coarse.undominated import Undominated
+from dejavu.search.coarse.windowed import WindowedBound
+from tests.test_search import answer, small
+
+SEARCHED = [name for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 1]
+
+
+def with_plan(problem: Problem, plan: Plan, above: float = 1.0) -> Incumbent:
+    """A search that has this plan, and takes it for one that is so much dearer."""
+    best = Incumbent(problem, "test", 60.0)
+    best.offer(plan)
+    best.step_seconds *= above
+    return best
+
+
+def parts(problem: Problem, plan: Plan) -> tuple[float, float]:
+    """Σ and the bottleneck of a plan, in seconds."""
+    cost = price(problem, plan)
+    sum_seconds = sum(cost.stage_seconds) + sum(cost.transfer_seconds)
+    return sum_seconds, cost.step_seconds - sum_seconds
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+def test_no_bound_is_above_the_best_of_all_plans(schedule: str) -> None:
+    """Every plan is tried: memory that binds, numbers of stages that bind, devices that must be used."""
+    looked = 0
+    for seed in range(30):
+        problem = replace(small(seed), schedule=schedule)
+        problem = replace(problem, max_stages=1 + seed % 3 if seed % 2 else problem.max_stages)
+        result = answer(Exhaustive(), problem)
+        if result is None or result.step_seconds == 0:
+            continue
+        for above in (1.0, 1.3):
+            bound = WindowedBound(problem, with_plan(problem, result.plan, above)).prove(1e-3)
+            assert bound <= result.step_seconds * (1 + 1e-9), (seed, above)
+        looked += 1
+    assert looked > 4
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+@pytest.mark.parametrize("use_all", [False, True])
+def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -> None:
+    """Σ, states and configurations under any limit and cutoff that the best plan keeps to; with a last level that is
+    open, and with prices from few cuts."""
+    looked = 0
+    for seed in range(5):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14, schedule=schedule)
+        problem = replace(problem, use_all_devices=use_all)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        sum_seconds, bottleneck = parts(problem, result.plan)
+        relaxed = Relaxed(problem, with_plan(problem, result.plan))
+        few = Leveled(relaxed.at_cuts(np.array([0, 3, 4, 7, 9, 12, 14])))
+        for leveled in (Leveled(relaxed), Leveled(relaxed, few), Leveled(relaxed, most_levels=2)):
+            for wider in (1.0001, 1.05, 1.3):
+                known = leveled.everything()
+                for _ in range(2):  # from what is known more follows
+                    known = leveled.tightened(known, bottleneck * wider, sum_seconds * wider)
+                assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
+                assert known.alive_NL1 is not None
+                for k, stage in enumerate(result.plan.stages):
+                    level = min(len(result.plan.stages) - k, len(known.alive_NL1) - 1)
+                    assert known.alive_NL1[level, stage.start], (seed, wider)
+                looked += 1
+    assert looked > 8
+
+
+def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:
+    gained = []
+    for seed in range(10):
+        problem = heterogeneous(seed, num_types=2, num_devices=10, num_layers=24)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        sum_seconds, bottleneck = parts(problem, result.plan)
+        relaxed = Relaxed(problem, with_plan(problem, result.plan))
+        aside, inside = Windowed(relaxed), Leveled(relaxed)
+        limit, cutoff = bottleneck * (1 + 1e-6), sum_seconds * (1 + 1e-6)  # sums in another order: a hair above
+        one = aside.tightened(aside.everything(), limit, cutoff)
+        other = inside.tightened(one, limit, cutoff)
+        assert one.sum_seconds <= other.sum_seconds <= sum_seconds * (1 + 2e-6), seed
+        gained.append(other.sum_seconds / one.sum_seconds)
+    assert len(gained) > 4
+    assert min(gained) >= 1.0
+
+
+def test_two_hundred_and_fifty_seven_layers_and_more() -> None:
+    """Where the search over clusters begins: its bound and the exact search's plan, and few cuts beside all."""
+    for seed, num_layers in ((0, 257), (2, 257), (5, 530)):
+        problem = operators(seed, num_operators=num_layers, num_devices=12, num_types=2)
+        result = answer(Coarse(num_clusters=48), problem)
+        if result is None:
+            continue
+        exact = answer(Exact(relative_gap=0.01, incumbent=result.plan), problem)
+        assert exact is not None
+        assert result.lower_bound_seconds <= exact.step_seconds * (1 + 1e-9), seed
+        assert exact.lower_bound_seconds <= result.step_seconds * (1 + 1e-9), seed
+
+
+def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
+    found = 0
+    for seed in range(5):
+        problem = operators(seed, num_operators=120, num_devices=12, num_types=2)
+        problem = replace(problem, use_all_devices=seed % 3 == 0)
+        result = answer(Coarse(num_clusters=40), problem)
+        if result is None:
+            continue
+        relaxed = Relaxed(problem, with_plan(problem, result.plan))
+        cuts = np.union1d(np.arange(0, 121, 3), [0, 120])
+        for leveled in (Leveled(relaxed), Leveled(relaxed.at_cuts(cuts))):
+            for limit in np.array([0.9, 0.8, 0.7]) * result.step_seconds:
+                cutoff = 1.3 * result.step_seconds - limit
+                known = leveled.tightened(leveled.everything(), limit, cutoff)
+                plan = leveled.plan_under(known, limit, cutoff, 64) if known.sum_seconds < cutoff else None
+                if plan is not None and is_valid(problem, plan):
+                    assert step_seconds(problem, plan) <= (limit + cutoff) * (1 + 1e-9)
+                    found += 1
+    assert found > 2
+
+
+def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same problems with prices from few cuts."""
+    monkeypatch.setattr(windowed, "_FEWEST_CUTS", 6)
+    looked = 0
+    for seed in range(10):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=16)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        for above in (1.0, 1.2):
+            proof = WindowedBound(problem, with_plan(problem, result.plan, above))
+            assert proof.few is not None
+            assert proof.prove(1e-3) <= result.step_seconds * (1 + 1e-9), (seed, above)
+            looked += 1
+    assert looked > 8
+
+
+def test_the_plan_with_configurations_that_are_kept_is_the_best_one_too() -> None:
+    problem = heterogeneous(1, num_types=2, num_devices=9, num_layers=14)
+    result = answer(Exact(), problem)
+    assert result is not None
+    instead = Undominated.of(problem).plan(result.plan)
+    assert step_seconds(problem, instead) == pytest.approx(result.step_seconds, rel=1e-12)
