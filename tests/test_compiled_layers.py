@@ -18,7 +18,7 @@ from dejavu.graphs.capture import COMPILED, capture
 from dejavu.launch.launcher import launch
 from dejavu.planning import PlanRequest
 from dejavu.plans import StageConfiguration
-from dejavu.plans.schedule import PARTS, SCHEDULES, default_schedules
+from dejavu.plans.schedule import CHIMERA, PARTS, SCHEDULES, default_schedules
 from dejavu.profiling.layers import measure_layers
 from dejavu.runtime.job import TrainingResult, resumed
 from dejavu.workload import OptimizerSettings, Workload
@@ -109,7 +109,7 @@ def test_schedules_with_a_split_backward_pass_are_refused(schedule: str, tmp_pat
         PlanRequest(GPT, cluster, schedules=(schedule,))
     allowed = PlanRequest(GPT, cluster).allowed_schedules
     assert set(allowed) == set(default_schedules()) - set(SPLIT)
-    assert PlanRequest(EAGER, cluster).allowed_schedules == default_schedules()
+    assert PlanRequest(EAGER, cluster).allowed_schedules == (*default_schedules(), CHIMERA)
     job = launched(TINY.model_copy(update={"compile": True}), tmp_path, (1, 2, 3))
     plan = replace(job.binding.plan, schedule=schedule)
     with pytest.raises(InputError, match=rf"schedule {schedule} runs the backward pass in two parts"):

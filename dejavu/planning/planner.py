@@ -219,7 +219,7 @@ class _Planning:
         found: list[Candidate] = []
         if isinstance(answer, SearchResult):
             found = self.simulator.under_schedules(priced, answer.plan, self.request.allowed_schedules)
-        found.sort(key=lambda one: (not one.fits, one.step_seconds))
+        found.sort(key=lambda one: (not one.fits, one.counted_seconds))
         self.rows.append(Considered(search, priced, answer, tuple(found)))
 
     def _consider_remembered(self) -> None:
@@ -266,7 +266,7 @@ class _Planning:
         fitting = [(row, row.best) for row in self.rows if row.best is not None]
         if not fitting:
             raise NoPlanError(*self._why_none())
-        return min(fitting, key=lambda pair: pair[1].step_seconds)
+        return min(fitting, key=lambda pair: pair[1].counted_seconds)
 
     @property
     def _has_bounds(self) -> bool:

@@ -102,6 +102,8 @@ class PlanRequest:
 
     @property
     def _may_go_both_ways(self) -> bool:
+        if self.workload.compile:  # no training of compiled layers in both directions was tried
+            return False
         try:
             check_goes_both_ways(self.workload)
         except InputError:

@@ -52,9 +52,9 @@ def slice_seconds(
         raise InputError(f"{bad.name} in {bad.dtype} has no time on {device.name}; wanted a type that it computes in")
     split = len(alone) * num_units
     own_L = seconds_K[:split].reshape(num_units, len(alone)).sum(axis=1)
-    attending = seconds_K[split:].reshape(len(places), len(attention)).sum(axis=1)
+    attention_P = seconds_K[split:].reshape(len(places), len(attention)).sum(axis=1)
     found = np.zeros((num_units, num_units))
-    for (j, i), seconds in zip(places, attending, strict=True):
+    for (j, i), seconds in zip(places, attention_P, strict=True):
         found[j - 1, i] = own_L[j - 1] + seconds
     return found
 

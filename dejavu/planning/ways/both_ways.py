@@ -24,7 +24,7 @@ def plans_both_ways(request: PlanRequest, prices: Prices, simulator: Simulator) 
         priced = prices.priced(count)
         found = [one for plan in _plans(priced) if (one := _candidate(priced, plan, simulator)) is not None]
         if found:
-            found.sort(key=lambda one: (not one.fits, one.step_seconds))
+            found.sort(key=lambda one: (not one.fits, one.counted_seconds))
             rows.append(Considered(BOTH_WAYS, priced, None, tuple(found)))
     return rows
 
