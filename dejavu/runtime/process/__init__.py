@@ -89,6 +89,10 @@ def claim_device(index: int) -> torch.device:
     """Return the device with this index on this host: a GPU, or one CPU core, to which this process is then pinned.
 
     Cores are shared where there are fewer; GPUs only if `group.SHARE_GPUS` says so.
+
+    A rank shares its core with gloo's threads. If one of them is woken and takes the core while the rank's own thread
+    holds the lock of a connection, it asks for that lock until its time is up: a message of 35 us then takes 4 ms. As
+    batch work, which the threads inherit, they wait until the rank waits.
     """
     if torch.cuda.is_available():
         index = index % torch.cuda.device_count() if shares_gpus() else index
@@ -96,5 +100,7 @@ def claim_device(index: int) -> torch.device:
         return torch.device("cuda", index)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[index % len(cores)]})
+    with suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     torch.set_num_threads(1)
     return torch.device("cpu")
