@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +144,7 @@ def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
 def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same problems with prices from few cuts."""
     monkeypatch.setattr(windowed, "_FEWEST_CUTS", 6)
+    monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
     looked = 0
     for seed in range(10):
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=16)
@@ -152,6 +157,39 @@ def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyP
             assert proof.prove(1e-3) <= result.step_seconds * (1 + 1e-9), (seed, above)
             looked += 1
     assert looked > 8
+
+
+COMPILED = """
+import sys
+from numba.core.registry import CPUDispatcher
+from benchmarks.search.generated import operators
+from dejavu.search import Coarse
+from dejavu.search.coarse.loops import load_compiled_loops
+
+def compiled():
+    return {
+        f"{module.__name__}.{name}": len(loop.signatures)
+        for module in list(sys.modules.values()) if module.__name__.startswith("dejavu.search.coarse")
+        for name, loop in vars(module).items() if isinstance(loop, CPUDispatcher)
+    }
+
+load_compiled_loops()
+before = compiled()
+for microbatches in (4, 64):
+    for few in (0, 1e9):
+        sys.modules["dejavu.search.coarse.windowed"]._FEW_FROM_STEPS = few
+        sys.modules["dejavu.search.coarse.windowed"]._FEWEST_CUTS = 30
+        problem = operators(1, num_operators=120, num_devices=12, num_types=2, num_microbatches=microbatches)
+        Coarse(num_clusters=40).run(problem, budget_seconds=5.0, seed=0)
+print({name: count for name, count in compiled().items() if count > before.get(name, 0)}, len(before))
+"""
+
+
+def test_no_loop_is_compiled_while_the_clock_runs() -> None:
+    """What is compiled in advance is all that a search over thousands of operators calls, with the types it has."""
+    asked = [sys.executable, "-c", COMPILED]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout
+    assert re.fullmatch(r"\{\} (\d+)\n", said) and not said.endswith(" 0\n"), said
 
 
 def test_the_plan_with_configurations_that_are_kept_is_the_best_one_too() -> None:

