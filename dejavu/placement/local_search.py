@@ -17,7 +17,6 @@ from dejavu.placement.shared.room import fits, roomy
 from dejavu.placement.shared.timeline import State, empty_state, resume, run_in_order
 
 _STEPS_PER_CALL = 20_000_000  # operations simulated between two looks at the clock: about a second
-_HOT_IN_REGIONS = 0.02  # few operations: a move changes much of their seconds
 _MESSAGE_WEIGHTS = (1.0, 0.0, 4.0)  # of ranks: as HEFT has it, without messages, with dear ones
 
 
@@ -33,14 +32,15 @@ class LocalSearch(Placer):
     by the whole simulation. Proves nothing beyond the bound that all members have.
 
     Attributes:
-        hot, cold: the temperature at the beginning and the end, as fractions of the best seconds.
+        hot, cold: the temperature at the beginning and the end, in the best seconds over the number of operations: the
+            fewer there are, the more of the seconds a move changes.
         most_steps: moves in all; the search ends when they are done.
         in_regions: of the budget, on parts of the graph that follow each other, one after another, before the whole.
     """
 
     name: ClassVar[str] = "local_search"
-    hot: float = 0.002
-    cold: float = 0.0002
+    hot: float = 1.0
+    cold: float = 0.1
     most_steps: int = 2_000_000
     in_regions: float = 0.4
 
@@ -60,7 +60,7 @@ class LocalSearch(Placer):
         began, done = best.remaining_seconds, 0
         while done < self.most_steps and best.remaining_seconds > 0 and not best.is_done:
             spent = max(done / self.most_steps, 1 - best.remaining_seconds / began)
-            heat = self.hot * (self.cold / self.hot) ** min(spent, 1.0)
+            heat = self.hot * (self.cold / self.hot) ** min(spent, 1.0) / len(order_N)
             seconds, found = _walk(
                 arrays,
                 states,
@@ -90,9 +90,7 @@ class LocalSearch(Placer):
         for part in parts:
             small = of_region(problem, part, entered, device)
             share = len(part) / len(group_N)
-            alone = replace(
-                self, in_regions=0.0, hot=_HOT_IN_REGIONS, most_steps=max(1, int(self.in_regions * self.most_steps))
-            )
+            alone = replace(self, in_regions=0.0, most_steps=max(1, int(self.in_regions * self.most_steps)))
             found = Incumbent(small, self.name, share * budget)
             alone._place(small, found, seed)
             if found.placement is None:
