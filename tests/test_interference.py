@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import subprocess
 import sys
 import time
@@ -183,3 +184,24 @@ def test_what_measures_comes_first_where_that_is_permitted() -> None:
         code = f"import os; from dejavu.runtime.process import go_first; {drop}; {SHOW}".replace("; ;", ";")
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert done.stdout.strip() == str(expected), done.stderr
+
+
+POLICIES = """
+import os
+import torch.distributed as dist
+from dejavu.runtime.process import claim_device
+from dejavu.runtime.process.group import join_group
+
+device = claim_device(0)
+join_group(device, store=dist.HashStore(), rank=0, world_size=1)
+print(device.type, *(os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")))
+dist.destroy_process_group()
+"""
+
+
+def test_no_thread_of_a_rank_takes_the_core_from_another() -> None:
+    """Else gloo's reader spins on the lock of the rank that sends, until its time is up: 4 ms of a message."""
+    asked = [sys.executable, "-c", POLICIES]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout
+    kind, *policies = said.split()
+    assert kind == "cuda" or (len(policies) > 2 and set(policies) == {str(os.SCHED_BATCH)}), said
