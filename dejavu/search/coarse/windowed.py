@@ -22,9 +22,7 @@ _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was as
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _MOST_STEPS = 5e7  # of one evaluation with stages in the state; with more no range is proved in time
-_FEW_FROM_STEPS = (
-    1.5e7  # of one evaluation, from which on prices are sought with few cuts at first; below, all are quick
-)
+_FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
