@@ -26,6 +26,7 @@ class Up:
     def __init__(self, project: Path) -> None:
         self.project = project
         self.api = connect(self.services.prefect_api_url)
+        self.api.timeout = PATIENCE_SECONDS  # a server whose cores are all taken may take minutes for one answer
 
     @property
     def services(self) -> service_record.Services:

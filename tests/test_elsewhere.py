@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from benchmarks.pipeline.emulation import CABLE, EmulationError, apart
 from dejavu.foundation.errors import InputError
-from dejavu.launch.elsewhere import Places, Slurm, sbatch_script, torchrun_lines
+from dejavu.launch.elsewhere import WARNED_SECONDS, Places, Slurm, sbatch_script, torchrun_lines
 from dejavu.launch.launcher import torchrun_line
 from dejavu.runtime.job import TrainingJob, TrainingResult
 from dejavu.runtime.process import rank_environment, rank_settings
@@ -189,6 +189,11 @@ for pid in "${pids[@]}"; do
 done
 exit $code
 """
+ENDLESS = f"""#!{sys.executable} -SE
+import os, signal
+open(os.environ["DEJAVU_FOLDER"] + "/began-" + os.environ["DEJAVU_HOST"], "w").close()
+signal.pause()
+"""
 SCONTROL = """#!/bin/bash
 echo "scontrol $*" >> "$FAKE_LOG"
 if [ "$1" = show ]; then echo 127.0.0.1; fi
@@ -222,25 +227,32 @@ def test_the_script_trains_and_says_when_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("signal", ["USR1", "TERM"])
-def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(signal: str, tmp_path: Path) -> None:
-    """With a program in torchrun's place that trains for ever; a cancelled job is not queued again."""
+@pytest.mark.parametrize("by", ["USR1", "TERM", "clock"])
+def test_before_the_time_limit_ranks_end_and_the_job_is_queued_again(by: str, tmp_path: Path) -> None:
+    """With a program in torchrun's place that trains for ever; a cancelled job is not queued again.
+
+    A shell can miss a signal: where SLURM says when the job ends, the clock makes up for it.
+    """
     job = job_on(tmp_path, ("here-0", "here-1", "here-0"))
     endless = tmp_path / "endless"
-    endless.write_text('#!/bin/bash\ntouch "$DEJAVU_FOLDER/began-$DEJAVU_HOST"\nexec sleep 300\n')
+    endless.write_text(ENDLESS)
     endless.chmod(0o755)
     script = tmp_path / "train.sbatch"
     script.write_text(sbatch_script(job, Places(ROOT, torchrun=str(endless)), Slurm()))
     began = [Path(job.folder) / f"began-{host}" for host in ("here-0", "here-1")]
+    limit_seconds = {"USR1": 120, "TERM": PATIENCE_SECONDS, "clock": 2}[by]
+    end = {"SLURM_JOB_END_TIME": str(int(time.time() + limit_seconds + WARNED_SECONDS))}
     with (tmp_path / "said").open("w") as said:
-        done = subprocess.Popen(["bash", str(script)], env=slurm_environment(tmp_path, 2), stdout=said, stderr=said)
+        fake = slurm_environment(tmp_path, 2) | end
+        done = subprocess.Popen(["bash", str(script)], env=fake, stdout=said, stderr=said)
         while done.poll() is None and not all(path.exists() for path in began):
             time.sleep(0.05)
-        done.send_signal(getattr(Signals, f"SIG{signal}"))
-        assert done.wait(timeout=PATIENCE_SECONDS) is not None, (tmp_path / "said").read_text()
-    log = (tmp_path / "log").read_text()
-    assert ("scontrol requeue" in log) == (signal == "USR1")
-    assert (done.returncode == 0) == (signal == "USR1") and log.count("srun") == 1
+        if by != "clock":
+            done.send_signal(getattr(Signals, f"SIG{by}"))
+        done.wait(timeout=PATIENCE_SECONDS)
+    log, text = (tmp_path / "log").read_text(), (tmp_path / "said").read_text()
+    assert ("scontrol requeue" in log) == (by != "TERM"), (done.returncode, text)
+    assert (done.returncode == 0) == (by != "TERM") and log.count("srun") == 1, (done.returncode, text)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
     """Return a batch script that trains the job's ranks, one task of srun on each node.
 
     Nodes whose names the cluster file lists are asked for by name; others are taken in SLURM's order.
-    SLURM ends the ranks some time before the limit and runs the script again (`--requeue`), which goes on from the last
-    checkpoint; so does a failure, up to `ATTEMPTS` times in one allocation.
+    The ranks end some time before the limit (SLURM's signal or its clock says when), and SLURM runs the script again
+    (`--requeue`), which goes on from the last checkpoint; so does a failure, up to `ATTEMPTS` times in one allocation.
 
     Raises:
         InputError: nodes of several kinds are only counted in the cluster file: SLURM would not know which to give.
@@ -159,6 +159,7 @@ def sbatch_script(job: TrainingJob, places: Places, slurm: Slurm) -> str:
         "JOIN": f"{JOIN_SECONDS:g}",
         "NODES": str(len(hosts)),
         "ATTEMPTS": str(ATTEMPTS),
+        "WARNED": str(WARNED_SECONDS),
     }
     text = _SCRIPT
     for name, value in values.items():
@@ -220,6 +221,10 @@ end_ranks() {
     ended=$1
     if [ -n "$ranks_pid" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi
 }
+limit_is_near() {  # by the clock, where SLURM says when: its signal comes once, and a shell can miss it
+    local end=${SLURM_JOB_END_TIME:-0}
+    [ "$end" -gt 0 ] && [ "$(date +%s)" -ge $(( end - @WARNED@ )) ]
+}
 trap 'end_ranks USR1' USR1  # the time limit is near
 trap 'end_ranks TERM' TERM INT
 
@@ -229,9 +234,13 @@ for attempt in $(seq @ATTEMPTS@); do
     srun --kill-on-bad-exit=1 bash -c "$node" &
     ranks_pid=$!
     if [ -n "$ended" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi  # it came before the id was known
+    looks=0
     while kill -0 "$ranks_pid" 2>/dev/null; do
         sleep 1 &  # never one long wait: a signal that comes as a wait begins is seen when it ends
         wait $!
+        looks=$(( looks + 1 ))
+        if [ -z "$ended" ] && limit_is_near; then end_ranks USR1; fi
+        if [ -n "$ended" ] && [ $(( looks % 20 )) -eq 0 ]; then end_ranks "$ended"; fi  # said again, if it was missed
     done
     wait "$ranks_pid"
     code=$?
@@ -239,7 +248,7 @@ for attempt in $(seq @ATTEMPTS@); do
     if [ "$code" -eq 0 ] || [ -n "$ended" ]; then break; fi
     echo "attempt $attempt ended with exit code $code"
 done
-if [ "$code" -ne 0 ] && [ "$ended" = USR1 ]; then
+if [ "$ended" = USR1 ] && [ ! -e "$folder/result.json" ]; then
     echo "the time limit is near: the job is queued again, and goes on from the last checkpoint"
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
