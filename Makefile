@@ -68,7 +68,7 @@ bench: $(VENV)/.ready
 		--models $(DATA)/neusight/models.parquet --devices $(DATA)/neusight/devices.csv \
 		--train P100,V100,T4,A100-40 --test A100-80,L4 --json $(RESULTS)/cost-kernels.json
 
-# Every table and figure of the papers beside ours: PAPER/index.html, about half an hour.
+# Every table and figure of the papers beside ours: PAPER/index.html, under ten minutes on two quiet cores.
 PAPER := paper
 paper: $(VENV)/.ready
 	$(BENCH).paper --folder $(PAPER) --json $(PAPER)/paper.json

@@ -1,6 +1,6 @@
 """Every table and figure of the papers behind this project: what they state beside what one command of ours finds.
 
-python -m benchmarks.paper --folder paper --json paper.json       # all, about half an hour
+python -m benchmarks.paper --folder paper --json paper.json       # all, under ten minutes on two quiet cores
 python -m benchmarks.paper --only knapsack,data-parallel --folder paper
 python -m benchmarks.paper --list                                 # the claims and their commands
 
