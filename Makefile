@@ -41,6 +41,7 @@ bench: $(VENV)/.ready
 	$(BENCH).search --quality --json $(RESULTS)/search-quality.json
 	$(BENCH).search --feasibility --json $(RESULTS)/search-feasibility.json
 	$(BENCH).search --scales --json $(RESULTS)/search-scales.json
+	$(BENCH).search --workers --json $(RESULTS)/search-workers.json
 	$(BENCH).search --gradient --json $(RESULTS)/search-gradient.json
 	$(BENCH).bound --json $(RESULTS)/bound.json
 	$(BENCH).gradients --json $(RESULTS)/gradients.json

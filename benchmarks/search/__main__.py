@@ -10,6 +10,7 @@ python -m benchmarks.search --feasibility --problems 100 --seed 0 --json feasibi
 python -m benchmarks.search --scales --json scales.json
 python -m benchmarks.search --gradient --problems 21 --seed 900 --json gradient.json
 python -m benchmarks.search --growth --json growth.json
+python -m benchmarks.search --workers --json workers.json
 
 Without a table asked for: short runs of --heterogeneous and --anytime.
 CPU seconds are those of all threads of the process. Compiled loops are loaded before anything is timed.
@@ -37,6 +38,7 @@ TABLES = {
     "feasibility": ("searches", "num_problems", "seed", "budget_seconds"),
     "gradient": ("num_problems", "seed", "budget_seconds"),
     "growth": ("searches", "num_problems", "seed", "budget_seconds"),
+    "workers": ("seed", "budget_seconds"),
     "scales": ("searches", "num_problems", "seed", "budget_seconds"),
 }
 
@@ -52,6 +54,7 @@ def main(
     scales: Annotated[bool, typer.Option("--scales", help="the same problems in other units of time")] = False,
     gradient: Annotated[bool, typer.Option("--gradient", help="the same search with and without gradient")] = False,
     growth: Annotated[bool, typer.Option("--growth", help="time by size, an integer program beside `exact`")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="a proof's parts on more and more, on paper")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="few and small problems")] = False,
     microbatches: Annotated[str | None, typer.Option(help="for --cases; 16,64 if not given")] = None,
     searches: Annotated[str | None, typer.Option(help="names with commas; the table's own if not given")] = None,
@@ -67,6 +70,7 @@ def main(
     """Run one of the tables."""
     flags = {"heterogeneous": heterogeneous, "scale": scale, "anytime": anytime, "quality": quality}
     flags |= {"feasibility": feasibility, "scales": scales, "gradient": gradient, "growth": growth}
+    flags |= {"workers": workers}
     asked = [name for name, value in {"cases": cases, "generate": generate, **flags}.items() if value]
     if len(asked) > 1 or (json_path is not None and not asked):
         wanted = ", ".join(f"--{name}" for name in TABLES)

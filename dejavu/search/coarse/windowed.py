@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where
 
 
 @dataclass(order=True)
-class _Range:
+class Range:
     """Plans with bottlenecks above `low`, up to `high`: none costs less than `bound`, or than what is being proved."""
 
     bound: float
@@ -40,10 +40,14 @@ class _Range:
 
 
 class WindowedBound:
-    """What no plan can be below. Splits the range of bottlenecks, the part with the least bound first."""
+    """What no plan can be below. Splits the range of bottlenecks, the part with the least bound first.
 
-    def __init__(self, problem: Problem, best: Incumbent) -> None:
-        self._best = best
+    Attributes:
+        num_ranges: into so many it is split before any is looked at; halves of a range wait for it, these for nothing.
+    """
+
+    def __init__(self, problem: Problem, best: Incumbent, num_ranges: int = 1) -> None:
+        self._best, self.num_ranges = best, num_ranges
         relaxed = Relaxed(problem, best)
         steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
         cuts = _some_cuts(problem) if steps > _FEW_FROM_STEPS else None
@@ -87,16 +91,17 @@ class WindowedBound:
         """A bound on every plan: the price less the gap where that is proved."""
         best = self._best
         target = best.step_seconds * (1 - gap)
-        ranges = [_Range(known.sum_seconds, next(self._tie), 0.0, target - known.sum_seconds, known)]
+        edges = np.linspace(0.0, target - known.sum_seconds, self.num_ranges + 1).tolist()
+        ranges = [Range(known.sum_seconds + low, next(self._tie), low, high, known) for low, high in pairwise(edges)]
         while ranges:
             target = min(target, best.step_seconds * (1 - gap))  # a better plan may have been met beside this proof
             if ranges[0].bound >= target or best.remaining_seconds < 0 or ranges[0].is_done:
                 break
-            for part in self._parts(heapq.heappop(ranges), target, leveled):
+            for part in self.split(heapq.heappop(ranges), target, leveled):
                 heapq.heappush(ranges, part)
         return min([target, *(part.bound for part in ranges[:1])])
 
-    def _parts(self, at: _Range, target: float, leveled: Leveled | None) -> list[_Range]:
+    def split(self, at: Range, target: float, leveled: Leveled | None) -> list[Range]:
         """The range, or its halves, with what is proved of them.
 
         A plan of it that is cheaper than the target has Σ below the target less its bottleneck, which is above `low`.
@@ -112,20 +117,20 @@ class WindowedBound:
             bound = max(bound, about) if proves else bound
             missing = target - max(bound, about)
             if (proves and missing <= 0) or self._best.remaining_seconds < 0:
-                return [_Range(bound, next(self._tie), at.low, at.high, at.known)]
+                return [Range(bound, next(self._tie), at.low, at.high, at.known)]
             if width > max(_NARROW * target, _WIDE * missing) and missing > 0:
                 middle = 0.5 * (at.low + at.high)
                 above = max(bound, min(target, known.sum_seconds + middle)) if proves else bound
                 return [
-                    _Range(bound, next(self._tie), at.low, middle, known),
-                    _Range(above, next(self._tie), middle, at.high, known),
+                    Range(bound, next(self._tie), at.low, middle, known),
+                    Range(above, next(self._tie), middle, at.high, known),
                 ]
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
             if (leveled or self.windowed).tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 is_done = share < _SHARES[0] or target - less < _NARROW * target
-                return [_Range(less, next(self._tie), at.low, at.high, known, is_done)]
-        return [_Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
+                return [Range(less, next(self._tie), at.low, at.high, known, is_done)]
+        return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
 
     def _ways(self, known: Kept, leveled: Leveled | None) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
         """What a range is looked at with, the quickest first, and whether that proves.
