@@ -223,7 +223,7 @@ end_ranks() {
 }
 limit_is_near() {  # by the clock, where SLURM says when: its signal comes once, and a shell can miss it
     local end=${SLURM_JOB_END_TIME:-0}
-    [ "$end" -gt 0 ] && [ "$(date +%s)" -ge $(( end - @WARNED@ )) ]
+    [ "$end" -gt 0 ] 2>/dev/null && [ "$(date +%s)" -ge $(( end - @WARNED@ )) ]
 }
 trap 'end_ranks USR1' USR1  # the time limit is near
 trap 'end_ranks TERM' TERM INT
