@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,27 @@ for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background: what tests start would ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _ignored() -> set[signal.Signals]:
+    return {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
+
+
+@pytest.fixture(autouse=True)
+def no_signal_is_left_ignored(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What later tests start would ignore it too, and a shell can't trap what it was started to ignore.
+
+    Those that start servers or ranks may leave one; it is put back.
+    """
+    before = _ignored()
+    yield
+    left = _ignored() - before
+    for number in left:
+        signal.signal(number, signal.SIG_DFL)
+    assert not left or request.node.get_closest_marker("integration")
+
 
 settings.register_profile("dejavu", deadline=None)  # no test asserts a wall-clock time
 settings.load_profile("dejavu")

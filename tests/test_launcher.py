@@ -230,6 +230,7 @@ def test_of_an_attempt_the_ranks_that_a_signal_ended_are_its_cause(tmp_path: Pat
 
 
 def test_heartbeats_are_of_their_attempt(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
     earlier, later = Heartbeat(tmp_path, 0, 0), Heartbeat(tmp_path, 1, 1)
     try:
         later.beat(7)
@@ -241,6 +242,7 @@ def test_heartbeats_are_of_their_attempt(tmp_path: Path) -> None:
     finally:
         earlier.close()
         later.close()
+        signal.signal(signal.SIGUSR1, before)  # a rank ignores it until it has exited
 
 
 def test_who_waits_is_seen_by_the_line_that_is_run(tmp_path: Path) -> None:

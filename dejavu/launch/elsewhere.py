@@ -221,7 +221,7 @@ end_ranks() {
     ended=$1
     if [ -n "$ranks_pid" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi
 }
-limit_is_near() {  # by the clock, where SLURM says when: its signal comes once, and a shell can miss it
+limit_is_near() {  # by the clock, where SLURM says when: no shell can trap a signal that it was started to ignore
     local end=${SLURM_JOB_END_TIME:-0}
     [ "$end" -gt 0 ] 2>/dev/null && [ "$(date +%s)" -ge $(( end - @WARNED@ )) ]
 }
@@ -236,7 +236,7 @@ for attempt in $(seq @ATTEMPTS@); do
     if [ -n "$ended" ]; then kill -TERM "$ranks_pid" 2>/dev/null; fi  # it came before the id was known
     looks=0
     while kill -0 "$ranks_pid" 2>/dev/null; do
-        sleep 1 &  # never one long wait: a signal that comes as a wait begins is seen when it ends
+        sleep 1 &  # never one long wait: the clock is looked at, too
         wait $!
         looks=$(( looks + 1 ))
         if [ -z "$ended" ] && limit_is_near; then end_ranks USR1; fi
