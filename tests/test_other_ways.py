@@ -15,10 +15,12 @@ import pytest
 
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.priced_problem import as_planned
+from dejavu.cost.trainings.steps import Basis
 from dejavu.foundation.errors import InputError
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest, choice_to_dict, print_choice, reason
 from dejavu.planning.schedules import fits
+from dejavu.planning.sentences import what_was_gained
 from dejavu.plans import Plan, Problem, Stage, StageConfiguration, price
 from dejavu.plans.priced_problem import PassCost, PricedProblem, SlicePrices
 from dejavu.plans.schedule import OF_FEW, SCHEDULES, torch_actions
@@ -291,3 +293,18 @@ def test_a_plan_and_its_training_agree(tmp_path: Path) -> None:
     assert trained.slices and len(trained.stages) == 2 and job["workload"]["slices"] == list(trained.slices)
     dejavu("plan", "--model", "mine.yaml", "--json", "plan.json")
     assert read_plan(tmp_path / "plan.json") == trained
+
+
+def test_of_a_slower_plan_it_is_said_why_it_is_kept(tmp_path: Path) -> None:
+    """That it was trained only where it was; else that the baseline, which goes both ways, has to gain more."""
+    asked = replace(request(tmp_path, batch_size=8, slices=1), schedules=("1f1b", "chimera"))
+    choice = Planner().plan(asked)
+    row = choice.best_baseline
+    assert row is not None and row.best is not None and row.best.plan.both_ways, "not the case that is asked about"
+    one_way = (one for row in choice.considered for one in row.candidates if not one.plan.both_ways)
+    slower = next(one for one in one_way if one.step_seconds > 1.01 * row.best.step_seconds)
+    trained = replace(slower, factor=replace(slower.factor, basis=Basis.OWN))
+    said = [what_was_gained(replace(choice, chosen=one)) for one in (slower, trained)]
+    assert all("slower than the best baseline" in text for text in said)
+    assert "only if predicted 5% faster" in said[0] and "trained" not in said[0]
+    assert "kept because it was trained before" in said[1]

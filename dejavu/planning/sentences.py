@@ -201,8 +201,12 @@ def what_was_gained(choice: Choice) -> str:
     what = f"{NAMES[row.search]}, {row.best.plan.schedule_name}, {plural(row.num_microbatches, 'microbatch')}"
     best = f"the best baseline ({what}: {format_seconds(row.best.step_seconds)})"
     if choice.speedup < 1.0 - CLOSE:
-        slower = f"{1.0 / choice.speedup - 1.0:.1%} slower than {best}"
-        return f"Predicted to be {slower}; kept because it was trained before and no other plan's gain is certain."
+        slower = f"Predicted to be {1.0 / choice.speedup - 1.0:.1%} slower than {best}"
+        if choice.chosen.was_trained:
+            return f"{slower}; kept because it was trained before and no other plan's gain is certain."
+        if row.best.plan.both_ways:
+            return f"{slower}, which holds the weights twice and is taken only if predicted {SPLIT_MARGIN:.0%} faster."
+        return f"{slower}."
     if choice.speedup < 1.0 + CLOSE:
         return f"Predicted to be as fast as {best}, not faster."
     return f"Predicted to be {faster(choice.speedup)} {best}."
