@@ -113,12 +113,13 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
     """
     degrees = (training.tensor_parallel, training.pipeline_parallel, training.data_parallel)
     zero = f" ZeRO-{training.zero_level}" if training.zero_level else ""
+    shared = f", sequence in {training.context_parallel}" if training.context_parallel > 1 else ""
     chunks = f", {training.chunks} stages each" if training.chunks > 1 else ""
     said, predicted = training.tokens_per_second, found.tokens_per_second
     return {
         "training": training.name,
         "devices": f"{training.num_devices} {training.device.name}",
-        "tp_pp_dp": "·".join(map(str, degrees)) + chunks + zero,
+        "tp_pp_dp": "·".join(map(str, degrees)) + shared + chunks + zero,
         "microbatch": found.microbatch_size,
         "attention": training.attention,
         "recomputed": ("all" if found.recompute else "none") + ("" if alone else " (source: some)"),

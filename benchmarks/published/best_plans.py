@@ -2,7 +2,9 @@
 
 Twice: with what the source's software could do (Megatron-LM of 2021 and 2022: replicas that hold all, no split
 sequence, all recomputed, attention written out, 1F1B, interleaved or not; torchtitan's rows: one stage, FSDP, and
-tensor parallelism with a split sequence), and with all that this project can.
+tensor parallelism with a split sequence; NVIDIA's of 2024, Llama 3's own and whatever has pipelines: interleaved stages
+too, replicas that share examples, and what of weights, gradients and moments the source's replicas shared), and with
+all that this project can.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.published.predicting import as_it_was, workload_of
+from benchmarks.published.predicting import SCHEDULE_OF, as_it_was, workload_of
 from benchmarks.published.trainings import Training
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
@@ -67,8 +69,8 @@ def _planned(training: Training, *, limited: bool) -> Choice | None:
     workload = workload_of(training, num_microbatches=1)
     spread, schedules = None, tuple[str, ...]()
     if limited and training.zero_level:
-        spread = Parallelism(zero_levels=(training.zero_level,), context_parallel=False)
-        schedules = ("1f1b",)
+        spread = Parallelism(zero_levels=(training.zero_level,), context_parallel=training.pipelines)
+        schedules = tuple(SCHEDULE_OF.values()) if training.pipelines else ("1f1b",)
     elif limited:
         spread = Parallelism(
             zero_levels=(0,), sequence_parallel=(False,), recompute=(True,), context_parallel=False, also_unsplit=True

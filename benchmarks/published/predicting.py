@@ -19,7 +19,7 @@ from dejavu.plans import Plan, Stage, StageConfiguration
 from dejavu.simulation import StageSeconds, simulate_plan, stages_of
 from dejavu.workload import OptimizerSettings, TrialSettings, Workload
 
-SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b"}  # by stages on each pipeline rank
+SCHEDULE_OF = {1: "1f1b", 2: "interleaved_1f1b", 4: "interleaved_1f1b_4"}  # by stages on each pipeline rank
 DROPOUT = 0.1  # of attention in Megatron-LM's scripts
 MICROBATCH_SIZES = (1, 2, 4, 8)  # tried where the source does not say
 
@@ -67,7 +67,7 @@ def workload_of(training: Training, num_microbatches: int) -> Workload:
 
 def _sizes(training: Training) -> Iterator[int]:
     """As many examples of a replica as divide its batch and leave enough microbatches for the pipeline."""
-    each = training.batch_size // training.data_parallel
+    each = training.batch_size // training.example_parts
     for size in MICROBATCH_SIZES:
         if each % size == 0 and (each // size) % training.pipeline_parallel == 0:
             yield size
@@ -134,7 +134,11 @@ def _twice_attending(graph: Graph) -> Graph:
 
 
 def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Plan:
-    """Return the source's plan: as many blocks in each stage, the embedding in the first and the head in the last."""
+    """Return the source's plan: as many blocks in each stage, the embedding in the first and the head in the last.
+
+    Where blocks do not go into equal parts, and do with embedding and head counted as one each, they are so counted, as
+    Llama 3's authors did.
+    """
     per_node = dict(training.cluster().groups[0].devices)[training.device.name]
     devices = training.num_devices // training.pipeline_parallel
     nodes = max(devices // per_node, 1)
@@ -147,9 +151,12 @@ def plan_of(training: Training, microbatch_size: int, *, recompute: bool) -> Pla
         recompute,
         training.zero_level if training.data_parallel > 1 else 0,
         training.sequence_parallel,
+        context_parallel=training.context_parallel,
     )
     num_stages, blocks = training.pipeline_parallel * training.chunks, training.model.options["num_blocks"]
-    cuts = [0, *(1 + blocks * s // num_stages for s in range(1, num_stages)), blocks + 2]
+    both = blocks % num_stages != 0 and (blocks + 2) % num_stages == 0
+    inner = ((blocks + 2) * s // num_stages if both else 1 + blocks * s // num_stages for s in range(1, num_stages))
+    cuts = [0, *inner, blocks + 2]
     stages = tuple(Stage(a, b, way) for a, b in itertools.pairwise(cuts))
-    count = training.batch_size // (training.data_parallel * microbatch_size)
+    count = training.batch_size // (training.example_parts * microbatch_size)
     return Plan(stages, SCHEDULE_OF[training.chunks], count)

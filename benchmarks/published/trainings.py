@@ -5,16 +5,17 @@ independent copies of the table (2026-11-23); Korthikanti et al., 2022, as recal
 torchtitan: its repository's docs/performance.md (commit 0413364) and benchmarks/llama3_h100_202412_torchtitan.md
 (commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again; and its
 benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, bfloat16 with plain tensor parallelism, read 2026-11-23.
-MosaicML: `benchmarks.published.mpt`.
+MosaicML: `benchmarks.published.mpt`. NVIDIA, Llama 3, MLPerf, torchtitan's 405B: `benchmarks.published.hopper`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.cost import iterations
-from benchmarks.published import PUBLISHED, Published, mpt
+from benchmarks.published import PUBLISHED, Published, hopper, mpt
 from dejavu.cluster import Cluster, DeviceType, Link, NodeGroup, catalogue
 
 GIB = 2**30
@@ -29,14 +30,16 @@ class Training:
 
     Attributes:
         tensor_parallel, pipeline_parallel: degrees; replicas take the rest of the devices.
-        microbatch_size: of one replica; None: not published.
+        context_parallel: so many of the replicas share examples, each with a part of the sequence.
+        microbatch_size: of one replica, or of those that share it; None: not published.
         zero_level: what replicas shard.
         sequence_parallel: tensor-parallel devices split the sequence between their products. torchtitan's always do
             (its models/llama3/infra/parallelize.py); Megatron-LM of 2021 could not.
-        chunks: stages on each pipeline rank.
+        chunks: stages on each pipeline rank, where the source had more, as many as a schedule of this project has.
         tokens_per_second: of one device; derived from the source's FLOP/s where it gives these.
         memory_gib: the most that a device had reserved; None: not published.
         comparable: False: the source's products were in 8 bits, which are predicted here in 16.
+        mfu_percent: the source's own figure, whose formula may round; None: it states none.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Training:
     chunks: int = 1
     memory_gib: float | None = None
     comparable: bool = True
+    context_parallel: int = 1
+    mfu_percent: float | None = None
 
     @property
     def attention(self) -> Literal["written out", "first", "fused"]:
@@ -70,7 +75,18 @@ class Training:
 
     @property
     def data_parallel(self) -> int:
+        """How many devices have the same part of the weights, those that share examples too."""
         return self.num_devices // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def example_parts(self) -> int:
+        """Into how many parts the replicas split a batch."""
+        return self.data_parallel // self.context_parallel
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether the source's software has schedules of interleaved stages and replicas that share examples."""
+        return self.pipeline_parallel > 1 or self.source == hopper.NVIDIA
 
     @property
     def flops_per_token(self) -> float:
@@ -188,6 +204,90 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
     )
 
 
+def _recipe(recipe: hopper.Recipe) -> Iterator[Training]:
+    """Yield NVIDIA's trainings of one model: nothing recomputed, and replicas share the optimizer's state."""
+    sequence = recipe.model.sequence_length
+    for devices, batch, seconds, percent in recipe.rows():
+        yield Training(
+            recipe.name,
+            recipe.model,
+            _H100_700,
+            devices,
+            batch,
+            batch * sequence / (seconds * devices),
+            hopper.NVIDIA,
+            recipe.tensor_parallel,
+            recipe.pipeline_parallel,
+            microbatch_size=1,
+            recompute="none",
+            zero_level=1,
+            sequence_parallel=recipe.tensor_parallel > 1,
+            chunks=hopper.chunks_of(recipe.depth, recipe.pipeline_parallel, recipe.model.options["num_blocks"]),
+            context_parallel=recipe.context_parallel,
+            mfu_percent=percent,
+        )
+
+
+def _llama3(num_devices: int, teraflops: float, percent: float) -> Training:
+    """2,048 examples of 8,192 tokens a step; `teraflops`: of one device each second."""
+    one = Training(
+        "Llama 3 405B",
+        hopper.LLAMA_405B,
+        _H100_700,
+        num_devices,
+        2048,
+        0.0,
+        hopper.LLAMA3,
+        tensor_parallel=8,
+        pipeline_parallel=16,
+        recompute="none",
+        zero_level=2,
+        sequence_parallel=True,
+        chunks=hopper.chunks_of(8, 16, 126),
+        mfu_percent=percent,
+    )
+    return replace(one, tokens_per_second=teraflops * 1e12 / one.flops_per_token)
+
+
+def _titan_405b(chunks: int, tokens: float, gib: float) -> Training:
+    """On 512 devices, in 8 bits, microbatches of a size that is not published."""
+    return Training(
+        "Llama 3 405B",
+        hopper.LLAMA_405B,
+        _H100,
+        512,
+        256,
+        tokens,
+        TITAN_H100,
+        tensor_parallel=8,
+        pipeline_parallel=8,
+        zero_level=2,
+        sequence_parallel=True,
+        chunks=chunks,
+        memory_gib=gib,
+        comparable=False,
+    )
+
+
+_MLPERF = Training(
+    "GPT 175B, MLPerf",
+    hopper.GPT_175B,
+    _H100_700,
+    512,
+    2048,
+    51_904_512 / (119.92 * 512),
+    hopper.MLPERF,
+    tensor_parallel=4,
+    pipeline_parallel=8,
+    microbatch_size=2,
+    recompute="none",
+    zero_level=1,
+    sequence_parallel=True,
+    chunks=4,
+    comparable=False,
+)
+
+
 def _mpt(device: DeviceType, table: str) -> tuple[Training, ...]:
     return tuple(
         Training(
@@ -225,6 +325,12 @@ TRAININGS: tuple[Training, ...] = (
     _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
     _titan("llama3-70b", _H100, 256, 16, 597.3, tensor_parallel=8, recompute="full", source=TITAN_2025),
     replace(_titan("llama3-8b", _H100, 64, 12, 4378, tensor_parallel=8, source=TITAN_2025), name="Llama 3 8B, TP 8"),
+    *(one for recipe in hopper.RECIPES for one in _recipe(recipe)),
+    _llama3(8192, 430, 43),
+    _llama3(16384, 400, 41),
+    _titan_405b(1, 100, 82.5),
+    _titan_405b(2, 128, 72.7),
+    _MLPERF,
     *_mpt(_H100_700, mpt.H100),
     *_mpt(_A100, mpt.A100),
 )
