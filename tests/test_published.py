@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 
 from benchmarks.megatron.formulas import MegatronIteration
+from benchmarks.published import Published, hopper, mpt
 from benchmarks.published.__main__ import outside_percent, row_of, run
-from benchmarks.published.predicting import plan_of, predict
+from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
+from dejavu.workload.data import dataset_of
+from dejavu.workload.models import layers_of, model_of
 
 every_training = pytest.mark.parametrize("training", TRAININGS, ids=lambda one: f"{one.name}-{one.num_devices}")
 TERAFLOPS = (137, 138, 142, 135, 138, 140, 148, 155, 163, 163)  # of the table
@@ -20,11 +26,73 @@ def test_the_plan_is_the_sources(training: Training) -> None:
     way = plan.stages[0].configuration
     assert way.num_devices * len(plan.ranks) == training.num_devices
     assert (way.tensor_parallel, way.data_parallel) == (training.tensor_parallel, training.data_parallel)
-    assert plan.num_microbatches * training.data_parallel * (training.microbatch_size or 1) == training.batch_size
+    assert way.context_parallel == training.context_parallel
+    assert plan.num_microbatches * training.example_parts * (training.microbatch_size or 1) == training.batch_size
     assert training.cluster().num_devices == training.num_devices
     sizes = {stage.stop - stage.start for stage in plan.stages[1:-1]}
     assert len(sizes) <= 1, "as many blocks in each"
     assert plan.stages[-1].stop == training.model.options["num_blocks"] + 2
+
+
+@every_training
+def test_degrees_multiply_to_the_devices(training: Training) -> None:
+    assert training.num_devices == training.tensor_parallel * training.pipeline_parallel * training.data_parallel
+    assert training.data_parallel == training.context_parallel * training.example_parts
+    assert training.model.sequence_length % (training.context_parallel * training.tensor_parallel) == 0
+    assert training.batch_size % (training.example_parts * (training.microbatch_size or 1)) == 0
+    assert training.sequence_parallel <= (training.tensor_parallel > 1)
+
+
+@every_training
+def test_a_published_share_of_the_peak_is_one(training: Training) -> None:
+    """As the source states it, within its rounding, its count of tokens and its 989 TFLOP/s for 989.4."""
+    found = training.utilization_percent(training.tokens_per_second)
+    assert 0 < found < 100
+    if training.mfu_percent is not None:
+        assert found == pytest.approx(training.mfu_percent, rel=0.015)
+
+
+@pytest.mark.parametrize("recipe", hopper.RECIPES, ids=lambda one: one.name)
+def test_seconds_of_a_step_are_the_sources(recipe: hopper.Recipe) -> None:
+    found = {one.num_devices: one for one in TRAININGS if one.name == recipe.name}
+    assert len(found) == len(list(recipe.rows()))
+    for devices, batch, seconds, percent in recipe.rows():
+        one = found[devices]
+        assert one.step_seconds(one.tokens_per_second) == pytest.approx(seconds)
+        assert (one.batch_size, one.mfu_percent) == (batch, percent)
+
+
+@pytest.mark.parametrize("depth, pipeline, blocks, chunks", [(12, 8, 96, 4), (5, 4, 80, 4), (7, 9, 126, 2)])
+def test_stages_are_as_deep_as_schedules_go(depth: int, pipeline: int, blocks: int, chunks: int) -> None:
+    assert hopper.chunks_of(depth, pipeline, blocks) == chunks
+    assert hopper.chunks_of(1, pipeline, blocks) == 1
+
+
+def _counted(training: Training) -> int:
+    """Count the parameters of the project's model, tied ones once; equal layers are built once."""
+    workload = workload_of(training, 1)
+    counts: dict[object, int] = {}
+    total = 0
+    for builder in layers_of(workload):
+        key = (builder.build.func, builder.build.args, *builder.build.keywords.items())
+        if key not in counts:
+            with torch.device("meta"):
+                counts[key] = sum(parameter.numel() for parameter in builder.build().parameters())
+        total += counts[key]
+    return total - model_of(workload).untied_parameters(dataset_of(workload).shape)
+
+
+def test_models_have_as_many_parameters_as_their_sources_count() -> None:
+    """The project's own model has what the source's formula says, and what the name says, to 3 %."""
+    distinct: dict[str, tuple[Training, Published]] = {}
+    for one in TRAININGS:
+        distinct.setdefault(str(one.model), (one, one.model))
+    assert len(distinct) > 60
+    for training, model in distinct.values():
+        assert _counted(training) == pytest.approx(model.num_parameters, rel=3e-2 if not model.exact else 2e-3)
+        billions = re.search(r"([0-9.]+)B\b", training.name)
+        if billions and training.source != mpt.SOURCE:  # whose names round 1.3 billion to 1
+            assert model.num_parameters / 1e9 == pytest.approx(float(billions[1]), rel=0.03)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -62,7 +130,7 @@ def test_torchtitans_shares_of_the_peak_follow_from_ours() -> None:
     assert 100 * with_table == pytest.approx(51.7, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["GPT 175B, full recomputation", "Llama 3 8B"])
+@pytest.mark.parametrize("name", ["GPT 175B, full recomputation", "Llama 3 8B", "Llama 3.1 70B, NeMo"])
 def test_a_row_says_what_was_predicted(name: str) -> None:
     training = next(one for one in TRAININGS if one.name == name)
     predictions = predict(training)

@@ -5,10 +5,11 @@
 
 Predicted: the source's model, devices and plan, by the costs that are shipped; no number was fitted on these rows.
 Attention is priced as each source had it: of Megatron-LM's rows written out, two products with softmax and dropout
-between. What differs, and is not corrected: other kernels that Megatron fused, and dropout elsewhere; memory is that
-of this project's runtime, in which torch's pipeline keeps a step's messages, and whose tensor parallelism keeps whole
-inputs on each device. `formulas_percent` is
-how far the formulas of `benchmarks.megatron` are off, which know Megatron's kernels.
+between. What differs, and is not corrected: other kernels that Megatron fused, and dropout elsewhere; that NVIDIA's
+trainings of 2024 send beside computing what tensor-parallel devices tell each other, and give each device that shares a
+sequence as much of its attention; memory is that of this project's runtime, in which torch's pipeline keeps a step's
+messages, and whose tensor parallelism keeps whole inputs on each device. `formulas_percent` is how far the formulas of
+`benchmarks.megatron` are off, which know Megatron's kernels.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ Left out:
   long they are is not said, and attention is most of the work.
 - NVIDIA's Llama of 7, 21 and 42 blocks (no model that anyone trains), Nemotron-4 15B and 340B (feed-forward networks
   without a gate beside grouped heads, which no model here has) and Grok-1 (its plan splits experts beside replicas).
-- Megatron-LM's README, weak and strong scaling on up to 6,144 H100: its table is a picture, which could not be read; the
-  text gives 41 to 48 % and, of 175B from 96 to 4,608 devices, 47 to 42 %.
-- NeMo's and Megatron Bridge's summaries: on H100, dense models in 8 bits only.
+- NVIDIA/Megatron-LM's README.md (commit 0010ab7), weak and strong scaling on up to 6,144 H100: its table is a picture,
+  which could not be read; the text gives 41 to 48 % and, of 175B from 96 to 4,608 devices, 47 to 42 %.
+- NVIDIA/NeMo, docs/source/performance/performance_summary.md (commit 070a0bb), and NVIDIA-NeMo/Megatron-Bridge,
+  docs/performance-summary.md (00b7660): of dense models on H100 in 8 bits only.
 - Other rows of MLPerf: GPT-3 and Llama 2 70B with low-rank adapters train in 8 bits too, and of BERT the logs give a
   time to train whose sequences are packed, not the length of any.
 """
