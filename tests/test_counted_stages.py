@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from dejavu.search import Coarse, Exact, Exhaustive
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windowed
 from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.ranges import Range, Ranges
 from dejavu.search.coarse.relaxation import Windowed
-from dejavu.search.coarse.relaxed import Relaxed
+from dejavu.search.coarse.relaxed import Kept, Relaxed
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from tests.test_search import answer, small
@@ -143,21 +145,45 @@ def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
 
 
 def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same problems with prices from few cuts."""
+    """The same problems with prices from few cuts, and ranges that two threads look at."""
     monkeypatch.setattr(windowed, "_FEWEST_CUTS", 6)
     monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
     looked = 0
-    for seed in range(10):
+    for seed in range(16):
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=16)
+        problem = replace(problem, use_all_devices=seed % 5 == 4)
         result = answer(Exact(), problem)
         if result is None:
             continue
-        for above in (1.0, 1.2):
+        for above in (1.0, 1.05, 1.2):
             proof = WindowedBound(problem, with_plan(problem, result.plan, above))
-            assert proof.few is not None
-            assert proof.prove(1e-3) <= result.step_seconds * (1 + 1e-9), (seed, above)
+            assert proof.num_cuts < problem.num_layers
+            with ThreadPoolExecutor(max_workers=1) as pool:
+                helper = pool.submit(proof.help)
+                bound = proof.prove(1e-3)
+                helper.result(timeout=60)
+            assert bound <= result.step_seconds * (1 + 1e-9), (seed, above)
             looked += 1
-    assert looked > 8
+    assert looked > 20
+
+
+def test_a_look_that_fails_ends_the_proof_and_is_told() -> None:
+    """The bound is that of what was looked at; the failure is raised where it came to be."""
+    problem = heterogeneous(3, num_types=2, num_devices=9, num_layers=14)
+    result = answer(Exact(), problem)
+    assert result is not None
+    ranges = Ranges(with_plan(problem, result.plan))
+    known = Kept(np.arange(1), np.zeros(15, dtype=np.int64), np.zeros(1))
+    parts = [Range(0.25 * k * result.step_seconds, k, 0.0, 1.0, known) for k in (1, 2, 3)]
+
+    def split(at: Range, target: float) -> list[Range]:
+        if at.tie == 1 and at.bound > 0.26 * result.step_seconds:
+            raise ArithmeticError("a number that is none")
+        return [replace(at, bound=at.bound + 0.1 * result.step_seconds)]
+
+    with pytest.raises(ArithmeticError, match="none"):
+        ranges.prove(parts, 0.0, split)
+    assert ranges.prove([replace(parts[2], tie=2)], 0.0, split) == pytest.approx(result.step_seconds)
 
 
 COMPILED = """

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dejavu.cluster import load_cluster
+from dejavu.foundation.cores import num_cores
 from dejavu.graphs.graph import Graph
 from dejavu.planning import Planner, PlanRequest, Prices
-from dejavu.planning.questions import num_cores
 from dejavu.workload.loader import load_workload
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"

@@ -23,9 +23,9 @@ from benchmarks.search.scale import NUM_TYPES
 from dejavu.plans import Problem, SearchResult
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import Coarse
-from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.loops import load_compiled_loops
-from dejavu.search.coarse.windowed import Range, WindowedBound
+from dejavu.search.coarse.ranges import Range
+from dejavu.search.coarse.windowed import Looks, WindowedBound
 
 SIZES = ((2_000, 128, 0.0199), (4_000, 256, 0.0199), (10_000, 1_024, 0.1))  # operators, devices, gap to prove
 QUICK: dict[str, Any] = {"sizes": ((1_000, 64, 0.05),), "budget_seconds": 10.0}
@@ -61,9 +61,9 @@ class Recorded(WindowedBound):
         super().__init__(problem, best, num_ranges)
         self.tasks: list[Task] = []
 
-    def split(self, at: Range, target: float, leveled: Leveled | None) -> list[Range]:
+    def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
         started = time.perf_counter()
-        parts = super().split(at, target, leveled)
+        parts = super().split(at, target, looks)
         seconds = time.perf_counter() - started
         sent = sum(len(pickle.dumps(one.known)) for one in (at, *parts))
         self.tasks.append(Task(target, at.bound, at.tie, seconds, sent, tuple(part.tie for part in parts)))

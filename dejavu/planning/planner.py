@@ -11,6 +11,7 @@ from typing import TypedDict, Unpack
 
 from dejavu.cluster import Cluster, load_cluster
 from dejavu.cost.trainings.steps import is_surely_faster, remembered_plans
+from dejavu.foundation.cores import num_cores
 from dejavu.foundation.processes.homes import Homes
 from dejavu.foundation.units import format_seconds
 from dejavu.parallelism import Parallelism
@@ -18,7 +19,7 @@ from dejavu.planning.bounds import RequestBounds, Tell, has_no_plan, quietly
 from dejavu.planning.candidates import Candidate, Simulator
 from dejavu.planning.choice import Choice, Considered
 from dejavu.planning.prices import Prices, under_gpipe_memory
-from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home, load_compiled_loops, num_cores
+from dejavu.planning.questions import BASELINES, QUICK, Ask, Posed, Question, at_home, load_compiled_loops
 from dejavu.planning.request import PlanRequest
 from dejavu.planning.ways.both_ways import plans_both_ways
 from dejavu.planning.ways.slices import plans_in_slices

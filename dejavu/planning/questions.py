@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -97,8 +96,3 @@ def on_dask(client: Client) -> Ask:
         return answers([(q.asked, q.priced.problem, q.seed) for q in questions], max(budgets), client)
 
     return ask
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import ClassVar
 
 import numpy as np
 
-from dejavu.plans import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, is_valid
+from dejavu.foundation.cores import num_cores
+from dejavu.plans import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, StageConfiguration, is_valid, step_seconds
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
@@ -21,6 +23,9 @@ from dejavu.search.feasible import Feasible
 from dejavu.search.pipedream import PipeDream
 from dejavu.search.shared.stage_table import StageTable
 
+_GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
+_MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
+_NEAR = 0.03  # of the price: of a plan this near to the bound rounds over clusters seldom find a better one
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
 
@@ -48,7 +53,7 @@ class Coarse(Search):
     """
 
     name: ClassVar[str] = "coarse"
-    quick: Search = field(default_factory=PipeDream)
+    quick: Search = field(default_factory=lambda: PipeDream(precision=0.01))
     fitting: Search = field(default_factory=Feasible)
     inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
     incumbent: Plan | None = None
@@ -74,24 +79,38 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        bound = WindowedBound(problem, best)
-        until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-        reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
-        first_round = 0
-        if bound.counts_in_state:
-            look_for_plans(bound.quick, best, until_seconds, lambda plan: _improve(problem, best, plan, reach))
-        else:  # too large to look for plans: the proof goes better below a good one
-            self._round(kept, best, num_clusters, seed)
-            first_round = 1
-        with ThreadPoolExecutor(max_workers=1) as pool:  # compiled loops run beside each other
-            proof = pool.submit(bound.prove, self.relative_gap)
-            for k in range(first_round, self.num_rounds):
-                if best.remaining_seconds < 0 or proof.done():
+        bound, has_plan = WindowedBound(problem, best), Event()
+        with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
+            proof = pool.submit(bound.prove, self.relative_gap, has_plan)
+            helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
+            try:
+                about_seconds = self._look(bound, kept, best, num_clusters, seed)
+            finally:
+                has_plan.set()
+            for k in range(self.num_rounds):
+                is_near = about_seconds >= best.step_seconds * (1 - _NEAR)
+                if is_near or best.remaining_seconds < 0 or proof.done():
                     break
                 best.take_over()
                 self._round(kept, best, num_clusters + k, seed)
+            bound.help()
+            for helper in helpers:
+                helper.result()
             best.take_over()
             return self._combined(best, proof.result())
+
+    def _look(self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> float:
+        """Look for plans before anything near is proved: the proof goes better below a good one.
+
+        Returns what no plan is much below, as far as that is known.
+        """
+        if not bound.counts_in_state:
+            self._round(kept, best, num_clusters, seed)
+            return 0.0
+        problem = kept.original
+        reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
+        until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
+        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach))
 
     def _combined(self, best: Incumbent, bound: float) -> Answer:
         """The answer with a bound on all plans of the original problem; inf: there are none."""
@@ -111,8 +130,6 @@ class Coarse(Search):
                 answer = search.run(problem, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
                 if isinstance(answer, SearchResult):
                     best.offer(answer.plan)
-        if best.plan is not None:
-            _move_cuts(problem, best, _FIRST_REACH * problem.num_layers / self.num_clusters)
         return answer
 
     def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> None:
@@ -135,27 +152,37 @@ class Coarse(Search):
         if isinstance(found, SearchResult):
             best.offer(unclustered(found.plan, cuts))
         if best.plan is not None:  # maybe of configurations that are not kept: from the start, or handed over
-            _move_cuts(kept.original, best, _FIRST_REACH * problem.num_layers / len(cuts))
+            _move_cuts(kept.original, best, best.plan, _FIRST_REACH * problem.num_layers / len(cuts))
 
     def _affordable(self, problem: Problem) -> int:
         """So many clusters that the exact search over them can list its stages."""
         return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
 
 
-def _improve(problem: Problem, best: Incumbent, plan: Plan, reach: float) -> None:
-    """Offer a plan and, where it is the best one, those with its cuts moved."""
-    if is_valid(problem, plan) and best.offer(plan) <= best.step_seconds:
-        _move_cuts(problem, best, reach)
+class _Improving:
+    """Plans that were met, with their cuts moved."""
+
+    def __init__(self, problem: Problem, best: Incumbent, reach: float) -> None:
+        self._problem, self._best, self._reach = problem, best, reach
+        self._met = set[tuple[StageConfiguration, ...]]()
+
+    def __call__(self, plan: Plan) -> None:
+        """Offer a plan, and those with its cuts moved, once for each row of configurations."""
+        configurations = tuple(stage.configuration for stage in plan.stages)
+        if is_valid(self._problem, plan):
+            self._best.offer(plan)
+            if configurations not in self._met:
+                self._met.add(configurations)
+                _move_cuts(self._problem, self._best, plan, self._reach)
 
 
-def _move_cuts(problem: Problem, best: Incumbent, reach: float) -> None:
-    """Refine the best plan's cuts until that gains nothing."""
-    table = StageTable.of(problem)
+def _move_cuts(problem: Problem, best: Incumbent, plan: Plan, reach: float) -> None:
+    """Refine a plan's cuts until that gains nothing."""
+    table, seconds = StageTable.of(problem), step_seconds(problem, plan)
     while reach >= 1.0 and best.remaining_seconds > 0:
-        assert best.plan is not None
-        before = best.step_seconds
-        for plan in refined(problem, best.plan, int(reach), table):
-            if is_valid(problem, plan):  # sums in another order: one may just not fit
-                best.offer(plan)
-        if best.step_seconds >= before * (1 - 1e-6):
+        before = seconds
+        for moved in refined(problem, plan, int(reach), table):
+            if is_valid(problem, moved) and (priced := best.offer(moved)) < seconds:  # summed otherwise, one may not fit
+                plan, seconds = moved, priced
+        if seconds >= before * (1 - _GAIN):
             reach /= 4.0

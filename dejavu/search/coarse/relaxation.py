@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plans import Plan, Stage
+from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse import guided, windows
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
@@ -19,7 +19,7 @@ from dejavu.search.shared.stage_table import StageTable
 
 Ints = NDArray[np.int64]
 
-_MOST_ROUNDS = 8  # of counting stages for one bound
+_MOST_COUNTS = 8  # rounds of counting stages for one bound
 _LEAST_GAIN = 0.04  # of what is missing to the cutoff: a round of counting that gains less is the last
 _NEAR = 0.15  # of the best price: further from the cutoff than this counting finds next to nothing
 _STAGE_PRICES = (0.1, 0.4, 1.6)  # seconds that a stage costs more, in those that the cheapest plan's have each
@@ -46,6 +46,14 @@ class Windowed:
         )
         self._exactly: guided.Exactly | None = None
 
+    @property
+    def problem(self) -> Problem:
+        return self._relaxed.problem
+
+    def beside(self) -> Windowed:
+        """The same for another thread."""
+        return Windowed(self._relaxed)
+
     def everything(self) -> Kept:
         """Nothing is known yet."""
         C, L1 = self._relaxed.seconds_CL1.shape
@@ -59,7 +67,7 @@ class Windowed:
         higher, until one is above the cutoff or little is gained.
         """
         before = -np.inf
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MOST_COUNTS):
             sum_seconds, prices_R = self._bound(known, limit, cutoff)
             known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds))
             missing = cutoff - sum_seconds
@@ -71,6 +79,15 @@ class Windowed:
             if not len(known.among_K):
                 return replace(known, sum_seconds=np.inf)
         return known
+
+    def glanced(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """What prices say, from those known on, until they cannot reach the cutoff; then stages are counted."""
+        sum_seconds, prices_R = self._bound(known, limit, cutoff, near_seconds=np.inf)
+        found = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
+        if sum_seconds >= cutoff or cutoff == np.inf or self._best.is_late:
+            return found
+        counted = self._counted(replace(found, prices_R=prices_R), limit, cutoff)
+        return replace(counted, prices_R=known.prices_R)
 
     def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
         """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
@@ -104,7 +121,7 @@ class Windowed:
         among, after = known.among_K, known.after_L1
         return windows.furthest_stops(limit, most_in_flight, self._relaxed.costs, among, after, self._furthest_CL)
 
-    def _bound(self, known: Kept, limit: float, cutoff: float) -> tuple[float, Floats]:
+    def _bound(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> tuple[float, Floats]:
         """A bound on Σ, up to the cutoff, and its prices."""
         if not self._windows(known, limit):
             return np.inf, known.prices_R
@@ -117,7 +134,11 @@ class Windowed:
             return bool(is_among_C[how].all() and (self._furthest_CL[how, start] >= stop).all())
 
         return self._relaxed.bound(
-            lambda prices_R: self._cheapest(limit, known, prices_R), allows, cutoff, known.prices_R
+            lambda prices_R: self._cheapest(limit, known, prices_R),
+            allows,
+            cutoff,
+            known.prices_R,
+            near_seconds=near_seconds,
         )
 
     def _stages(self, known: Kept, prices_R: Floats) -> windows.Stages:
@@ -143,6 +164,7 @@ class Windowed:
 
         A plan of interest has Σ + prices · use ≤ `most`. Let every stage from a cut on cost `more` in addition: the
         least of that, less `more` for each stage there is, and the least of what is before, come to `most` at most.
+        Let it cost less, and the same says how many stages there are at most.
         """
         prices_R, choices = known.prices_R, self._choices
         plan = self._cheapest(limit, known, prices_R)
@@ -152,15 +174,23 @@ class Windowed:
         stages = self._stages(known, prices_R)
         _, through_C = windows.downstream(limit, 0.0, stages, self._relaxed.links, choices.to_AL1)
         each = (plan.sum_seconds + float(plan.use_T @ prices_R)) / plan.stages_3S.shape[1]
-        after_L1 = known.after_L1
+        after_L1, L = known.after_L1, self._relaxed.problem.num_layers
+        most_L1 = np.full(len(after_L1), L, dtype=np.int64) if known.most_L1 is None else known.most_L1
+        is_reached_AL1 = np.isfinite(choices.to_AL1)  # nothing leads to the other cuts: no plan has them
+        room_AL1 = most - np.where(is_reached_AL1, choices.to_AL1, 0.0)
         for share in _STAGE_PRICES:
             more = share * each
             if more <= 0:
                 continue
-            here_AL1, _ = windows.downstream(limit, more, stages, self._relaxed.links, choices.to_AL1)
-            room_AL1 = most - choices.to_AL1  # −inf where nothing leads to a cut: no plan has it
-            fewest_AL1 = np.where(np.isfinite(here_AL1) & np.isfinite(room_AL1), (here_AL1 - room_AL1) / more, np.inf)
-            fewest_L1 = np.minimum(fewest_AL1.min(axis=0), self._relaxed.problem.num_layers)[:-1]
-            after_L1 = np.maximum(after_L1, np.append(np.ceil(fewest_L1 - _WHOLE), 0.0).astype(np.int64))
+            for price in (more, -more):
+                here_AL1, _ = windows.downstream(limit, price, stages, self._relaxed.links, choices.to_AL1)
+                is_on_AL1 = is_reached_AL1 & np.isfinite(here_AL1)
+                stages_AL1 = np.where(is_on_AL1, (here_AL1 - room_AL1) / price, np.sign(price) * np.inf)
+                if price > 0:
+                    fewest_L1 = np.ceil(np.minimum(stages_AL1.min(axis=0), L)[:-1] - _WHOLE)
+                    after_L1 = np.maximum(after_L1, np.append(fewest_L1, 0.0).astype(np.int64))
+                else:
+                    mosts_L1 = np.floor(np.maximum(stages_AL1.max(axis=0), -1.0)[:-1] + _WHOLE)
+                    most_L1 = np.minimum(most_L1, np.append(mosts_L1, 0.0).astype(np.int64))
         among_K = known.among_K[through_C[known.among_K] <= most]
-        return replace(known, among_K=among_K, after_L1=after_L1)
+        return replace(known, among_K=among_K, after_L1=after_L1, most_L1=most_L1)

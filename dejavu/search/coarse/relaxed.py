@@ -20,7 +20,7 @@ from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import guided, windows
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.exact.cutting_planes import MOST_ROUNDS, CuttingPlanes, PricedPlan
+from dejavu.search.exact.cutting_planes import MOST_ROUNDS, CuttingPlanes, Enough, PricedPlan
 from dejavu.search.shared.options import link_classes
 
 Ints = NDArray[np.int64]
@@ -39,6 +39,7 @@ class Kept:
     Attributes:
         among_K: they have stages of these configurations only.
         after_L1: they have at least so many stages from each cut on, where they have that cut.
+        most_L1: and at most so many; None: that was not looked at.
         prices_R: the prices that proved most.
         sum_seconds: none of them has a lower Σ.
         alive_NL1: they have these states only, where stages are counted in the state; see `levels.counted`.
@@ -49,6 +50,7 @@ class Kept:
     prices_R: Floats
     sum_seconds: float = 0.0
     alive_NL1: NDArray[np.bool_] | None = None
+    most_L1: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +198,7 @@ class Relaxed:
         cutoff: float,
         prices_R: Floats,
         most_rounds: int = MOST_ROUNDS,
+        near_seconds: float = 0.0,
     ) -> tuple[float, Floats]:
         """See `CuttingPlanes.bound`."""
         return self.planes.bound(
@@ -203,10 +206,9 @@ class Relaxed:
             allows=allows,
             cutoff=cutoff,
             most_price=float(self.seconds_CL1[:, -1].max()) + 1e-12,
-            precision_seconds=_PRICE_PRECISION * self.best.step_seconds,
+            enough=Enough(_PRICE_PRECISION * self.best.step_seconds, near_seconds, most_rounds),
             prices_T=prices_R,
             is_late=lambda: self.best.is_late,
-            most_rounds=most_rounds,
         )
 
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:

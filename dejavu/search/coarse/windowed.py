@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, pairwise
+from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +16,79 @@ from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.ranges import Range, Ranges
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
 _FIRST_GAP = 0.1  # proved without stages in the state where one evaluation with them takes long: quick, and something
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
+_CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
-_MOST_STEPS = 5e7  # of one evaluation with stages in the state; with more no range is proved in time
+_STEEP = 4e-3  # of what is being proved: where few cuts leave nothing missing and all do, ranges are split down to this
+_MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
+_FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
 
-@dataclass(order=True)
-class Range:
-    """Plans with bottlenecks above `low`, up to `high`: none costs less than `bound`, or than what is being proved."""
+class Way(NamedTuple):
+    """How a range is looked at, whether that proves, and the widest range that is looked at more where it leaves some.
 
-    bound: float
-    tie: int
-    low: float = field(compare=False)
-    high: float = field(compare=False)
-    known: Kept = field(compare=False)
-    is_done: bool = field(compare=False, default=False)
+    Of a range that is wider, by this share of what is being proved, the halves are looked at.
+    """
+
+    bounding: Callable[[Kept, float, float], Kept]
+    proves: bool = True
+    widest: float = np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """What a thread looks at a range with.
+
+    Attributes:
+        windowed, leveled, few: without stages in the state; with them; and these with some of the cuts only. None:
+            one evaluation takes too long; it takes so little that few cuts gain nothing.
+    """
+
+    windowed: Windowed
+    leveled: Leveled | None
+    few: Leveled | None
+
+    def beside(self) -> Looks:
+        """The same for another thread."""
+        few = None if self.few is None else self.few.beside()
+        return Looks(self.windowed.beside(), None if self.leveled is None else self.leveled.beside(few), few)
+
+    @property
+    def quick(self) -> Looks:
+        """Without stages in the state."""
+        return replace(self, leveled=None)
+
+    def ways(self, known: Kept, near_seconds: float) -> list[Way]:
+        """What a range is looked at with, the quickest first, and whether that proves.
+
+        Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
+        something missing the range is split at once.
+
+        Args:
+            near_seconds: of what is missing, for which the range is split.
+        """
+        if self.leveled is None:
+            return [Way(self.windowed.tightened)]
+        if self.few is not None:
+            guessed = partial(self.leveled.guessed, near_seconds=near_seconds)
+            looked = partial(self.leveled.looked, near_seconds=near_seconds)
+            aside = [Way(self.windowed.glanced)] if known.alive_NL1 is None else []
+            return [Way(guessed, proves=False), *aside, Way(self.leveled.glanced, widest=_STEEP), Way(looked)]
+        quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
+        return [*quick, Way(self.leveled.tightened)]
+
+    def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """What proves most; see there."""
+        return (self.leveled or self.windowed).tightened(known, limit, cutoff)
 
 
 class WindowedBound:
@@ -44,6 +96,7 @@ class WindowedBound:
 
     Attributes:
         num_ranges: into so many it is split before any is looked at; halves of a range wait for it, these for nothing.
+        num_cuts: over which plans are looked for.
     """
 
     def __init__(self, problem: Problem, best: Incumbent, num_ranges: int = 1) -> None:
@@ -52,56 +105,77 @@ class WindowedBound:
         steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
         cuts = _some_cuts(problem) if steps > _FEW_FROM_STEPS else None
         self.num_cuts = problem.num_layers if cuts is None else len(cuts)
-        self.few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
-        self.windowed = Windowed(relaxed)
-        self._leveled = Leveled(relaxed, self.few) if steps <= _MOST_STEPS else None
+        few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
+        leveled = Leveled(relaxed, few) if steps <= _MOST_STEPS else None
+        fewest = boundaries(problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
+        self._fewer = Leveled(relaxed.at_cuts(fewest)) if 2 * len(fewest) < self.num_cuts else None
+        self._looks = Looks(Windowed(relaxed), leveled, few)
+        self._ranges, self._counts, self._is_prepared = Ranges(best), False, Event()
         self._tie = count()
 
     @property
     def counts_in_state(self) -> bool:
         """Whether one evaluation with stages in the state takes a part of a second."""
-        return self._leveled is not None
+        return self._looks.leveled is not None
 
-    @property
-    def quick(self) -> Windowed | Leveled:
-        """What a look for plans is guided by, over `num_cuts` cuts."""
-        return self.windowed if self.few is None else self.few
+    def plan_looks(self) -> list[Windowed | Leveled]:
+        """What a look for plans is guided by, over few cuts and more; for another thread than the proof's."""
+        looks = self._looks
+        if looks.few is None:
+            return [looks.windowed.beside()]
+        return [*([] if self._fewer is None else [self._fewer]), looks.few.beside()]
 
-    def prove(self, relative_gap: float) -> float:
+    def prove(self, relative_gap: float, has_plan: Event | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.
 
         One gap after the other: that no plan is cheaper than 98 % of the best price is proved of plans below 98 %, of
         which less has to be looked at.
+
+        Args:
+            has_plan: more than a tenth is proved from when it is set: below a better plan there is less to look at.
         """
-        known = self.windowed.tightened(self.windowed.everything(), np.inf, np.inf)
+        try:
+            return self._prove(relative_gap, has_plan)
+        finally:
+            self._is_prepared.set()
+            self._ranges.close()
+
+    def help(self) -> None:
+        """Look at ranges beside `prove`, from another thread, until that has ended."""
+        self._is_prepared.wait()
+        looks = self._looks.beside()
+        self._ranges.help(lambda at, target: self.split(at, target, looks))
+
+    def _prove(self, relative_gap: float, has_plan: Event | None) -> float:
+        looks = self._looks
+        known = looks.windowed.tightened(looks.windowed.everything(), np.inf, np.inf)
         if known.sum_seconds == np.inf:
             return np.inf
         proved = known.sum_seconds
         if self._best.plan is None:
             return proved * (1 - ROUNDING)
-        if self.few is not None and self._leveled is not None and relative_gap < _FIRST_GAP:
-            proved = max(proved, self._proved(_FIRST_GAP, known, None))
+        if looks.few is not None and looks.leveled is not None and relative_gap < _FIRST_GAP:
+            proved = max(proved, self._proved(_FIRST_GAP, known))
+        if looks.leveled is not None:
+            looks.leveled.prepare()
+        self._is_prepared.set()
+        if has_plan is not None:
+            has_plan.wait()
+        self._counts = True
         for gap in [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]:
-            proved = max(proved, self._proved(gap, known, self._leveled))
+            proved = max(proved, self._proved(gap, known))
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
         return proved * (1 - ROUNDING)
 
-    def _proved(self, gap: float, known: Kept, leveled: Leveled | None) -> float:
+    def _proved(self, gap: float, known: Kept) -> float:
         """A bound on every plan: the price less the gap where that is proved."""
-        best = self._best
-        target = best.step_seconds * (1 - gap)
-        edges = np.linspace(0.0, target - known.sum_seconds, self.num_ranges + 1).tolist()
+        highest = self._best.step_seconds * (1 - gap) - known.sum_seconds
+        edges = np.linspace(0.0, highest, self.num_ranges + 1).tolist()
         ranges = [Range(known.sum_seconds + low, next(self._tie), low, high, known) for low, high in pairwise(edges)]
-        while ranges:
-            target = min(target, best.step_seconds * (1 - gap))  # a better plan may have been met beside this proof
-            if ranges[0].bound >= target or best.remaining_seconds < 0 or ranges[0].is_done:
-                break
-            for part in self.split(heapq.heappop(ranges), target, leveled):
-                heapq.heappush(ranges, part)
-        return min([target, *(part.bound for part in ranges[:1])])
+        return self._ranges.prove(ranges, gap, lambda at, target: self.split(at, target, self._looks))
 
-    def split(self, at: Range, target: float, leveled: Leveled | None) -> list[Range]:
+    def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
         """The range, or its halves, with what is proved of them.
 
         A plan of it that is cheaper than the target has Σ below the target less its bottleneck, which is above `low`.
@@ -109,8 +183,9 @@ class WindowedBound:
         width = at.high - at.low
         if width < 0:
             return []
+        looks = looks if self._counts else looks.quick
         known, bound = at.known, at.bound
-        for bounding, proves in self._ways(known, leveled):
+        for bounding, proves, widest in looks.ways(known, width / _WIDE):
             found = bounding(known, at.high, target - at.low)
             known = found if proves else replace(known, prices_R=found.prices_R)
             about = min(target, found.sum_seconds + at.low)
@@ -118,32 +193,25 @@ class WindowedBound:
             missing = target - max(bound, about)
             if (proves and missing <= 0) or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, at.known)]
-            if width > max(_NARROW * target, _WIDE * missing) and missing > 0:
-                middle = 0.5 * (at.low + at.high)
-                above = max(bound, min(target, known.sum_seconds + middle)) if proves else bound
-                return [
-                    Range(bound, next(self._tie), at.low, middle, known),
-                    Range(above, next(self._tie), middle, at.high, known),
-                ]
+            is_wide = width > max(_NARROW * target, min(_WIDE * missing, widest * target))
+            if missing > 0 and is_wide:
+                return self._halves(at, target, bound, replace(known, sum_seconds=known.sum_seconds if proves else 0.0))
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if (leveled or self.windowed).tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
-                is_done = share < _SHARES[0] or target - less < _NARROW * target
-                return [Range(less, next(self._tie), at.low, at.high, known, is_done)]
+            if looks.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+                return [Range(less, next(self._tie), at.low, at.high, known, missing < _CLOSE * target)]
+        if width > _NARROW * target:
+            return self._halves(at, target, bound, known)
         return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
 
-    def _ways(self, known: Kept, leveled: Leveled | None) -> list[tuple[Callable[[Kept, float, float], Kept], bool]]:
-        """What a range is looked at with, the quickest first, and whether that proves.
-
-        Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
-        something missing the range is split at once.
-        """
-        if leveled is None:
-            return [(self.windowed.tightened, True)]
-        if self.few is not None:
-            return [(leveled.guessed, False), (leveled.tightened, True)]
-        quick = [(self.windowed.tightened, True)] if known.alive_NL1 is None else []
-        return [*quick, (leveled.tightened, True)]
+    def _halves(self, at: Range, target: float, bound: float, known: Kept) -> list[Range]:
+        """Both halves of a range, of which this bound is proved, and what is known; of the upper one maybe more."""
+        middle = 0.5 * (at.low + at.high)
+        above = max(bound, min(target, known.sum_seconds + middle))
+        return [
+            Range(bound, next(self._tie), at.low, middle, known),
+            Range(above, next(self._tie), middle, at.high, known),
+        ]
 
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:

@@ -35,6 +35,21 @@ class PricedPlan:
     stages_3S: NDArray[np.int64] | None = None
 
 
+@dataclass(frozen=True)
+class Enough:
+    """When a bound is good enough, and no more prices are looked at.
+
+    Attributes:
+        precision_seconds: what is left to be gained.
+        near_seconds: once no prices can reach the cutoff, a bound that is as near to it as this will do.
+        most_rounds: of prices.
+    """
+
+    precision_seconds: float
+    near_seconds: float = 0.0
+    most_rounds: int = MOST_ROUNDS
+
+
 @dataclass(eq=False)
 class CuttingPlanes:
     """Maximizes min over plans of Σ + prices · (use − count) over the prices: a bound on Σ of all plans within counts.
@@ -61,10 +76,9 @@ class CuttingPlanes:
         allows: Callable[[PricedPlan], bool],
         cutoff: float,
         most_price: float,
-        precision_seconds: float,
+        enough: Enough,
         prices_T: Floats,
         is_late: Callable[[], bool],
-        most_rounds: int = MOST_ROUNDS,
     ) -> tuple[float, Floats]:
         """The bound, up to the cutoff, and its prices; inf if there is no plan.
 
@@ -73,13 +87,12 @@ class CuttingPlanes:
             allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
-            most_rounds: of prices.
         """
         T = len(self.count_T)
         best, best_prices = -np.inf, prices_T
         known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
         bounds = [*((-most_price if t < self.num_signed else 0.0, most_price) for t in range(T)), (None, None)]
-        for _ in range(most_rounds):
+        for _ in range(enough.most_rounds):
             plan = cheapest(prices_T)
             if plan is None:
                 return np.inf, prices_T
@@ -98,7 +111,9 @@ class CuttingPlanes:
             if not answer.success:
                 break
             most = -answer.fun * unit
-            if most - best <= max(precision_seconds, self.patience * min(cutoff - most, abs(most))):
+            if most - best <= max(enough.precision_seconds, self.patience * min(cutoff - most, abs(most))):
+                break
+            if most < cutoff < best + enough.near_seconds:
                 break
             prices_T = self.smoothing * best_prices + (1 - self.smoothing) * answer.x[:T] * unit
         return best, best_prices

@@ -15,7 +15,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent, TooLargeError
 from dejavu.search.exact import labels, priced_stages
-from dejavu.search.exact.cutting_planes import CuttingPlanes, PricedPlan
+from dejavu.search.exact.cutting_planes import CuttingPlanes, Enough, PricedPlan
 from dejavu.search.shared.options import Options
 
 Ints = NDArray[np.int64]
@@ -122,7 +122,7 @@ class PricedOptions:
             allows=lambda plan: plan.bottleneck_seconds <= rows.limit,
             cutoff=cutoff,
             most_price=1e3 * float(rows.seconds_N.max(initial=0.0)) + 1e-12,
-            precision_seconds=_PRICE_PRECISION * min(self.best.step_seconds, self.most_sum_seconds),
+            enough=Enough(_PRICE_PRECISION * min(self.best.step_seconds, self.most_sum_seconds)),
             prices_T=prices_T,
             is_late=lambda: self.best.is_late,
         )

@@ -18,8 +18,6 @@ from dejavu.search.pipedream import line as _line
 from dejavu.search.shared.compiling import tiny_problem
 from dejavu.search.shared.stage_table import StageTable
 
-_PRECISION = 1e-6  # of the least bottleneck, relative
-
 
 @dataclass(frozen=True)
 class PipeDream(Search):
@@ -39,11 +37,13 @@ class PipeDream(Search):
     Attributes:
         max_cuts: of more layers than this only so many cuts are considered, with even work between them.
         max_orders: of the types; 24 are all orders of 4. Of more types so many random ones are tried.
+        precision: of the least bottleneck, relative.
     """
 
     name: ClassVar[str] = "pipedream"
     max_cuts: int = 96
     max_orders: int = 24
+    precision: float = 1e-6
 
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         with best.clock_stopped():
@@ -77,7 +77,7 @@ class PipeDream(Search):
     def _below(self, line: _Line, order: tuple[int, ...], limit: float, best: Incumbent) -> Plan | None:
         """The plan of least bottleneck for one order of the types, if it is below the limit."""
         found: Plan | None = None
-        low, ask = 0.0, limit * (1 - _PRECISION)
+        low, ask = 0.0, limit * (1 - self.precision)
         while True:
             plan = line.within(ask, order)
             if plan is not None:
@@ -86,7 +86,7 @@ class PipeDream(Search):
                 return None
             else:
                 low = ask
-            if limit - low <= _PRECISION * limit or best.remaining_seconds < 0:
+            if limit - low <= self.precision * limit or best.remaining_seconds < 0:
                 return found
             ask = 0.5 * (low + limit)
 

@@ -5,13 +5,14 @@ Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plans import Plan, Stage
+from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
@@ -21,7 +22,8 @@ Ints = NDArray[np.int64]
 
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
 _MOST_BYTES = 9e8  # of what is kept for each level
-_MOST_ROUNDS = 8  # of prices with all cuts, which begin with those that few cuts need
+_MOST_PASSES, _ROUNDS_EACH = 8, 3  # of prices with all cuts, which begin with those that few cuts need
+_LEAST_GAIN = 0.95  # of what was missing: where a pass leaves more than this it is the last
 _MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
@@ -46,6 +48,16 @@ class Leveled:
         self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
 
+    @property
+    def problem(self) -> Problem:
+        return self._relaxed.problem
+
+    def beside(self, few: Leveled | None = None) -> Leveled:
+        """The same for another thread; `prepare` comes first, and what it does is then shared."""
+        other = copy(self)
+        other._few, other._rest_NAL1 = few, np.empty_like(self._rest_NAL1)
+        return other
+
     @staticmethod
     def num_levels(relaxed: Relaxed) -> int:
         """Some more than the best plan has stages, where plans can have them and memory has room."""
@@ -56,6 +68,10 @@ class Leveled:
         L, A = problem.num_layers, len(relaxed.links.latency_AA)
         bytes_each = len(relaxed.kept) * L * (2 if L < _SHORT else 4) + 8 * A * L
         return max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
+
+    def prepare(self) -> None:
+        """Find out which stages fit from which level."""
+        assert self._fitting_N1CL.size
 
     @cached_property
     def _fitting_N1CL(self) -> counted.Stops:
@@ -70,39 +86,68 @@ class Leveled:
         C, L1 = self._relaxed.seconds_CL1.shape
         return Kept(np.arange(C), np.zeros(L1, dtype=np.int64), np.zeros(len(self._relaxed.devices.count_R)))
 
-    def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
+    def tightened(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
         """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
 
         Prices bound Σ; then states and configurations go whose every plan comes to the cutoff at these prices.
+        `near_seconds`: see `CuttingPlanes.bound`.
         """
         alive_NL1 = self._alive(known)
         if not alive_NL1[:, 0].any():
             return replace(known, alive_NL1=alive_NL1, sum_seconds=np.inf)
-        among_K = known.among_K
-        if self._few is not None:
-            known = replace(known, prices_R=self.guessed(known, limit, cutoff).prices_R)
+        known = replace(known, alive_NL1=alive_NL1)
+        if self._few is None:
+            return self._looked(known, limit, cutoff, MOST_ROUNDS, near_seconds)
+        known = replace(known, prices_R=self.guessed(known, limit, cutoff).prices_R)
+        known = self.glanced(known, limit, cutoff)
+        if known.sum_seconds >= cutoff or self._relaxed.best.is_late:
+            return known
+        return self.looked(known, limit, cutoff)
+
+    def glanced(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """What the prices say that are known, and what is left at them: where they are good, few states."""
+        return self._looked(replace(known, alive_NL1=self._alive(known)), limit, cutoff, 1)
+
+    def looked(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
+        """What more rounds of prices say, from those that are known on, a few at a time: each leaves fewer states."""
+        known = replace(known, alive_NL1=self._alive(known))
+        for _ in range(_MOST_PASSES):
+            before = cutoff - known.sum_seconds
+            known = self._looked(known, limit, cutoff, _ROUNDS_EACH, near_seconds)
+            missing = cutoff - known.sum_seconds
+            if missing <= 0 or missing > _LEAST_GAIN * before or self._relaxed.best.is_late:
+                break
+        return known
+
+    def _looked(self, known: Kept, limit: float, cutoff: float, most_rounds: int, near_seconds: float = 0.0) -> Kept:
+        """What so many rounds of prices say, and what is left at the best of them; Σ inf: nothing is."""
+        assert known.alive_NL1 is not None
+        among_K, alive_NL1 = known.among_K, known.alive_NL1
+        if not alive_NL1[:, 0].any():
+            return replace(known, sum_seconds=np.inf)
         levels = self._levels(alive_NL1, among_K, limit)
         sum_seconds, prices_R = self._relaxed.bound(
             lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
             lambda plan: self._allows(plan, among_K, levels),
             cutoff,
             known.prices_R,
-            MOST_ROUNDS if self._few is None else _MOST_ROUNDS,
+            most_rounds,
+            near_seconds,
         )
-        known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds), alive_NL1=alive_NL1)
+        known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= cutoff or self._relaxed.best.is_late:
             return known
-        return self._narrowed(known, limit, cutoff, levels)
+        return self._narrowed(known, limit, cutoff, levels, is_filled=most_rounds == 1)
 
-    def guessed(self, known: Kept, limit: float, cutoff: float) -> Kept:
+    def guessed(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
         """The prices, and Σ, of plans that cut where `few` does; what prices bring forth is kept for all cuts."""
         few = self._few
         assert few is not None
         cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
         alive_NL1 = np.ascontiguousarray(self._alive(known)[:, cuts])  # loops are compiled for one order
-        own = replace(known, alive_NL1=alive_NL1, after_L1=known.after_L1[cuts], sum_seconds=0.0)
+        own = replace(known, alive_NL1=alive_NL1, after_L1=known.after_L1[cuts], most_L1=None, sum_seconds=0.0)
         more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
-        own = few.tightened(own, limit + more, cutoff + more)
+        own = few.tightened(own, limit + more, cutoff + more, near_seconds)
         for plan in planes.known[before:]:
             assert plan.stages_3S is not None
             stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
@@ -140,13 +185,14 @@ class Leveled:
         )
 
     def _alive(self, known: Kept) -> NDArray[np.bool_]:
-        """The states that are left: at first those with at least the stages that are known to come from a cut on."""
+        """The states that are left: at first those with as many stages as are known to come from a cut on."""
         if known.alive_NL1 is not None:
             return known.alive_NL1
         L1 = len(known.after_L1)
         level_N, left_L1 = np.arange(self._num + 1)[:, None], np.arange(L1)[::-1]
         fewest_L1 = np.clip(known.after_L1, 1, self._num if self._is_open else None)
-        alive_NL1: NDArray[np.bool_] = (level_N >= fewest_L1) & (level_N <= left_L1)
+        most_L1 = left_L1 if known.most_L1 is None else np.minimum(left_L1, known.most_L1)
+        alive_NL1: NDArray[np.bool_] = (level_N >= fewest_L1) & (level_N <= most_L1)
         alive_NL1[:, -1] = level_N[:, 0] == 0
         return alive_NL1
 
@@ -182,11 +228,15 @@ class Leveled:
         furthest = np.minimum(levels.fitting_N1CL[level - 1, how, start], levels.busy_KL[k, start])
         return bool((among_K[k] == how).all() and levels.alive_NL1[level, start].all() and (furthest >= stop).all())
 
-    def _narrowed(self, known: Kept, limit: float, cutoff: float, levels: counted.Levels) -> Kept:
-        """Without the states and configurations of which the prices at hand prove that no plan of interest has them."""
+    def _narrowed(self, known: Kept, limit: float, cutoff: float, levels: counted.Levels, *, is_filled: bool) -> Kept:
+        """Without the states and configurations of which the prices at hand prove that no plan of interest has them.
+
+        `is_filled`: these are the prices that were looked at last.
+        """
         relaxed, prices_R, among_K = self._relaxed, known.prices_R, known.among_K
         ways = self._ways(among_K, prices_R)
-        counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
+        if not is_filled:
+            counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
         through_NL1, through_K = counted.through(limit, ways, relaxed.links, levels, self._rest_NAL1)
         count_R = relaxed.devices.count_R
         slack = ROUNDING * (abs(cutoff) + float(count_R @ np.abs(prices_R)))

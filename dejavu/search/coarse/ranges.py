@@ -1,0 +1,89 @@
+"""Ranges of the bottleneck that are left of a proof: several threads look at them, the least bound first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from threading import Condition
+
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse.relaxed import Kept
+
+Split = Callable[["Range", float], Iterable["Range"]]
+
+
+@dataclass(order=True)
+class Range:
+    """Plans with bottlenecks above `low`, up to `high`: none costs less than `bound`, or than what is being proved."""
+
+    bound: float
+    tie: int
+    low: float = field(compare=False)
+    high: float = field(compare=False)
+    known: Kept = field(compare=False)
+    is_done: bool = field(compare=False, default=False)
+
+
+class Ranges:
+    """What is left of one proof after another. Everything here may be called from any thread."""
+
+    def __init__(self, best: Incumbent) -> None:
+        self._best, self._changed = best, Condition()
+        self._left: list[Range] = []
+        self._target, self._gap = 0.0, 0.0
+        self._num_looked_at, self._is_late, self._is_closed = 0, False, False
+
+    def prove(self, ranges: Iterable[Range], gap: float, split: Split) -> float:
+        """What none of the ranges has a plan below: the best price less the gap, or what was reached in time.
+
+        Other threads that `help` look at ranges too.
+        """
+        with self._changed:
+            self._left = sorted(ranges)
+            self._gap, self._target = gap, self._best.step_seconds * (1 - gap)
+            self._changed.notify_all()
+        self._look(split, goes_on=False)
+        return min([self._target, *(part.bound for part in self._left[:1])])
+
+    def help(self, split: Split) -> None:
+        """Look at ranges of this proof and of those after it, until `close`."""
+        self._look(split, goes_on=True)
+
+    def close(self) -> None:
+        """Nothing more is to be proved."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _look(self, split: Split, *, goes_on: bool) -> None:
+        while (part := self._next(goes_on=goes_on)) is not None:
+            found: Iterable[Range] = [replace(part, is_done=True)]  # where looking at it fails it is left as it was
+            try:
+                found = split(part, self._target)
+            finally:
+                with self._changed:
+                    for one in found:
+                        heapq.heappush(self._left, one)
+                    self._num_looked_at -= 1
+                    self._changed.notify_all()
+
+    def _next(self, *, goes_on: bool) -> Range | None:
+        """Wait for a range to look at; None: there will be none, or this proof has ended and nobody goes on."""
+        with self._changed:
+            while not self._is_closed:
+                if self._is_worth_looking():
+                    self._num_looked_at += 1
+                    return heapq.heappop(self._left)
+                if self._num_looked_at == 0 and not goes_on:
+                    return None
+                self._changed.wait()
+        return None
+
+    def _is_worth_looking(self) -> bool:
+        """Whether the range with the least bound says how far this proof gets, and could say more."""
+        self._is_late = self._is_late or self._best.remaining_seconds < 0
+        # A better plan may have been met beside this proof.
+        self._target = min(self._target, self._best.step_seconds * (1 - self._gap))
+        least = self._left[0] if self._left else None
+        return least is not None and not least.is_done and least.bound < self._target and not self._is_late
