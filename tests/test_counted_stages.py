@@ -77,7 +77,7 @@ def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -
         sum_seconds, bottleneck = parts(problem, result.plan)
         relaxed = Relaxed(problem, with_plan(problem, result.plan))
         few = Leveled(relaxed.at_cuts(np.array([0, 3, 4, 7, 9, 12, 14])))
-        for leveled in (Leveled(relaxed), Leveled(relaxed, few), Leveled(relaxed, most_levels=2)):
+        for leveled in (Leveled(relaxed), Leveled(relaxed, few), Leveled(relaxed, num_levels=2)):
             for wider in (1.0001, 1.05, 1.3):
                 known = leveled.everything()
                 for _ in range(2):  # from what is known more follows

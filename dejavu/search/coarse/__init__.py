@@ -10,7 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 from dejavu.foundation.cores import num_cores
-from dejavu.plans import Answer, Infeasible, Obstacle, Plan, Problem, SearchResult, StageConfiguration, is_valid, step_seconds
+from dejavu.plans import (
+    Answer,
+    Infeasible,
+    Obstacle,
+    Plan,
+    Problem,
+    SearchResult,
+    StageConfiguration,
+    is_valid,
+    step_seconds,
+)
 from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
@@ -182,7 +192,8 @@ def _move_cuts(problem: Problem, best: Incumbent, plan: Plan, reach: float) -> N
     while reach >= 1.0 and best.remaining_seconds > 0:
         before = seconds
         for moved in refined(problem, plan, int(reach), table):
-            if is_valid(problem, moved) and (priced := best.offer(moved)) < seconds:  # summed otherwise, one may not fit
+            # Summed in another order one may just not fit.
+            if is_valid(problem, moved) and (priced := best.offer(moved)) < seconds:
                 plan, seconds = moved, priced
         if seconds >= before * (1 - _GAIN):
             reach /= 4.0

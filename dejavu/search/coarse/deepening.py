@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,13 +15,15 @@ from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
-_LOOKS = 7  # at the bound, for the limit where it is least
-_LEAST_SHARE = 0.3  # of the largest limit worth a look: the first look's range begins there
+_LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
+_MOST_HIGHER = 3.0  # times as high the best limit is at most where more stages are counted
+_CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
+_FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where none of these brings a plan
 _FINER_STEPS = (0.98, 1.0, 0.96, 0.99, 0.97)  # and from a plan over fewer cuts, whose stages are less even
-_GAPS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.09, 0.14, 0.2, 0.3)  # of the best price, above the bound
+_GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
-_WIDTHS, _FINER_WIDTHS = (64, 1024), (512,)  # of the beam, in labels at a cut
+_WIDTHS, _FINER_WIDTHS = (64, 1024), (256,)  # of the beam, in labels at a cut
 
 
 def look_for_plans(
@@ -38,23 +41,76 @@ def look_for_plans(
     top = looks[0].glanced(looks[0].everything(), np.inf, np.inf)
     if top.sum_seconds == np.inf:
         return np.inf
-    limit, known = _least(looks[0], best, top, until_seconds)
+    quick, limit, known = _counting(looks[0], best, top, until_seconds)
     steps: tuple[float, ...] = _STEPS
     widths: tuple[int, ...] = _WIDTHS
     about = np.inf
-    for look in looks:
-        known, about = replace(look.everything(), prices_R=known.prices_R), np.inf
-        for width in widths:
-            for step in steps:
-                if best.elapsed_seconds > until_seconds:
-                    return about
-                at = step * limit
-                here = look.tightened(known, at, best.step_seconds * (1 + _WORTH) - at)
-                about = min(about, here.sum_seconds + at)
-                known = replace(known, prices_R=here.prices_R)  # what else is known now holds under this limit
-                _deepen(look, best, here, at, width, improve)
-        limit, steps, widths = _bottleneck_seconds(look.problem, best.plan), _FINER_STEPS, _FINER_WIDTHS
+    for look in (quick, *looks[1:]):
+        if isinstance(look, Leveled):
+            look = look.counting(len(best.plan.stages))
+        one = _Looking(look, best, until_seconds, improve, replace(look.everything(), prices_R=known.prices_R))
+        near = [step * limit for step in steps]
+        found = one.improves(widths[0], near)
+        if not found:  # one with a higher bottleneck may be many times better, too
+            found = one.improves(widths[0], [step * limit for step in _FAR_STEPS], once=True)
+        for width in widths[1:]:
+            one.improves(width, near)
+        if found:
+            limit, steps = _bottleneck_seconds(look.problem, best.plan), _FINER_STEPS
+        widths, known, about = _FINER_WIDTHS, one.known, one.about_seconds
     return about
+
+
+@dataclass
+class _Looking:
+    """Looks for plans over some cuts.
+
+    Attributes:
+        look, best, until_seconds, improve: see `look_for_plans`.
+        known: of all plans, and prices.
+        about_seconds: the least bound that was met.
+    """
+
+    look: Windowed | Leveled
+    best: Incumbent
+    until_seconds: float
+    improve: Callable[[Plan], None]
+    known: Kept
+    about_seconds: float = np.inf
+
+    def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
+        """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""
+        before = self.best.step_seconds
+        for limit in limits:
+            if self.best.elapsed_seconds > self.until_seconds or (once and self.best.step_seconds < before):
+                break
+            here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
+            self.about_seconds = min(self.about_seconds, here.sum_seconds + limit)
+            self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
+            _deepen(self.look, self.best, here, limit, width, self.improve)
+        return self.best.step_seconds < before
+
+
+def _counting(
+    look: Windowed | Leveled, best: Incumbent, top: Kept, until_seconds: float
+) -> tuple[Windowed | Leveled, float, Kept]:
+    """The look with as many levels as the cheapest relaxed plan has stages, and what `_least` says of it.
+
+    A first plan that is slow may have few stages where good ones have many.
+    """
+    low = math.log(best.step_seconds * _LEAST_SHARE)
+    high = math.log(best.step_seconds - top.sum_seconds)
+    while True:
+        limit, known = _least(look, best, top, (low, high), until_seconds)
+        plan = look.cheapest(known, limit) if isinstance(look, Leveled) else None
+        if plan is None or not isinstance(look, Leveled) or best.elapsed_seconds > until_seconds:
+            return look, limit, known
+        assert plan.stages_3S is not None
+        deeper = look.counting(plan.stages_3S.shape[1])
+        if deeper is look:
+            return look, limit, known
+        low, high = math.log(limit), min(high, math.log(_MOST_HIGHER * limit))
+        look, top = deeper, replace(deeper.everything(), prices_R=known.prices_R, sum_seconds=top.sum_seconds)
 
 
 def _bottleneck_seconds(problem: Problem, plan: Plan) -> float:
@@ -62,8 +118,12 @@ def _bottleneck_seconds(problem: Problem, plan: Plan) -> float:
     return cost.step_seconds - sum(cost.stage_seconds) - sum(cost.transfer_seconds)
 
 
-def _least(look: Windowed | Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[float, Kept]:
+def _least(
+    look: Windowed | Leveled, best: Incumbent, top: Kept, between: tuple[float, float], until_seconds: float
+) -> tuple[float, Kept]:
     """The limit at which the bound on Σ, with the limit itself, is least: by golden section; and prices there.
+
+    Between two logarithms, as a first plan may be many times as slow as the best one.
 
     Where the bounds at two limits say no more than that no plan is better than the best one, the least one is looked
     for on the side of that plan's own bottleneck.
@@ -77,23 +137,20 @@ def _least(look: Windowed | Leveled, best: Incumbent, top: Kept, until_seconds: 
         known = replace(known, prices_R=found.prices_R)
         return found.sum_seconds + limit
 
-    high = best.step_seconds - top.sum_seconds
-    low = _LEAST_SHARE * high
+    low, high = between
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_a, at_b = bound(a), bound(b)
-    for _ in range(_LOOKS - 2):
-        if best.elapsed_seconds > until_seconds:
-            break
+    at_a, at_b = bound(math.exp(a)), bound(math.exp(b))
+    while high - low > _CLOSE and best.elapsed_seconds < until_seconds:
         says_nothing = min(at_a, at_b) >= best.step_seconds
-        if bottleneck < b if says_nothing else at_a < at_b:
+        if math.log(bottleneck) < b if says_nothing else at_a < at_b:
             high, b, at_b = b, a, at_a
             a = high - _GOLDEN * (high - low)
-            at_a = bound(a)
+            at_a = bound(math.exp(a))
         else:  # also where no stages keep to either limit
             low, a, at_a = a, b, at_b
             b = low + _GOLDEN * (high - low)
-            at_b = bound(b)
-    return (a if at_a < at_b else b), known
+            at_b = bound(math.exp(b))
+    return math.exp(a if at_a < at_b else b), known
 
 
 def _deepen(
@@ -102,7 +159,7 @@ def _deepen(
     """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
     bound, most = here.sum_seconds + limit, best.step_seconds * (1 + _WORTH)
     for gap in _GAPS:
-        target = min(bound + gap * best.step_seconds, most)
+        target = min(bound * (1 + gap), most)
         if here.sum_seconds + limit >= most or best.remaining_seconds < 0:
             return
         tight = look.tightened(here, limit, target - limit)

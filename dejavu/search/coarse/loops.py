@@ -32,7 +32,7 @@ def load_compiled_loops() -> None:
     best.offer(plan)
     list(refined(problem, plan, 1, StageTable.of(problem)))
     relaxed, limit = Relaxed(problem, best), 2.0 * best.step_seconds
-    for bound in (Leveled(relaxed), Leveled(relaxed, most_levels=1), Windowed(relaxed)):
+    for bound in (Leveled(relaxed), Leveled(relaxed, num_levels=1), Windowed(relaxed)):
         known = bound.tightened(bound.everything(), limit, np.inf)
         cutoff = known.sum_seconds + 0.05 * best.step_seconds
         bound.plan_under(bound.tightened(bound.everything(), limit, cutoff), limit, cutoff, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from threading import Condition
+from threading import Condition, Event
 
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.relaxed import Kept
@@ -26,25 +26,32 @@ class Range:
 
 
 class Ranges:
-    """What is left of one proof after another. Everything here may be called from any thread."""
+    """What is left of one proof after another. Everything here may be called from any thread.
+
+    Attributes:
+        left: the ranges, the least bound first, once a proof has ended.
+    """
 
     def __init__(self, best: Incumbent) -> None:
         self._best, self._changed = best, Condition()
-        self._left: list[Range] = []
-        self._target, self._gap = 0.0, 0.0
+        self.left: list[Range] = []
+        self._target, self._gap, self._until = 0.0, 0.0, Event()
         self._num_looked_at, self._is_late, self._is_closed = 0, False, False
 
-    def prove(self, ranges: Iterable[Range], gap: float, split: Split) -> float:
+    def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
         """What none of the ranges has a plan below: the best price less the gap, or what was reached in time.
 
         Other threads that `help` look at ranges too.
+
+        Args:
+            until: no range is looked at any more once it is set.
         """
         with self._changed:
-            self._left = sorted(ranges)
-            self._gap, self._target = gap, self._best.step_seconds * (1 - gap)
+            self.left = sorted(ranges)
+            self._gap, self._target, self._until = gap, self._best.step_seconds * (1 - gap), until or Event()
             self._changed.notify_all()
         self._look(split, goes_on=False)
-        return min([self._target, *(part.bound for part in self._left[:1])])
+        return min([self._target, *(part.bound for part in self.left[:1])])
 
     def help(self, split: Split) -> None:
         """Look at ranges of this proof and of those after it, until `close`."""
@@ -64,7 +71,7 @@ class Ranges:
             finally:
                 with self._changed:
                     for one in found:
-                        heapq.heappush(self._left, one)
+                        heapq.heappush(self.left, one)
                     self._num_looked_at -= 1
                     self._changed.notify_all()
 
@@ -74,7 +81,7 @@ class Ranges:
             while not self._is_closed:
                 if self._is_worth_looking():
                     self._num_looked_at += 1
-                    return heapq.heappop(self._left)
+                    return heapq.heappop(self.left)
                 if self._num_looked_at == 0 and not goes_on:
                     return None
                 self._changed.wait()
@@ -85,5 +92,6 @@ class Ranges:
         self._is_late = self._is_late or self._best.remaining_seconds < 0
         # A better plan may have been met beside this proof.
         self._target = min(self._target, self._best.step_seconds * (1 - self._gap))
-        least = self._left[0] if self._left else None
-        return least is not None and not least.is_done and least.bound < self._target and not self._is_late
+        least = self.left[0] if self.left else None
+        is_over = self._is_late or self._until.is_set()
+        return least is not None and not least.is_done and least.bound < self._target and not is_over

@@ -191,6 +191,11 @@ class Relaxed:
         """The most that a plan can have: of layers, and of devices."""
         return min(self.problem.most_stages, int(self.devices.count_R[: self.devices.num_types].sum()))
 
+    @property
+    def num_stages(self) -> int:
+        """Of the best plan; as many as a plan can have where there is none yet."""
+        return self.most_stages if self.best.plan is None else len(self.best.plan.stages)
+
     def bound(
         self,
         cheapest: Callable[[Floats], PricedPlan | None],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
@@ -62,11 +62,6 @@ class Looks:
         few = None if self.few is None else self.few.beside()
         return Looks(self.windowed.beside(), None if self.leveled is None else self.leveled.beside(few), few)
 
-    @property
-    def quick(self) -> Looks:
-        """Without stages in the state."""
-        return replace(self, leveled=None)
-
     def ways(self, known: Kept, near_seconds: float) -> list[Way]:
         """What a range is looked at with, the quickest first, and whether that proves.
 
@@ -82,7 +77,7 @@ class Looks:
             guessed = partial(self.leveled.guessed, near_seconds=near_seconds)
             looked = partial(self.leveled.looked, near_seconds=near_seconds)
             aside = [Way(self.windowed.glanced)] if known.alive_NL1 is None else []
-            return [Way(guessed, proves=False), *aside, Way(self.leveled.glanced, widest=_STEEP), Way(looked)]
+            return [*aside, Way(guessed, proves=False), Way(self.leveled.glanced, widest=_STEEP), Way(looked)]
         quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
         return [*quick, Way(self.leveled.tightened)]
 
@@ -101,29 +96,32 @@ class WindowedBound:
 
     def __init__(self, problem: Problem, best: Incumbent, num_ranges: int = 1) -> None:
         self._best, self.num_ranges = best, num_ranges
-        relaxed = Relaxed(problem, best)
-        steps = Leveled.num_levels(relaxed) * len(relaxed.kept) * problem.num_layers
-        cuts = _some_cuts(problem) if steps > _FEW_FROM_STEPS else None
-        self.num_cuts = problem.num_layers if cuts is None else len(cuts)
-        few = Leveled(relaxed.at_cuts(cuts)) if cuts is not None else None
-        leveled = Leveled(relaxed, few) if steps <= _MOST_STEPS else None
-        fewest = boundaries(problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
-        self._fewer = Leveled(relaxed.at_cuts(fewest)) if 2 * len(fewest) < self.num_cuts else None
-        self._looks = Looks(Windowed(relaxed), leveled, few)
-        self._ranges, self._counts, self._is_prepared = Ranges(best), False, Event()
+        self._relaxed = relaxed = Relaxed(problem, best)
+        self._cuts = _some_cuts(problem) if self._num_steps > _FEW_FROM_STEPS else None
+        self.num_cuts = problem.num_layers if self._cuts is None else len(self._cuts)
+        self._looks = Looks(Windowed(relaxed), None, None)
+        self._ranges, self._is_prepared = Ranges(best), Event()
         self._tie = count()
+
+    @property
+    def _num_steps(self) -> float:
+        """Of one evaluation with stages in the state, for as many as the best plan has."""
+        relaxed = self._relaxed
+        levels = Leveled.wanted_levels(relaxed, relaxed.num_stages)
+        return float(levels * len(relaxed.kept) * relaxed.problem.num_layers)
 
     @property
     def counts_in_state(self) -> bool:
         """Whether one evaluation with stages in the state takes a part of a second."""
-        return self._looks.leveled is not None
+        return self._num_steps <= _MOST_STEPS
 
     def plan_looks(self) -> list[Windowed | Leveled]:
-        """What a look for plans is guided by, over few cuts and more; for another thread than the proof's."""
-        looks = self._looks
-        if looks.few is None:
-            return [looks.windowed.beside()]
-        return [*([] if self._fewer is None else [self._fewer]), looks.few.beside()]
+        """What a look for plans is guided by, over few cuts and more."""
+        if self._cuts is None:
+            return [Windowed(self._relaxed)]
+        fewer = boundaries(self._relaxed.problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
+        all_cuts = [fewer, self._cuts] if 2 * len(fewer) < self.num_cuts else [self._cuts]
+        return [Leveled(self._relaxed.at_cuts(cuts)) for cuts in all_cuts]
 
     def prove(self, relative_gap: float, has_plan: Event | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.
@@ -147,33 +145,49 @@ class WindowedBound:
         self._ranges.help(lambda at, target: self.split(at, target, looks))
 
     def _prove(self, relative_gap: float, has_plan: Event | None) -> float:
-        looks = self._looks
-        known = looks.windowed.tightened(looks.windowed.everything(), np.inf, np.inf)
+        windowed = self._looks.windowed
+        known = windowed.tightened(windowed.everything(), np.inf, np.inf)
         if known.sum_seconds == np.inf:
             return np.inf
         proved = known.sum_seconds
         if self._best.plan is None:
             return proved * (1 - ROUNDING)
-        if looks.few is not None and looks.leveled is not None and relative_gap < _FIRST_GAP:
-            proved = max(proved, self._proved(_FIRST_GAP, known))
-        if looks.leveled is not None:
-            looks.leveled.prepare()
-        self._is_prepared.set()
+        left: list[Range] = []
         if has_plan is not None:
+            proved = max(proved, self._proved(_FIRST_GAP, known, left, until=has_plan))
             has_plan.wait()
-        self._counts = True
+            left = self._ranges.left
+        self._looks = self._prepared(windowed)
+        self._is_prepared.set()
         for gap in [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]:
-            proved = max(proved, self._proved(gap, known))
+            proved = max(proved, self._proved(gap, known, left))
+            left = self._ranges.left
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
         return proved * (1 - ROUNDING)
 
-    def _proved(self, gap: float, known: Kept) -> float:
-        """A bound on every plan: the price less the gap where that is proved."""
-        highest = self._best.step_seconds * (1 - gap) - known.sum_seconds
-        edges = np.linspace(0.0, highest, self.num_ranges + 1).tolist()
-        ranges = [Range(known.sum_seconds + low, next(self._tie), low, high, known) for low, high in pairwise(edges)]
-        return self._ranges.prove(ranges, gap, lambda at, target: self.split(at, target, self._looks))
+    def _prepared(self, windowed: Windowed) -> Looks:
+        """What ranges are looked at with, for as many stages as the best plan has by now."""
+        few = None if self._cuts is None else Leveled(self._relaxed.at_cuts(self._cuts))
+        leveled = Leveled(self._relaxed, few) if self.counts_in_state else None
+        for one in (few, leveled):
+            if one is not None:
+                one.prepare()
+        return Looks(windowed, leveled, few)
+
+    def _proved(self, gap: float, known: Kept, left: Sequence[Range], until: Event | None = None) -> float:
+        """A bound on every plan: the price less the gap where that is proved.
+
+        Args:
+            known: of every plan.
+            left: ranges of a proof of less, with what was proved of them; what else was known held below that.
+        """
+        least = known.sum_seconds
+        begin = max((part.high for part in left), default=0.0)
+        edges = np.linspace(begin, self._best.step_seconds * (1 - gap) - least, self.num_ranges + 1).tolist()
+        ranges = [replace(part, known=replace(known, prices_R=part.known.prices_R), is_done=False) for part in left]
+        ranges += [Range(least + low, next(self._tie), low, high, known) for low, high in pairwise(edges) if high > low]
+        return self._ranges.prove(ranges, gap, lambda at, target: self.split(at, target, self._looks), until)
 
     def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
         """The range, or its halves, with what is proved of them.
@@ -183,7 +197,6 @@ class WindowedBound:
         width = at.high - at.low
         if width < 0:
             return []
-        looks = looks if self._counts else looks.quick
         known, bound = at.known, at.bound
         for bounding, proves, widest in looks.ways(known, width / _WIDE):
             found = bounding(known, at.high, target - at.low)

@@ -36,14 +36,14 @@ class Leveled:
     schedule whose stages hold the same everywhere one level is enough.
     """
 
-    def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, most_levels: int | None = None) -> None:
-        """`few`: the same with some of the cuts, for prices to begin with."""
+    def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, num_levels: int | None = None) -> None:
+        """`few`: the same with some of the cuts, for prices to begin with; `num_levels` in place of the best plan's."""
         self._relaxed, self._few = relaxed, few
         L1 = relaxed.seconds_CL1.shape[1]
         A = len(relaxed.links.latency_AA)
         most = relaxed.most_stages
         need_N1 = [relaxed.problem.in_flight(0, n) for n in range(1, most + 1)]
-        self._num = min(self.num_levels(relaxed), most_levels or most)
+        self._num = min(num_levels or self.wanted_levels(relaxed, relaxed.num_stages), most)
         self._is_open = self._num < most
         self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
@@ -58,13 +58,17 @@ class Leveled:
         other._few, other._rest_NAL1 = few, np.empty_like(self._rest_NAL1)
         return other
 
+    def counting(self, num_stages: int) -> Leveled:
+        """The same with levels for this many stages, and some more, where these are more than there are."""
+        wanted = self.wanted_levels(self._relaxed, num_stages)
+        return self if wanted <= self._num else Leveled(self._relaxed, self._few, num_levels=wanted)
+
     @staticmethod
-    def num_levels(relaxed: Relaxed) -> int:
-        """Some more than the best plan has stages, where plans can have them and memory has room."""
-        problem, best, most = relaxed.problem, relaxed.best, relaxed.most_stages
+    def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:
+        """Some more than such a plan has stages, where plans can have them and memory has room."""
+        problem, most = relaxed.problem, relaxed.most_stages
         need_N1 = [problem.in_flight(0, n) for n in range(1, most + 1)]
-        wanted = most if best.plan is None else min(most, len(best.plan.stages) + _MORE_LEVELS)
-        wanted = min(wanted, need_N1.index(need_N1[-1]) + 1)  # the first of those that hold the most
+        wanted = min(num_stages + _MORE_LEVELS, need_N1.index(need_N1[-1]) + 1)  # the first of those that hold the most
         L, A = problem.num_layers, len(relaxed.links.latency_AA)
         bytes_each = len(relaxed.kept) * L * (2 if L < _SHORT else 4) + 8 * A * L
         return max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
@@ -153,6 +157,11 @@ class Leveled:
             stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
             self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
         return replace(known, prices_R=own.prices_R, sum_seconds=own.sum_seconds)
+
+    def cheapest(self, known: Kept, limit: float) -> PricedPlan | None:
+        """The cheapest plan of the relaxed problem at the prices that are known."""
+        levels = self._levels(self._alive(known), known.among_K, limit)
+        return self._cheapest(limit, self._ways(known.among_K, known.prices_R), levels, known.prices_R)
 
     def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
         """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
