@@ -69,7 +69,7 @@ class Coarse(Search):
     incumbent: Plan | None = None
     num_clusters: int = 192
     num_rounds: int = 4
-    guided_share: float = 0.25
+    guided_share: float = 0.3
     round_share: float = 0.22
     max_options: float = 6e6
     relative_gap: float = 0.005

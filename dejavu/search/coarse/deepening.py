@@ -19,7 +19,7 @@ _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a l
 _MOST_HIGHER = 3.0  # times as high the best limit is at most where more stages are counted
 _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
-_FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where none of these brings a plan
+_FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 _FINER_STEPS = (0.98, 1.0, 0.96, 0.99, 0.97)  # and from a plan over fewer cuts, whose stages are less even
 _GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
@@ -49,12 +49,13 @@ def look_for_plans(
         if isinstance(look, Leveled):
             look = look.counting(len(best.plan.stages))
         one = _Looking(look, best, until_seconds, improve, replace(look.everything(), prices_R=known.prices_R))
-        near = [step * limit for step in steps]
-        found = one.improves(widths[0], near)
+        first, *near = [step * limit for step in steps]
+        found = one.improves(widths[0], [first])
         if not found:  # one with a higher bottleneck may be many times better, too
             found = one.improves(widths[0], [step * limit for step in _FAR_STEPS], once=True)
+        found = one.improves(widths[0], near) or found
         for width in widths[1:]:
-            one.improves(width, near)
+            one.improves(width, [first, *near])
         if found:
             limit, steps = _bottleneck_seconds(look.problem, best.plan), _FINER_STEPS
         widths, known, about = _FINER_WIDTHS, one.known, one.about_seconds

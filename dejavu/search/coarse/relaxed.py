@@ -152,7 +152,7 @@ class Relaxed:
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
 
-    def at_cuts(self, cuts: Ints) -> Relaxed:
+    def at_cuts(self, cuts: Ints, patience: float = _PATIENCE) -> Relaxed:
         """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
         few = copy(self)
         few.cuts_L1 = cuts
@@ -167,7 +167,7 @@ class Relaxed:
             end_CL=_next_unusable(costs.end_CL[:, cuts[:-1]] > last),
         )
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
-        few.planes = replace(self.planes, known=[])
+        few.planes = replace(self.planes, known=[], patience=patience)
         return few
 
     @cached_property

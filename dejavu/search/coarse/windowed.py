@@ -29,6 +29,7 @@ _STEEP = 4e-3  # of what is being proved: where few cuts leave nothing missing a
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
+_PATIENCE = 0.3  # see `CuttingPlanes`: plans are looked for at prices that need not be the best
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
@@ -121,7 +122,7 @@ class WindowedBound:
             return [Windowed(self._relaxed)]
         fewer = boundaries(self._relaxed.problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
         all_cuts = [fewer, self._cuts] if 2 * len(fewer) < self.num_cuts else [self._cuts]
-        return [Leveled(self._relaxed.at_cuts(cuts)) for cuts in all_cuts]
+        return [Leveled(self._relaxed.at_cuts(cuts, _PATIENCE)) for cuts in all_cuts]
 
     def prove(self, relative_gap: float, has_plan: Event | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.

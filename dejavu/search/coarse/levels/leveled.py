@@ -165,14 +165,25 @@ class Leveled:
 
     def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
         """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
-        relaxed, prices_R = self._relaxed, known.prices_R
-        devices, problem = relaxed.devices, relaxed.problem
+        relaxed, devices, problem = self._relaxed, self._relaxed.devices, self._relaxed.problem
         if not devices.bits or not len(known.among_K):
             return None
-        levels, ways = self._levels(self._alive(known), known.among_K, limit), self._ways(known.among_K, prices_R)
-        counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
-        aim, have = leveled_beam.Aim(limit, cutoff, width), devices.priced(prices_R, problem.use_all_devices)
-        found = leveled_beam.beam(leveled_beam.Guide(aim, ways, relaxed.links, levels, have, self._rest_NAL1))
+        levels = self._levels(self._alive(known), known.among_K, limit)
+        prices_JR = self._prices_around(known.prices_R, cutoff)
+        rest_JNAL1 = np.empty((len(prices_JR), *self._rest_NAL1.shape))
+        for prices_R, rest_NAL1 in zip(prices_JR, rest_JNAL1, strict=True):
+            counted.downstream(limit, self._ways(known.among_K, prices_R), relaxed.links, levels, rest_NAL1)
+        guide = leveled_beam.Guide(
+            aim=leveled_beam.Aim(limit, cutoff, width),
+            ways=self._ways(known.among_K, known.prices_R),
+            links=relaxed.links,
+            levels=levels,
+            devices=devices.priced(known.prices_R, problem.use_all_devices),
+            price_JK=prices_JR @ devices.use_CR[known.among_K].T,
+            spent_J=prices_JR @ devices.count_R,
+            rest_JNAL1=rest_JNAL1,
+        )
+        found = leveled_beam.beam(guide)
         if not found.shape[1]:
             return None
         stages = (
@@ -180,6 +191,15 @@ class Leveled:
             for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
         )
         return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+
+    def _prices_around(self, prices_R: Floats, cutoff: float) -> Floats:
+        """[j, resource] these prices, and for each type of devices the same with a higher one for that type."""
+        devices = self._relaxed.devices
+        higher = 0.5 * cutoff / devices.count_R[: devices.num_types].sum()
+        found_JR = np.tile(prices_R, (1 + devices.num_types, 1))
+        for t in range(devices.num_types):
+            found_JR[1 + t, t] += abs(prices_R[t]) + higher
+        return found_JR
 
     def _levels(self, alive_NL1: NDArray[np.bool_], among_K: Ints, limit: float) -> counted.Levels:
         busy_KL, band_N2 = counted.busy_stops(limit, self._relaxed.costs, among_K), counted.bands(alive_NL1)

@@ -1,9 +1,11 @@
 """Compiled beam over whole plans, from the first layer on, where what is left to do is known with its memory.
 
 `counted.downstream` has the least Σ from every state on, at prices of devices; a label is a state that was reached,
-with the devices it took. Labels of one level are looked at together. It proves nothing.
+with the devices it took. Labels of one level are looked at together. Each of several prices bounds what a label comes
+to, with the devices that are left: the most of them tells which labels run out of devices of one type. It proves
+nothing.
 
-Letters as in `coarse.levels.counted`; M = labels.
+Letters as in `coarse.levels.counted`; M = labels, J = prices of devices, J1 and J2 = with one and two columns more.
 """
 
 from __future__ import annotations
@@ -35,14 +37,21 @@ class Aim(NamedTuple):
 
 
 class Guide(NamedTuple):
-    """What a beam reads: see there; `rest_NAL1` is as `counted.downstream` filled it at the prices of `devices`."""
+    """What a beam reads: see there.
+
+    Attributes:
+        price_JK, spent_J: of the devices of a stage of each configuration, and of all devices.
+        rest_JNAL1: as `counted.downstream` fills it at each of these prices.
+    """
 
     aim: Aim
     ways: Ways
     links: Links
     levels: Levels
     devices: Devices
-    rest_NAL1: Floats
+    price_JK: Floats
+    spent_J: Floats
+    rest_JNAL1: Floats
 
 
 class Found(NamedTuple):
@@ -50,22 +59,22 @@ class Found(NamedTuple):
 
     Attributes:
         label_M4: in the columns above.
-        seconds_M3: the least Σ of a plan that goes on from there, Σ so far, and the prices of the devices so far.
+        seconds_MJ2: the least Σ of a plan that goes on from there, Σ so far, and each price of the devices so far.
     """
 
     label_M4: Ints
-    seconds_M3: Floats
+    seconds_MJ2: Floats
 
 
 @njit(cache=True, nogil=True)
 def beam(guide: Guide) -> Ints:
     """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; no stages: none was."""
-    aim, ways, _, levels, devices, rest_NAL1 = guide
-    N, _, L1 = rest_NAL1.shape
+    aim, ways, levels, devices = guide.aim, guide.ways, guide.levels, guide.devices
+    J, N, _, L1 = guide.rest_JNAL1.shape
     label_M4 = np.zeros((N * aim.width + 1, 4), np.int64)
-    seconds_M2 = np.zeros((N * aim.width + 1, 2))  # Σ so far, and the prices of the devices so far
+    seconds_MJ1 = np.zeros((N * aim.width + 1, J + 1))  # Σ so far, and each price of the devices so far
     room = (aim.width + 1) * len(ways.among_K) * _STOPS
-    found = Found(np.empty((room, 4), np.int64), np.empty((room, 3)))
+    found = Found(np.empty((room, 4), np.int64), np.empty((room, J + 2)))
     count, begin, end = 1, 1, 1  # the first label is the beginning of every plan
     best, last, last_how = aim.cutoff, -1, 0
     for n in range(N - 1, 0, -1):
@@ -74,14 +83,14 @@ def beam(guide: Guide) -> Ints:
             at = 0 if m == begin - 1 else m  # the beginning, of plans with n stages
             if at == 0 and not levels.alive_NL1[n, 0]:
                 continue
-            num_found = _continued(guide, n, at, label_M4[at], seconds_M2[at], best, found, num_found)
+            num_found = _continued(guide, n, at, label_M4[at], seconds_MJ1[at], best, found, num_found)
         begin = count
-        for i in np.argsort(found.seconds_M3[:num_found, 0]):
-            if count - begin == aim.width or found.seconds_M3[i, 0] >= best:
+        for i in np.argsort(found.seconds_MJ2[:num_found, 0]):
+            if count - begin == aim.width or found.seconds_MJ2[i, 0] >= best:
                 break
             if found.label_M4[i, _CUT] == L1 - 1:
                 if not devices.use_all or found.label_M4[i, _PACKED] == devices.have:
-                    best, last, last_how = found.seconds_M3[i, 1], found.label_M4[i, _PARENT], found.label_M4[i, _HOW]
+                    best, last, last_how = found.seconds_MJ2[i, 1], found.label_M4[i, _PARENT], found.label_M4[i, _HOW]
                 continue
             is_new = True
             for m in range(begin, count):
@@ -89,7 +98,7 @@ def beam(guide: Guide) -> Ints:
                     is_new = False
                     break
             if is_new:
-                label_M4[count], seconds_M2[count] = found.label_M4[i], found.seconds_M3[i, 1:]
+                label_M4[count], seconds_MJ1[count] = found.label_M4[i], found.seconds_MJ2[i, 1:]
                 count += 1
         end = count
     stages = np.empty((3, N), np.int64)
@@ -108,12 +117,12 @@ def beam(guide: Guide) -> Ints:
 
 @njit(cache=True, nogil=True)
 def _continued(
-    guide: Guide, n: int, at: int, label_4: Ints, seconds_2: Floats, best: float, found: Found, num_found: int
+    guide: Guide, n: int, at: int, label_4: Ints, seconds_J1: Floats, best: float, found: Found, num_found: int
 ) -> int:
     """Write the labels one stage further than the one at `at`, of level n − 1; their number so far."""
-    aim, ways, links, levels, devices, rest_NAL1 = guide
-    label_M4, seconds_M3 = found
-    packed_C, guard, have, _, spent = devices
+    aim, ways, links, levels, devices, price_JK, spent_J, rest_JNAL1 = guide
+    label_M4, seconds_MJ2 = found
+    packed_C, guard, have, _, _ = devices
     cut, before = label_4[_CUT], ways.class_K[label_4[_HOW]]
     bound_3, stop_3 = np.empty(_STOPS), np.empty(_STOPS, np.int64)
     for k in np.flatnonzero(levels.looked_NK[n]):
@@ -126,11 +135,11 @@ def _continued(
             seconds = 2.0 * (links.latency_AA[before, a] + links.per_byte_AA[before, a] * links.bytes_L1[cut])
             if links.repeats * seconds > aim.limit:
                 continue
-        total = seconds_2[0] + seconds - ways.seconds_CL1[c, cut]
-        priced = seconds_2[1] + ways.price_K[k]
+        total = seconds_J1[0] + seconds - ways.seconds_CL1[c, cut]
+        priced = seconds_J1[1] + price_JK[0, k] - spent_J[0]
         bound_3[:] = np.inf
         for stop in range(cut + 1, min(levels.fitting_N1CL[n - 1, c, cut], levels.busy_KL[k, cut]) + 1):
-            bound = total + ways.seconds_CL1[c, stop] + priced - spent + rest_NAL1[n - 1, a, stop]
+            bound = total + ways.seconds_CL1[c, stop] + priced + rest_JNAL1[0, n - 1, a, stop]
             if bound < bound_3[_STOPS - 1]:
                 i = _STOPS - 1
                 while i > 0 and bound < bound_3[i - 1]:
@@ -138,11 +147,18 @@ def _continued(
                     i -= 1
                 bound_3[i], stop_3[i] = bound, stop
         for i in range(_STOPS):
-            if bound_3[i] < best:
-                label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, stop_3[i]
+            if bound_3[i] >= best:
+                break
+            stop = stop_3[i]
+            so_far = total + ways.seconds_CL1[c, stop]
+            most = max(bound_3[i], so_far)
+            for j in range(len(spent_J)):
+                priced = seconds_J1[1 + j] + price_JK[j, k]
+                most = max(most, so_far + priced - spent_J[j] + rest_JNAL1[j, n - 1, a, stop])
+                seconds_MJ2[num_found, 2 + j] = priced
+            if most < best:
+                label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, stop
                 label_M4[num_found, _HOW], label_M4[num_found, _PACKED] = k, packed
-                seconds_M3[num_found, 0] = max(bound_3[i], total + ways.seconds_CL1[c, stop_3[i]])
-                seconds_M3[num_found, 1] = total + ways.seconds_CL1[c, stop_3[i]]
-                seconds_M3[num_found, 2] = priced
+                seconds_MJ2[num_found, 0], seconds_MJ2[num_found, 1] = most, so_far
                 num_found += 1
     return num_found
