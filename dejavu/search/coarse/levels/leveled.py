@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; with more there is no bound yet to lose
 _MOST_BYTES = 9e8  # of what is kept for each level
 _MOST_PASSES, _ROUNDS_EACH = 8, 3  # of prices with all cuts, which begin with those that few cuts need
-_LEAST_GAIN = 0.95  # of what was missing: where a pass leaves more than this it is the last
+_LEAST_GAIN, _MOST_IDLE = 0.95, 3  # of what was missing: a pass that leaves more is idle; so many end it, as some leap
 _MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
@@ -115,11 +115,13 @@ class Leveled:
     def looked(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
         """What more rounds of prices say, from those that are known on, a few at a time: each leaves fewer states."""
         known = replace(known, alive_NL1=self._alive(known))
+        idle = 0
         for _ in range(_MOST_PASSES):
             before = cutoff - known.sum_seconds
             known = self._looked(known, limit, cutoff, _ROUNDS_EACH, near_seconds)
             missing = cutoff - known.sum_seconds
-            if missing <= 0 or missing > _LEAST_GAIN * before or self._relaxed.best.is_late:
+            idle = idle + 1 if missing > _LEAST_GAIN * before else 0
+            if missing <= 0 or idle == _MOST_IDLE or self._relaxed.best.is_late:
                 break
         return known
 
