@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -26,6 +27,7 @@ from dejavu.search._base import Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.loops import load_compiled_loops
+from dejavu.search.coarse.relaxed import ROUNDING
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exact import Exact
@@ -97,17 +99,34 @@ class Coarse(Search):
                 about_seconds = self._look(bound, kept, best, num_clusters, seed)
             finally:
                 has_plan.set()
-            for k in range(self.num_rounds):
-                is_near = about_seconds >= best.step_seconds * (1 - _NEAR)
-                if is_near or best.remaining_seconds < 0 or proof.done():
-                    break
-                best.take_over()
-                self._round(kept, best, num_clusters + k, seed)
+            rounds = iter(range(self.num_rounds))
+            if about_seconds < best.step_seconds * (1 - _NEAR):
+                self._rounds(kept, best, num_clusters, seed, rounds, proof.done)
             bound.help()
             for helper in helpers:
                 helper.result()
+            proved_seconds = proof.result()
+        if proved_seconds < best.step_seconds * (1 - self.relative_gap) * (1 - 2 * ROUNDING):
+            self._rounds(kept, best, num_clusters, seed, rounds, lambda: False)
+        best.take_over()
+        return self._combined(best, proved_seconds)
+
+    def _rounds(
+        self,
+        kept: Undominated,
+        best: Incumbent,
+        num_clusters: int,
+        seed: int,
+        rounds: Iterator[int],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """What is left of the rounds, while there is time, each over one cluster more."""
+        while best.remaining_seconds > 0 and not is_over():
+            k = next(rounds, None)
+            if k is None:
+                return
             best.take_over()
-            return self._combined(best, proof.result())
+            self._round(kept, best, num_clusters + k, seed)
 
     def _look(self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> float:
         """Look for plans before anything near is proved: the proof goes better below a good one.

@@ -99,8 +99,10 @@ def _counting(
 
     A first plan that is slow may have few stages where good ones have many.
     """
-    low = math.log(best.step_seconds * _LEAST_SHARE)
-    high = math.log(best.step_seconds - top.sum_seconds)
+    most, least = best.step_seconds - top.sum_seconds, best.step_seconds * _LEAST_SHARE
+    if most <= least:  # of one microbatch the busiest stage adds little, or nothing
+        return look, max(most, 0.0), replace(top, sum_seconds=0.0)
+    low, high = math.log(least), math.log(most)
     while True:
         limit, known = _least(look, best, top, (low, high), until_seconds)
         plan = look.cheapest(known, limit) if isinstance(look, Leveled) else None
@@ -130,7 +132,7 @@ def _least(
     for on the side of that plan's own bottleneck.
     """
     assert best.plan is not None
-    bottleneck, known = _bottleneck_seconds(look.problem, best.plan), replace(top, sum_seconds=0.0)
+    own_seconds, known = _bottleneck_seconds(look.problem, best.plan), replace(top, sum_seconds=0.0)
 
     def bound(limit: float) -> float:
         nonlocal known
@@ -143,7 +145,7 @@ def _least(
     at_a, at_b = bound(math.exp(a)), bound(math.exp(b))
     while high - low > _CLOSE and best.elapsed_seconds < until_seconds:
         says_nothing = min(at_a, at_b) >= best.step_seconds
-        if math.log(bottleneck) < b if says_nothing else at_a < at_b:
+        if own_seconds < math.exp(b) if says_nothing else at_a < at_b:
             high, b, at_b = b, a, at_a
             a = high - _GOLDEN * (high - low)
             at_a = bound(math.exp(a))

@@ -74,13 +74,13 @@ class Looks:
         """
         if self.leveled is None:
             return [Way(self.windowed.tightened)]
-        if self.few is not None:
-            guessed = partial(self.leveled.guessed, near_seconds=near_seconds)
-            looked = partial(self.leveled.looked, near_seconds=near_seconds)
-            aside = [Way(self.windowed.glanced)] if known.alive_NL1 is None else []
-            return [*aside, Way(guessed, proves=False), Way(self.leveled.glanced, widest=_STEEP), Way(looked)]
-        quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
-        return [*quick, Way(self.leveled.tightened)]
+        looked = Way(partial(self.leveled.looked, near_seconds=near_seconds))
+        if self.few is None:
+            quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
+            return [*quick, Way(self.leveled.tightened), looked]
+        aside = [Way(self.windowed.glanced)] if known.alive_NL1 is None else []
+        guessed = Way(partial(self.leveled.guessed, near_seconds=near_seconds), proves=False)
+        return [*aside, guessed, Way(self.leveled.glanced, widest=_STEEP), looked]
 
     def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """What proves most; see there."""
