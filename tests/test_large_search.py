@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.search.generated import heterogeneous, operators
 from dejavu.plans import NotFound, Obstacle, Plan, Problem, check, is_valid, price, solved, step_seconds
-from dejavu.search import Coarse, Exact, Exhaustive, Uniform
+from dejavu.search import Coarse, Exact, Exhaustive, Feasible, Uniform
 from dejavu.search._base import Incumbent
+from dejavu.search.coarse import windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import Relaxed
@@ -222,6 +223,20 @@ def test_coarse_finds_a_plan_near_the_exact_one_and_never_proves_too_much() -> N
     assert result.lower_bound_seconds <= exact.step_seconds
     assert result.step_seconds <= 1.05 * exact.step_seconds
     assert result.lower_bound_seconds >= 0.7 * exact.step_seconds
+
+
+def test_coarse_finds_its_way_from_plans_that_are_many_times_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few stages where good ones have many, as first plans are where memory is tight; looked at over few cuts."""
+    monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
+    monkeypatch.setattr(windowed, "_FEWEST_CUTS", 40)
+    for seed in (2, 4, 5):
+        problem = operators(seed, num_operators=150, num_devices=24, num_types=2)
+        slow = solved(Feasible().run(problem, budget_seconds=5.0))
+        search = Coarse(num_clusters=30, relative_gap=0.02)
+        found = solved(search.run(problem, budget_seconds=10.0))
+        from_slow = solved(replace(search, incumbent=slow.plan).run(problem, budget_seconds=10.0))
+        assert slow.step_seconds > 3.0 * found.step_seconds
+        assert from_slow.step_seconds < 1.1 * found.step_seconds, seed
 
 
 def test_coarse_refuses_stage_by_stage_costs_of_many_layers() -> None:
