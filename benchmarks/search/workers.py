@@ -27,7 +27,7 @@ from dejavu.search.coarse.loops import load_compiled_loops
 from dejavu.search.coarse.ranges import Range
 from dejavu.search.coarse.windowed import Looks, WindowedBound
 
-SIZES = ((2_000, 128, 0.0199), (4_000, 256, 0.0199), (10_000, 1_024, 0.0199))  # operators, devices, gap to prove
+SIZES = ((2_000, 128, 0.0199), (4_000, 256, 0.0199), (10_000, 1_024, 0.1))  # operators, devices, gap to prove
 QUICK: dict[str, Any] = {"sizes": ((1_000, 64, 0.05),), "budget_seconds": 10.0}
 WORKERS = (1, 2, 8, 64)
 NETWORK_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s

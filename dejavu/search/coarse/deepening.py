@@ -22,6 +22,7 @@ _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, 
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 _FINER_STEPS = (0.98, 1.0, 0.96, 0.99, 0.97)  # and from a plan over fewer cuts, whose stages are less even
 _GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
+_FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTHS = (64, 1024), (256,)  # of the beam, in labels at a cut
 
@@ -34,6 +35,8 @@ def look_for_plans(
     Returns what no plan is much below, about: of the last looks the least.
 
     Args:
+        until_seconds: as the search's clock has it; as long again while the best plan is far from the bound, since
+            below such a plan little can be proved.
         looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
     """
     if best.plan is None:
@@ -41,6 +44,7 @@ def look_for_plans(
     top = looks[0].glanced(looks[0].everything(), np.inf, np.inf)
     if top.sum_seconds == np.inf:
         return np.inf
+    began_seconds = best.elapsed_seconds
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
     steps: tuple[float, ...] = _STEPS
     widths: tuple[int, ...] = _WIDTHS
@@ -48,7 +52,8 @@ def look_for_plans(
     for look in (quick, *looks[1:]):
         if isinstance(look, Leveled):
             look = look.counting(len(best.plan.stages))
-        one = _Looking(look, best, until_seconds, improve, replace(look.everything(), prices_R=known.prices_R))
+        known = replace(look.everything(), prices_R=known.prices_R)
+        one = _Looking(look, best, (until_seconds, 2.0 * until_seconds - began_seconds), improve, known)
         first, *near = [step * limit for step in steps]
         found = one.improves(widths[0], [first])
         if not found:  # one with a higher bottleneck may be many times better, too
@@ -67,23 +72,29 @@ class _Looking:
     """Looks for plans over some cuts.
 
     Attributes:
-        look, best, until_seconds, improve: see `look_for_plans`.
+        look, best, improve: see `look_for_plans`.
+        until_seconds: where the best plan is near the bound, and where it is far.
         known: of all plans, and prices.
         about_seconds: the least bound that was met.
     """
 
     look: Windowed | Leveled
     best: Incumbent
-    until_seconds: float
+    until_seconds: tuple[float, float]
     improve: Callable[[Plan], None]
     known: Kept
     about_seconds: float = np.inf
+
+    @property
+    def is_late(self) -> bool:
+        is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
+        return self.best.elapsed_seconds > self.until_seconds[is_far]
 
     def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
         """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""
         before = self.best.step_seconds
         for limit in limits:
-            if self.best.elapsed_seconds > self.until_seconds or (once and self.best.step_seconds < before):
+            if self.is_late or (once and self.best.step_seconds < before):
                 break
             here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
             self.about_seconds = min(self.about_seconds, here.sum_seconds + limit)
