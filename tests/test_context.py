@@ -14,7 +14,13 @@ import torch
 from benchmarks.pipeline.plans import by_hand, job_of, one_device
 from dejavu.cluster import Cluster, Link, NodeGroup, catalogue
 from dejavu.cost.collectives.inside_stages import StageCollectives
-from dejavu.cost.kernels.sequence import OwnTokens, context_length, gathers_output, keys_and_values_bytes
+from dejavu.cost.kernels.sequence import (
+    OwnTokens,
+    attended_bytes,
+    context_length,
+    gathers_output,
+    keys_and_values_bytes,
+)
 from dejavu.cost.kernels.sharding import layer_kernels
 from dejavu.cost.memory import configuration_memory
 from dejavu.foundation.errors import InputError
@@ -29,7 +35,7 @@ from dejavu.plans.priced_problem import PricedProblem
 from dejavu.runtime.process.failures import LaunchError
 from dejavu.workload import TrialSettings, Workload
 from dejavu.workload.models import Model, layers_of, model_of
-from dejavu.workload.models.modules.positions import having_part, positions
+from dejavu.workload.models.modules.positions import chunk_numbers, having_part, positions
 
 GPU = "H200-SXM-141GB"
 LENGTH = 64
@@ -145,7 +151,8 @@ def test_devices_do_equal_parts_of_the_work(name: str, direction: str, degree: i
                 sizes = [(one.batch, one.m, one.n, one.k) for one in (kernel, part)]
                 assert sum(a != b for a, b in zip(*sizes, strict=True)) <= 1
                 if kernel.m % degree == kernel.k % degree == 0:
-                    most = 2 - 1 / degree if kernel.is_causal else 1  # the last device's queries see nearly all keys
+                    is_halved = kernel.m % (2 * degree) == 0  # else the last device's queries see nearly all keys
+                    most = 2 - 1 / degree if kernel.is_causal and not is_halved else 1
                     assert degree * part.flops == pytest.approx(most * kernel.flops)
 
 
@@ -191,15 +198,24 @@ def test_keys_and_values_of_all_positions_are_gathered(name: str, tmp_path: Path
     assert number
 
 
-def test_positions_are_counted_from_the_part_s_own() -> None:
-    device = torch.device("cpu")
-    whole = positions(12, device)
-    for count in (1, 2, 3):
+@pytest.mark.parametrize("length", [12, 48, 30])
+def test_each_part_has_a_chunk_from_each_end(length: int) -> None:
+    """And all positions are some part's; of causal attention all parts see as many keys, where they can be halved."""
+    device, whole = torch.device("cpu"), torch.arange(length)
+    assert torch.equal(positions(length, device), whole)
+    for count in (1, 2, 3, 4, 6):
+        if length % count:
+            continue
         parts = []
         for index in range(count):
             with having_part(index, count):
-                parts.append(positions(12 // count, device))
-        assert torch.equal(torch.cat(parts), whole)
+                parts.append(positions(length // count, device))
+        assert torch.equal(torch.cat(parts).sort().values, whole)
+        seen = {int((part + 1).sum()) for part in parts}
+        assert len(seen) == 1 or length // count % 2
+        for index, part in enumerate(parts):
+            numbers = chunk_numbers(index, count, length // count)
+            assert torch.equal(torch.cat([whole.chunk(len(numbers) * count)[k] for k in numbers]), part)
     assert torch.equal(positions(3, device), torch.arange(3))
 
 
@@ -212,7 +228,8 @@ def test_a_device_holds_its_part_and_the_keys_and_values_of_all(name: str, degre
         one = StageConfiguration(GPU, 1, degree, degree, recompute=recompute, context_parallel=degree)
         alone = StageConfiguration(GPU, recompute=recompute)
         own, whole = (configuration_memory(way, graph, workload, device, 0.0) for way in (one, alone))
-        gathered = np.array([0.0 if recompute else sum(keys_and_values_bytes(layer)) for layer in graph.layers])
+        kept = [sum(keys_and_values_bytes(layer)) + attended_bytes(layer) / degree for layer in graph.layers]
+        gathered = 0.0 if recompute else np.array(kept)
         parts = whole.activation_bytes_L / degree + gathered
         assert own.activation_bytes_L[:-1] == pytest.approx(parts[:-1])
         is_gathered = name == "bert"

@@ -74,13 +74,17 @@ def test_every_position_arrives_once_and_is_awaited(
 SHARING = [(4, 1, 2, False), (4, 1, 4, False), (2, 2, 2, True), (2, 2, 2, False), (3, 1, 1, False), (1, 2, 1, True)]
 
 
+@pytest.mark.parametrize("length", [8, 12, 24])
 @pytest.mark.parametrize("first", SHARING)
 @pytest.mark.parametrize("second", SHARING)
 def test_every_position_of_every_example_is_sent_to_each_that_needs_it(
-    first: tuple[int, int, int, bool], second: tuple[int, int, int, bool]
+    first: tuple[int, int, int, bool], second: tuple[int, int, int, bool], length: int
 ) -> None:
-    """Also among replicas that share examples: whoever holds a cell is the only one that gives it to a taker."""
-    length, size = 8, 6
+    """Also among replicas that share examples: whoever holds a cell is the only one that gives it to a taker.
+
+    To one that has the same positions in the same order it is one message.
+    """
+    size = 6
     ways = [
         one_device(data, tensor, context_parallel=context, sequence_parallel=split)
         for data, tensor, context, split in (first, second)
@@ -91,11 +95,15 @@ def test_every_position_of_every_example_is_sent_to_each_that_needs_it(
         way, part = ways[place.pipeline_rank], place.replica % ways[place.pipeline_rank].context_parallel
         group, groups = place.replica // way.context_parallel, way.data_parallel // way.context_parallel
         parts = way.context_parallel
+        two = parts > 1 and length // parts % 2 == 0  # chunks, one from each end
+        chunk = length // parts // (1 + two)
+        places = [*range(part * chunk, (part + 1) * chunk)]
+        places += range((2 * parts - 1 - part) * chunk, (2 * parts - part) * chunk) if two else ()
         if way.sequence_parallel:
-            part, parts = part * way.tensor_parallel + place.shard, parts * way.tensor_parallel
+            share, parts = length // parts // way.tensor_parallel, parts * way.tensor_parallel
+            places = places[place.shard * share : (place.shard + 1) * share]
         rows = range(group * size // groups, (group + 1) * size // groups)
         assert layout.rows(place) == (rows.start, rows.stop) and layout.num_parts(place.pipeline_rank) == parts
-        places = range(part * length // parts, (part + 1) * length // parts)
         cells[rank] = (rows, places)
     for sender in (0, 1):
         sent, awaited = [], []
@@ -112,7 +120,16 @@ def test_every_position_of_every_example_is_sent_to_each_that_needs_it(
             for peer, row, position in own:
                 (sent if gives else awaited).append((*((rank, peer) if gives else (peer, rank)), row, position))
             if not gives:
-                assert sorted(cell[1:] for cell in own) == list(itertools.product(rows, places))
+                assert sorted(cell[1:] for cell in own) == sorted(itertools.product(rows, places))
+            alike = [one for one in {part.peer for part in found} if cells[one][1] == places]
+            assert all(sum(part.peer == one for part in found) == 1 for one in alike)
+            if not gives:  # messages to one peer come in the order in which they went
+                for peer in {part.peer for part in found}:
+                    back = layout.exchanges(layout.binding.placements[peer], place.pipeline_rank, length, sends=True)
+                    went = [cells[peer][1][slice(*one.positions)] for one in back if one.peer == rank and one.positions]
+                    assert went == [
+                        places[slice(*one.positions)] for one in found if one.peer == peer and one.positions
+                    ]
         assert sorted(sent) == sorted(awaited)
         assert all(row in cells[giver][0] and position in cells[giver][1] for giver, _, row, position in sent)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dejavu.cluster import DeviceType
 from dejavu.cost.gradients import adding_bytes, gathered_bytes, held_out_share
 from dejavu.cost.kernels.experts import most_rows
-from dejavu.cost.kernels.sequence import OwnTokens, gathers_output, keys_and_values_bytes
+from dejavu.cost.kernels.sequence import OwnTokens, attended_bytes, gathers_output, keys_and_values_bytes
 from dejavu.cost.kernels.sharding import degree_of, gathers_scores, split_loss, weight_bytes
 from dejavu.graphs.graph import FoundSplit, Graph, Layer
 from dejavu.graphs.liveness import ARRIVING, OUTPUT
@@ -89,6 +89,7 @@ class Shard:
         found: how the layer is split, where that was found.
         context_parallel: into how many replicas that share examples split the sequence, through all layers.
         gathered_bytes: keys and values of all positions, which such a device keeps in place of its part.
+        attended_bytes: what comes out of its causal attention, which it keeps twice: as two chunks, and whole.
         has_loss: such a device gathers the layer's output, and computes the loss of all.
         loss: what the device does for the loss of its own classes' scores, by direction; None: nothing such.
         has_all_scores: the scores of all classes are gathered, and the loss is computed by each device.
@@ -100,6 +101,7 @@ class Shard:
     found: FoundSplit | None = None
     context_parallel: int = 1
     gathered_bytes: float = 0.0
+    attended_bytes: float = 0.0
     has_loss: bool = False
     loss: Mapping[str, SplitLoss] | None = None
     has_all_scores: bool = False
@@ -117,6 +119,7 @@ class Shard:
             layer.found_split(degree),
             parts,
             sum(keys_and_values_bytes(layer)) / own_degree if parts > 1 else 0.0,
+            attended_bytes(layer) / own_degree / parts if parts > 1 else 0.0,
             has_loss and parts > 1,
             loss or None,
             gathers_scores(layer, degree),
@@ -177,7 +180,8 @@ def layer_activation_bytes(layer: Layer, *, recompute: bool = False, shard: Shar
     """
     footprint = layer.recompute_footprint if recompute else layer.footprint
     output = 0.0 if footprint.passes_input else shard.output_bytes(layer)
-    return shard.part(layer, footprint.held_bytes) + output + (0.0 if recompute else shard.gathered_bytes)
+    besides = 0.0 if recompute else shard.gathered_bytes + shard.attended_bytes
+    return shard.part(layer, footprint.held_bytes) + output + besides
 
 
 def kept_keys_bytes(layer: Layer, num_slices: int, configuration: StageConfiguration) -> float:
@@ -194,7 +198,7 @@ def offloaded_bytes(layer: Layer, *, recompute: bool = False, shard: Shard = ALO
     """Count what a layer's forward pass moves to the host's memory and its backward pass back (`graphs.offload`)."""
     if recompute:
         return shard.part(layer, layer.recompute_footprint.held_bytes) + shard.input_bytes(layer)
-    return shard.part(layer, layer.activation_bytes) + shard.gathered_bytes
+    return shard.part(layer, layer.activation_bytes) + shard.gathered_bytes + shard.attended_bytes
 
 
 def layer_temporary_bytes(
@@ -223,7 +227,8 @@ def layer_temporary_bytes(
     most = max(forward) + shard.more_bytes("forward")
     cast = 0.0 if fetched else cast_bytes(weight, optimizer)
     most = max(most, max(backward) + shard.more_bytes("backward") + cast)
-    passes = most + GATHERED_TENSORS * shard.gathered_bytes + (FETCHED_TENSORS * layer.parameter_bytes * fetched)
+    passes = most + GATHERED_TENSORS * shard.gathered_bytes + shard.attended_bytes
+    passes += FETCHED_TENSORS * layer.parameter_bytes * fetched
     if offload:
         return max(passes + shard.input_bytes(layer), step)
     held = layer_activation_bytes(layer, recompute=recompute, shard=shard)

@@ -4,7 +4,8 @@ A pipeline rank is R replicas × T tensor-parallel shards. Its replicas share ev
 examples ⌊r·b/R⌋ to ⌊(r+1)·b/R⌋ of b. Neighbours may have other numbers of replicas (PipeDream's 3-1): each replica then
 sends and receives the examples that it has in common with each of theirs.
 
-Of context-parallel replicas each run of C shares its examples, and each has one of C parts of the sequence, in order.
+Of context-parallel replicas each run of C shares its examples, and each has one of C parts of the sequence, a chunk
+from each end (`positions.chunk_numbers`).
 
 A training has one pipeline, or several virtual workers' (HetPipe, Park et al., USENIX ATC 2020): each has the whole
 model, cut as suits its devices, and some examples of every batch. Here they make each step together: after their
@@ -28,6 +29,7 @@ from dejavu.binding.binding import Binding, Placement, VirtualWorker
 from dejavu.foundation.errors import InputError
 from dejavu.plans import Plan
 from dejavu.workload import Workload
+from dejavu.workload.models.modules.positions import chunk_numbers
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,21 @@ class Layout:
         """Return into how many parts the devices of a pipeline rank that share examples split the sequence."""
         return self.plan.rank_configuration(rank).sequence_parts
 
-    def _positions(self, rank: int, replica: int, shard: int, length: int) -> tuple[int, int]:
-        """Return the positions that a device has of what crosses a cut, the end not included."""
-        configuration, num_parts = self.plan.rank_configuration(rank), self.num_parts(rank)
-        part = replica % configuration.context_parallel
-        if configuration.sequence_parallel:
-            part = part * configuration.tensor_parallel + shard
-        return part * length // num_parts, (part + 1) * length // num_parts
+    def _runs(self, rank: int, replica: int, shard: int, length: int) -> list[range]:
+        """Return the positions that a device has of what crosses a cut, in the order in which it has them."""
+        configuration = self.plan.rank_configuration(rank)
+        count = configuration.context_parallel
+        numbers = chunk_numbers(replica % count, count, length // count)
+        size = length // count // len(numbers)
+        runs = [range(number * size, (number + 1) * size) for number in numbers]
+        if not configuration.sequence_parallel:
+            return runs
+        share, found = length // count // configuration.tensor_parallel, list[range]()
+        for place, run in enumerate(runs):  # of all these, the positions from shard · share on
+            begin = shard * share - place * size
+            if own := run[max(begin, 0) : max(begin + share, 0)]:
+                found.append(own)
+        return found
 
     def exchanges(self, place: Placement, other: int, length: int = 1, *, sends: bool) -> tuple[Exchange, ...]:
         """Return what the rank sends to, or receives from, the ranks of another pipeline rank, for one microbatch.
@@ -126,7 +136,7 @@ class Layout:
         rank, grid, own = place.pipeline_rank, self.grids[other], self.rows(place)
         shards, is_split = self.grids[rank].shape[1], self.num_parts(rank) * self.num_parts(other) > 1
         giver_splits = self.plan.rank_configuration(rank if sends else other).sequence_parallel
-        here = self._positions(rank, place.replica, place.shard, length)
+        here = self._runs(rank, place.replica, place.shard, length)
         found = []
         for replica in range(len(grid)):
             start, stop = self._rows(other, replica)
@@ -137,16 +147,28 @@ class Layout:
                 giver, named = (place.shard, t % shards) if sends else (t, place.shard % grid.shape[1])
                 if not giver_splits and giver != named:
                     continue  # another shard of the sender has the same, and gives it
-                positions = _common(here, self._positions(other, replica, t, length))
-                if positions is not None:
+                ends = (here, self._runs(other, replica, t, length))
+                for positions in _common(*ends)[0] if sends else _common(*reversed(ends))[1]:
                     found.append(Exchange(int(grid[replica, t]), start, stop, positions if is_split else None))
         return tuple(found)
 
 
-def _common(own: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the positions of both, counted from the own first one; None: there is none."""
-    start, stop = max(own[0], other[0]), min(own[1], other[1])
-    return (start - own[0], stop - own[0]) if start < stop else None
+def _common(giver: list[range], taker: list[range]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the runs of positions of both, in the giver's order, counted as the giver has them, and as the taker."""
+    given, taken, first = list[tuple[int, int]](), list[tuple[int, int]](), 0
+    for one in giver:
+        begin = 0
+        for other in taker:
+            start, stop = max(one.start, other.start), min(one.stop, other.stop)
+            if start < stop:
+                here, there, size = first + start - one.start, begin + start - other.start, stop - start
+                if given and given[-1][1] == here and taken[-1][1] == there:  # goes on on both sides: one message
+                    here, there, size = given.pop()[0], (last := taken.pop())[0], last[1] - last[0] + size
+                given.append((here, here + size))
+                taken.append((there, there + size))
+            begin += len(other)
+        first += len(one)
+    return given, taken
 
 
 class Seat(NamedTuple):

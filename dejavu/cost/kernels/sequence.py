@@ -54,15 +54,18 @@ class OwnTokens(NamedTuple):
     def part(self, kernel: Kernel, *, holds_weights: bool) -> Kernel:
         """Return the device's part of a kernel: of attention its queries, with the keys of all.
 
-        Of causal attention it is the last device's, which has the most to do and ends last: only in its own part do
-        queries skip keys.
+        Of causal attention all devices compute as much, with a chunk of queries from each end of the sequence
+        (`modules.positions.chunk_numbers`). Where a part can't be halved it is the last device's, which has the most to
+        do and ends last: only in its own part do queries skip keys.
         """
         if self.parts == 1 or (self.has_loss and kernel.family not in ("matmul", "attention")):
             return kernel
         is_weights_gradient = kernel.family == "matmul" and kernel.batch == 1 and not holds_weights
         side = "k" if is_weights_gradient else "m"  # which of a product's sizes are tokens
         part = resized(kernel, {side: -(-getattr(kernel, side) // self.parts)})
-        return replace(part, flops=part.flops * (2.0 - 1.0 / self.parts)) if kernel.is_causal else part
+        if not kernel.is_causal or kernel.m % (2 * self.parts) == 0:
+            return part
+        return replace(part, flops=part.flops * (2.0 - 1.0 / self.parts))
 
 
 class SliceOfTokens(NamedTuple):
@@ -147,6 +150,18 @@ def context_length(graph: Graph) -> int:
 def gathers_output(last: Layer) -> bool:
     """Return whether what the model's last layer puts out is gathered, to compute the loss of all positions."""
     return last.tensor_parallel is None or not last.tensor_parallel.loss_by_position
+
+
+def attended_bytes(layer: Layer) -> float:
+    """Return the bytes that come out of each causal attention, of all positions and heads, where it is one kernel.
+
+    A device that has two chunks of the sequence keeps both for going backward, and what they are put together to.
+    """
+    return sum(
+        float(prod(operator.output_shapes[0]) * getattr(torch, operator.dtype).itemsize)
+        for operator in layer.operators
+        if operator.direction == "forward" and operator.is_causal and family_of(operator.kind) == "attention"
+    )
 
 
 def keys_and_values_bytes(layer: Layer) -> list[float]:

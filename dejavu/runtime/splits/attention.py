@@ -33,6 +33,13 @@ class Attending:
     def num_queries(self) -> int:
         return self.query.shape[KEYS]
 
+    def of(self, start: int, length: int) -> Attending:
+        """Return the same of some of the queries alone."""
+        return Attending(
+            self.query.narrow(KEYS, start, length), self.key, self.value, self.mask, self._dropout, self.is_causal,
+            **self._options,
+        )  # fmt: skip
+
     def to(self, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
         """Attend to other keys and values; if causal, the last of them are the queries' own positions."""
         later: Any = None

@@ -1,13 +1,13 @@
 """Context parallelism: a device has one part of the sequence through all layers; attention sees the keys of all.
 
 As Llama 3 was trained (Dubey et al., 2024, section 3.3.2): keys and values are gathered, with grouped-query attention
-much less than the queries, and going backward their gradients are summed and split again. Parts are runs of positions
-in order, so of causal attention the last device computes the most.
+much less than the queries, and going backward their gradients are summed and split again. Each part is two chunks of
+the sequence, one from each end, so that of causal attention all devices compute as much (`positions.chunk_numbers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from dejavu.runtime.layout import Layout
 from dejavu.runtime.splits.attention import KEYS, Attending, InPlaceOfAttention
 from dejavu.runtime.training import Loss
 from dejavu.workload.models import LayerBuilder
-from dejavu.workload.models.modules.positions import having_part
+from dejavu.workload.models.modules.positions import chunk_numbers, having_part
 
 _SEQUENCE = 1  # the dimension of positions between layers
 
@@ -39,7 +39,7 @@ class SequencePart:
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Take this device's positions of what goes into the model, or of targets (batch, positions, …)."""
-        return whole.chunk(self.count, dim=_SEQUENCE)[self.index].contiguous()
+        return _own(whole, _SEQUENCE, self.index, self.count)
 
     def runs(
         self, layer: Callable[[torch.Tensor], torch.Tensor], microbatch: int, position: int
@@ -72,24 +72,41 @@ class SequencePart:
         return gathered
 
 
+def _own(whole: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
+    """Take a part of the positions along a dimension."""
+    numbers = chunk_numbers(index, count, whole.shape[dim] // count)
+    chunks = whole.chunk(len(numbers) * count, dim)
+    return torch.cat([chunks[number] for number in numbers], dim)
+
+
+def _in_order(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Put all parts together, all positions in order."""
+    chunks = dict[int, torch.Tensor]()
+    for index, part in enumerate(parts):
+        numbers = chunk_numbers(index, len(parts), part.shape[dim])
+        chunks |= dict(zip(numbers, part.chunk(len(numbers), dim), strict=True))
+    return torch.cat([chunks[number] for number in sorted(chunks)], dim)
+
+
 class _Gathered(torch.autograd.Function):
-    """Equal parts of a tensor along a dimension, put together; of the gradient, perhaps summed, a device's part."""
+    """The parts of a tensor along a dimension, put together; of the gradient, perhaps summed, a device's part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, dim: int, group: dist.ProcessGroup, is_summed: bool) -> torch.Tensor:
         ctx.dim, ctx.group, ctx.is_summed = dim, group, is_summed
         parts = part.new_empty((dist.get_world_size(group), *part.shape))
         dist.all_gather_single(parts.flatten(0, 1), part.contiguous(), group=group)
-        return torch.cat(parts.unbind(), dim=dim)
+        return _in_order(parts.unbind(), dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (whole,) = gradients
-        parts = whole.chunk(dist.get_world_size(ctx.group), dim=ctx.dim)
-        own = parts[dist.get_rank(ctx.group)].contiguous()
-        if ctx.is_summed:
-            own = torch.empty_like(own)
-            dist.reduce_scatter_single(own, torch.cat(parts), group=ctx.group)
+        index, count = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        if not ctx.is_summed:
+            return _own(whole, ctx.dim, index, count), None, None, None
+        parts = torch.stack([_own(whole, ctx.dim, one, count) for one in range(count)])
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_single(own, parts.flatten(0, 1), group=ctx.group)
         return own, None, None, None
 
 
@@ -107,10 +124,15 @@ class _AttentionToAll(InPlaceOfAttention):
                 f"{self._part.count} parts of the sequence; wanted context_parallel 1, or is_causal in place of a mask"
             )
         keys, values = self._part.keys(asked.key), self._part.keys(asked.value)
-        if asked.is_causal:  # of the keys only those until the own last position
-            seen = (self._part.index + 1) * asked.num_queries
-            keys, values = keys[:, :, :seen], values[:, :, :seen]
-        return asked.to(keys, values, is_causal=asked.is_causal)
+        if not asked.is_causal:
+            return asked.to(keys, values, is_causal=False)
+        numbers = chunk_numbers(self._part.index, self._part.count, asked.num_queries)
+        size, found = asked.num_queries // len(numbers), []
+        for place, number in enumerate(numbers):  # of the keys only those until the chunk's own last position
+            seen = slice((number + 1) * size)
+            own = asked.of(place * size, size).to(keys[:, :, seen], values[:, :, seen], is_causal=True)
+            found.append(own.transpose(1, KEYS))
+        return torch.cat(found, 1).transpose(1, KEYS)  # in memory heads are beside each other, as layers want them
 
 
 def context_meshes(layout: Layout, device: torch.device) -> tuple[DeviceMesh | None, ...]:
