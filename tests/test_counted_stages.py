@@ -149,13 +149,14 @@ def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(windowed, "_FEWEST_CUTS", 6)
     monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)
     looked = 0
+    slower = {0: 1.05, 3: 1.2, 6: 1.05, 9: 1.2}  # of some problems also from a plan that isn't the best one
     for seed in range(12):
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14)
         problem = replace(problem, use_all_devices=seed % 5 == 4)
         result = answer(Exact(), problem)
         if result is None:
             continue
-        for above in (1.0, *((1.05, 1.2)[seed % 2 : seed % 2 + 1] if seed % 3 == 0 else ())):
+        for above in [1.0, *([slower[seed]] if seed in slower else [])]:
             proof = WindowedBound(problem, with_plan(problem, result.plan, above))
             assert proof.num_cuts < problem.num_layers
             with ThreadPoolExecutor(max_workers=1) as pool:

@@ -5,10 +5,10 @@
 
 Predicted: the source's model, devices and plan, by the costs that are shipped; no number was fitted on these rows.
 Attention is priced as each source had it: of Megatron-LM's rows written out, two products with softmax and dropout
-between. What differs, and is not corrected: other kernels that Megatron fused, and dropout elsewhere; that NVIDIA's
-trainings of 2024 send beside computing what tensor-parallel devices tell each other, and give each device that shares a
-sequence as much of its attention; memory is that of this project's runtime, in which torch's pipeline keeps a step's
-messages, and whose tensor parallelism keeps whole inputs on each device. `formulas_percent` is how far the formulas of
+between; where tensor-parallel devices sent beside their products (`async`), as of NVIDIA's of 2024 and half of
+torchtitan's of 2025, they do here. What differs, and is not corrected: other kernels that Megatron fused, and dropout
+elsewhere; memory is that of this project's runtime, in which torch's pipeline keeps a step's messages, and whose tensor
+parallelism keeps whole inputs on each device. `formulas_percent` is how far the formulas of
 `benchmarks.megatron` are off, which know Megatron's kernels.
 """
 
@@ -112,6 +112,7 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
     Args:
         alone: there is no other prediction of the same training.
     """
+    beside = " async" if training.beside_products else ""
     degrees = (training.tensor_parallel, training.pipeline_parallel, training.data_parallel)
     zero = f" ZeRO-{training.zero_level}" if training.zero_level else ""
     shared = f", sequence in {training.context_parallel}" if training.context_parallel > 1 else ""
@@ -120,7 +121,7 @@ def row_of(training: Training, found: Prediction, *, alone: bool) -> dict[str, A
     return {
         "training": training.name,
         "devices": f"{training.num_devices} {training.device.name}",
-        "tp_pp_dp": "·".join(map(str, degrees)) + shared + chunks + zero,
+        "tp_pp_dp": "·".join(map(str, degrees)) + beside + shared + chunks + zero,
         "microbatch": found.microbatch_size,
         "attention": training.attention,
         "recomputed": ("all" if found.recompute else "none") + ("" if alone else " (source: some)"),

@@ -83,6 +83,8 @@ def _planned(training: Training, *, limited: bool) -> Choice | None:
     graph_at = partial(as_it_was, request, training) if was else None
     planner = Planner(forks=True)
     try:
-        return planner.plan(request, Prices(request, graph_at=graph_at, num_forks=planner.num_workers))
+        beside = limited and training.beside_products
+        prices = Prices(request, graph_at=graph_at, num_forks=planner.num_workers, sends_beside_products=beside)
+        return planner.plan(request, prices)
     except NoPlanError:
         return None

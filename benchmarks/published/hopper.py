@@ -6,19 +6,22 @@ NVIDIA: NVIDIA/dgxc-benchmarking, seconds of a step in bfloat16 and "model flops
 nemo_megatron/README_175b.md (commit 0b71cfd) and gpt3_175b_hydra.yaml (35a9aec). Llama 3.1: llama3.1/README_8b.md,
 README_70b.md, README_405b.md and configure.sh (all 143b90d), with NVIDIA/NeMo-Framework-Launcher,
 launcher_scripts/conf/training/llama/llama3_1_8b.yaml (2ac7cee), llama3_1_70b.yaml (1ab2c78), llama3_1_405b.yaml
-(072ecc4): nothing recomputed, split sequences, an optimizer whose state replicas share, sums beside computing. Their
-405B has 16 heads of keys and values and GPT-2's tokens "as a proxy"; its utilization is counted with Llama's 128,256
-tokens (0.3 % more). On 2,048 H100 the source's seconds and its utilization of 70B differ by 0.4 %; the seconds are
-taken. Of its network it says nothing: each device is taken to have a card of 400 Gbit/s.
+(072ecc4): nothing recomputed, split sequences, an optimizer whose state replicas share, sums beside computing, and what
+tensor-parallel devices send beside products (`ub_tp_comm_overlap`). Their 405B has 16 heads of keys and values and
+GPT-2's tokens "as a proxy"; its utilization is counted with Llama's 128,256 tokens (0.3 % more). On 2,048 H100 the
+source's seconds and its utilization of 70B differ by 0.4 %; the seconds are taken. Of its network it says nothing: each
+device is taken to have a card of 400 Gbit/s.
 
 Llama 3: Dubey et al., 2024 (arXiv:2407.21783), table 4 and section 3.3.2, read in a text of the paper: 8,192 tokens,
-nothing recomputed, interleaved stages of one block, one block fewer in the first and the last; gradients and moments
-sharded. Tokens a second follow from its FLOP/s (given to ten TFLOP/s), counted as Chowdhery et al. do. The size of
-microbatches it does not say.
+nothing recomputed, interleaved stages of one block, one block fewer in the first and the last; FSDP that shards
+gradients and moments. How often gradients are scattered it does not say. FSDP in torch's own pipelines does so once a
+step, after the last microbatch (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`), which is what
+ZeRO 1 sends here; so it is priced. Tokens a second follow from its FLOP/s (given to ten TFLOP/s), counted as Chowdhery
+et al. do. The size of microbatches it does not say.
 
 In 8 bits, so they stand beside a prediction in 16 and are not compared. torchtitan: its repository's
-benchmarks/llama3_h100_202412_torchtitan.md (commit 31a17bf), table 5; that FSDP keeps gathered weights where there are
-pipelines is recalled. MLPerf: mlcommons/training_results_v4.0, NVIDIA's GPT-3 on 64 nodes,
+benchmarks/llama3_h100_202412_torchtitan.md (commit 31a17bf), table 5; FSDP in torch's pipelines as above, and that it
+keeps gathered weights there is recalled. MLPerf: mlcommons/training_results_v4.0, NVIDIA's GPT-3 on 64 nodes,
 NVIDIA/benchmarks/gpt3/implementations/nemo/config_DGXH100_64x8x128x4x8_mbs2.sh and
 NVIDIA/results/eos_n64_ngc24.04_nemo/gpt3/result_0.txt (commit 62f111b): 51,904,512 tokens in 119.92 s between two
 evaluations, the mean of the last five (119.86 to 119.95).

@@ -85,7 +85,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         microbatches=(count,),
     )
     graph_at = partial(as_it_was, request, training) if training.attention != "fused" else None
-    prices = Prices(request, graph_at=graph_at)
+    prices = Prices(request, graph_at=graph_at, sends_beside_products=training.beside_products)
     priced = prices.priced(count)
     rows = stages_of(priced, plan)
     if not training.overlaps_sums:

@@ -4,7 +4,8 @@ Sources. Megatron-LM: Narayanan et al., SC 2021 (arXiv:2104.04473), table 1, as 
 independent copies of the table (2026-11-23); Korthikanti et al., 2022, as recalled (`benchmarks.cost.iterations`).
 torchtitan: its repository's docs/performance.md (commit 0413364) and benchmarks/llama3_h100_202412_torchtitan.md
 (commit 31a17bf), read 2026-11-23, which are the tables of Liang et al., 2024 (arXiv:2410.06511), taken again; and its
-benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md, bfloat16 with plain tensor parallelism, read 2026-11-23.
+benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md (commit c720cb8), bfloat16, with plain tensor parallelism read
+2026-11-23, with asynchronous 2026-11-25.
 MosaicML: `benchmarks.published.mpt`. NVIDIA, Llama 3, MLPerf, torchtitan's 405B: `benchmarks.published.hopper`.
 """
 
@@ -40,6 +41,7 @@ class Training:
         memory_gib: the most that a device had reserved; None: not published.
         comparable: False: the source's products were in 8 bits, which are predicted here in 16.
         mfu_percent: the source's own figure, whose formula may round; None: it states none.
+        beside_products: tensor-parallel devices send part by part beside the products that make or need it.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Training:
     comparable: bool = True
     context_parallel: int = 1
     mfu_percent: float | None = None
+    beside_products: bool = False
 
     @property
     def attention(self) -> Literal["written out", "first", "fused"]:
@@ -222,6 +225,7 @@ def _recipe(recipe: hopper.Recipe) -> Iterator[Training]:
             recompute="none",
             zero_level=1,
             sequence_parallel=recipe.tensor_parallel > 1,
+            beside_products=recipe.tensor_parallel > 1,
             chunks=hopper.chunks_of(recipe.depth, recipe.pipeline_parallel, recipe.model.options["num_blocks"]),
             context_parallel=recipe.context_parallel,
             mfu_percent=percent,
@@ -229,7 +233,10 @@ def _recipe(recipe: hopper.Recipe) -> Iterator[Training]:
 
 
 def _llama3(num_devices: int, teraflops: float, percent: float) -> Training:
-    """2,048 examples of 8,192 tokens a step; `teraflops`: of one device each second."""
+    """2,048 examples of 8,192 tokens a step; `teraflops`: of one device each second.
+
+    As its messages are, ZeRO 1: weights gathered and gradients scattered once a step (`hopper`).
+    """
     one = Training(
         "Llama 3 405B",
         hopper.LLAMA_405B,
@@ -241,7 +248,7 @@ def _llama3(num_devices: int, teraflops: float, percent: float) -> Training:
         tensor_parallel=8,
         pipeline_parallel=16,
         recompute="none",
-        zero_level=2,
+        zero_level=1,
         sequence_parallel=True,
         chunks=hopper.chunks_of(8, 16, 126),
         mfu_percent=percent,
@@ -261,7 +268,7 @@ def _titan_405b(chunks: int, tokens: float, gib: float) -> Training:
         TITAN_H100,
         tensor_parallel=8,
         pipeline_parallel=8,
-        zero_level=2,
+        zero_level=1,
         sequence_parallel=True,
         chunks=chunks,
         memory_gib=gib,
@@ -324,7 +331,22 @@ TRAININGS: tuple[Training, ...] = (
     _titan("llama3-8b", _H100, 128, 2, 5605, memory_gib=67.0),
     _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
     _titan("llama3-70b", _H100, 256, 16, 597.3, tensor_parallel=8, recompute="full", source=TITAN_2025),
+    _titan(
+        "llama3-70b",
+        _H100,
+        256,
+        16,
+        652.4,
+        tensor_parallel=8,
+        recompute="full",
+        source=TITAN_2025,
+        beside_products=True,
+    ),
     replace(_titan("llama3-8b", _H100, 64, 12, 4378, tensor_parallel=8, source=TITAN_2025), name="Llama 3 8B, TP 8"),
+    replace(
+        _titan("llama3-8b", _H100, 64, 12, 4809.4, tensor_parallel=8, source=TITAN_2025, beside_products=True),
+        name="Llama 3 8B, TP 8",
+    ),
     *(one for recipe in hopper.RECIPES for one in _recipe(recipe)),
     _llama3(8192, 430, 43),
     _llama3(16384, 400, 41),

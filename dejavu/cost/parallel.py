@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dejavu.cluster import Cluster, HostMemory, Nvme
-from dejavu.cost.collectives.beside import once_a_step, side_by_side
+from dejavu.cost.collectives.beside import beside_products, once_a_step, side_by_side
 from dejavu.cost.collectives.inside_stages import BACKWARD, COMPARED_BACKWARD, FORWARD, StageCollectives
 from dejavu.cost.collectives.of_layers import layer_moves
 from dejavu.cost.estimates import CostError, EstimateGrid, is_prediction
@@ -89,12 +89,21 @@ class ParallelPrices:
     Args:
         at: a microbatch size -> the model captured and priced at it.
         predicted: prices parts of layers.
+        sends_beside_products: devices that split weights and the sequence send beside their products, as other
+            software does (`beside_products`).
     """
 
     def __init__(
-        self, cluster: Cluster, at: Callable[[int], PricedParts], predicted: Predicted, collectives: StageCollectives
+        self,
+        cluster: Cluster,
+        at: Callable[[int], PricedParts],
+        predicted: Predicted,
+        collectives: StageCollectives,
+        *,
+        sends_beside_products: bool = False,
     ) -> None:
         self._cluster, self._collectives = cluster, collectives
+        self._sends_beside_products = sends_beside_products
         self._at, self._priced = at, dict[int, PricedParts]()
         self._known_shares: dict[tuple[int, str], Floats] = {}
         self._known_trust: dict[tuple[int, str, int], Bools] = {}
@@ -221,12 +230,12 @@ class ParallelPrices:
         each = [self.passes(configuration, m, own) for own in slices or (None,)]
         passes, again = _mean(each), [0.0 * one.forward_L for one in each]
         gradient = ForEachByte.of(workload.optimizer).gradient_bytes
-        forward = passes.forward_L + self._inside_layers(configuration, graph, "forward", n)
-        backward = passes.backward_L + self._inside_layers(configuration, graph, "backward", n)
+        forward = passes.forward_L + self._inside_layers(configuration, m, "forward", n)
+        backward = passes.backward_L + self._inside_layers(configuration, m, "backward", n)
         if configuration.recompute:  # sums inside layers are repeated
             whole_L, again_L = self.passes(configuration, m).forward_L, self.recomputed(configuration, m)
             again = [again_L * _ratio(one.forward_L, whole_L) for one in each]
-            sums_L = self._inside_layers(configuration, graph, "forward", n, again=True)
+            sums_L = self._inside_layers(configuration, m, "forward", n, again=True)
             backward = backward + np.mean(again, axis=0) + sums_L
         device, rule = self._cluster.device_types[configuration.device_type], workload.gradients
         ways = (FORWARD, COMPARED_BACKWARD if rule.gathers else BACKWARD)
@@ -335,14 +344,20 @@ class ParallelPrices:
     def _inside_layers(
         self,
         configuration: StageConfiguration,
-        graph: Graph,
+        microbatch_size: int,
         direction: str,
         num_slices: int = 1,
         *,
         again: bool = False,
     ) -> Floats:
         """Price tensor-parallel sums, and of a split sequence keys, values and perhaps what comes out of the model."""
+        graph = self.at(microbatch_size // configuration.example_parts).graph
         sums_L = self._tensor_sums(configuration, graph, direction, num_slices, again=again)
+        if self._sends_beside_products and configuration.sequence_parallel:
+            whole_L, in_parts_L = self._parts.products(LayerPart.of(configuration, microbatch_size), direction)
+            sums_L = beside_products(
+                sums_L, whole_L / num_slices, in_parts_L / num_slices, configuration.tensor_parallel
+            )
         if configuration.context_parallel == 1:
             return sums_L
         name = "all_gather" if direction == "forward" else "reduce_scatter"

@@ -6,13 +6,14 @@ Shape suffixes: L = layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from dejavu.cluster import Cluster
 from dejavu.cost.estimates import CostError, CostTable, Floats
-from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output
+from dejavu.cost.kernels.sequence import OwnTokens, SliceOfTokens, gathers_output, resized
 from dejavu.cost.kernels.sharding import layer_kernels, weight_bytes
 from dejavu.cost.sources.predicted import Predicted, optimizer_kernels
 from dejavu.graphs.graph import Graph, Layer
@@ -101,6 +102,31 @@ class PartPrices:
             self._predictions[part] = Passes(*rows.T)
         return self._predictions[part]
 
+    def products(self, part: LayerPart, direction: str) -> tuple[Floats, Floats]:
+        """Predict each layer's products with weights, forward or backward: whole, and in as many parts as devices.
+
+        Those that make gradients of weights are not computed in parts: tokens are what they sum over.
+        """
+        place, graph = ("forward", "backward").index(direction), self._at(part.microbatch_size).graph
+        found = dict[Hashable, list[tuple[Kernel, Kernel]]]()
+        for layer in graph.layers:
+            num_tokens = -(-prod(layer.output_shape[:-1]) // part.context_parallel)
+            found[work_of(layer)] = [
+                (one, resized(one, {"m": -(-one.m // part.tensor_parallel)}) if one.m == num_tokens else one)
+                for one in self._kernels_of(part)[work_of(layer)][place]
+                if one.family == "matmul" and one.batch == 1
+            ]
+        seconds = self._priced(part.device_type, (one for pairs in found.values() for pair in pairs for one in pair))
+        sums = {
+            work: (
+                sum(seconds[one] for one, _ in pairs),
+                sum(seconds[few] * (part.tensor_parallel if few is not one else 1) for one, few in pairs),
+            )
+            for work, pairs in found.items()
+        }
+        whole_L, in_parts_L = np.array([sums[work_of(layer)] for layer in graph.layers], dtype=float).T
+        return whole_L, in_parts_L
+
     def ask(self, parts: Iterable[LayerPart]) -> None:
         """Price all kernels of these parts that were not priced before, in one batch for each device type.
 
@@ -112,11 +138,16 @@ class PartPrices:
             kernels = (k for passes in self._kernels_of(part).values() for few in passes for k in few)
             wanted.setdefault(part.device_type, {}).update(dict.fromkeys(kernels))
         for name, kernels_of_type in wanted.items():
-            known = self._seconds.setdefault(name, {})
-            asked = [kernel for kernel in kernels_of_type if kernel not in known]
-            if asked:
-                prices = self._predicted.prices(asked, self._cluster.device_types[name])
-                known.update(zip(asked, prices.seconds_K.tolist(), strict=True))
+            self._priced(name, kernels_of_type)
+
+    def _priced(self, device_type: str, kernels: Iterable[Kernel]) -> dict[Kernel, float]:
+        """Return the seconds of all kernels that were priced on a device type, these among them."""
+        known = self._seconds.setdefault(device_type, {})
+        asked = [kernel for kernel in dict.fromkeys(kernels) if kernel not in known]
+        if asked:
+            prices = self._predicted.prices(asked, self._cluster.device_types[device_type])
+            known.update(zip(asked, prices.seconds_K.tolist(), strict=True))
+        return known
 
     def _kernels_of(self, part: LayerPart) -> dict[Hashable, tuple[list[Kernel], ...]]:
         """Return the kernels of forward, backward and the optimizer, for each kind of layer."""

@@ -43,6 +43,7 @@ class Prices:
         remembers: correct prices by what earlier trainings measured.
         graph_at: a microbatch size -> the captured model; None: captured here.
         num_forks: in so many forked processes splits of layers that declare none are looked for; see `Planner.forks`.
+        sends_beside_products: as of `ParallelPrices`, of plans that other software runs.
 
     Attributes:
         rows: the measurements, as they were when they were first asked for.
@@ -57,7 +58,9 @@ class Prices:
         remembers: bool = True,
         graph_at: Callable[[int], Graph] | None = None,
         num_forks: int = 1,
+        sends_beside_products: bool = False,
     ) -> None:
+        self._sends_beside_products = sends_beside_products
         self.request, self._remembers, self._num_forks = request, remembers, num_forks
         self.rows = ProfileDatabase(request.database).snapshot()
         self._graphs, self._posed = dict[int, Graph](), dict[Any, PricedProblem]()
@@ -66,7 +69,13 @@ class Prices:
         workload = request.workload
         self._predicted = Predicted(self.rows, workload.optimizer)
         collectives = StageCollectives(request.cluster, self.rows, workload.dtype)
-        self._parallel = ParallelPrices(request.cluster, self._priced, self._predicted, collectives)
+        self._parallel = ParallelPrices(
+            request.cluster,
+            self._priced,
+            self._predicted,
+            collectives,
+            sends_beside_products=sends_beside_products,
+        )
         self.errors = PriceErrors(self._parallel, collectives, workload.run_size)
         self._sources = sources(self.rows, workload.optimizer)
         self.transfers = transfer_costs(request.cluster, self.rows)
@@ -75,7 +84,12 @@ class Prices:
     @property
     def fresh(self) -> Prices:
         """Return the same prices, as if no training had ever been remembered."""
-        return Prices(self.request, remembers=False, graph_at=self.graph)
+        return Prices(
+            self.request,
+            remembers=False,
+            graph_at=self.graph,
+            sends_beside_products=self._sends_beside_products,
+        )
 
     def graph(self, microbatch_size: int) -> Graph:
         """Return the model as layers, without weights.

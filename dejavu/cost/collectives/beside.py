@@ -1,4 +1,4 @@
-"""What replicas send beside computing: gathers of weights, scatters and sums of gradients.
+"""What is sent beside computing: replicas' gathers of weights, scatters and sums of gradients; maybe parts of products.
 
 On GPUs collectives have streams of their own, so what is sent for one layer goes while another one computes. On CPUs
 the cores that compute also carry the messages; there nothing is taken to be hidden.
@@ -46,6 +46,25 @@ def side_by_side(computed_L: Floats, sent_L: Floats, *, overlaps: bool) -> Float
     if not overlaps:
         return computed_L + sent_L
     return np.maximum(computed_L, sent_L) + SLOWED * np.minimum(computed_L, sent_L)
+
+
+def beside_products(sent_L: Floats, products_L: Floats, in_parts_L: Floats, num_parts: int) -> Floats:
+    """Return what a pass of layers takes longer for messages sent part by part beside products that make or need them.
+
+    So do NVIDIA's Transformer Engine (`ub_tp_comm_overlap`) and torch's asynchronous tensor parallelism; this project's
+    own ranks don't. A product is computed in as many parts as there are devices, one after the other; beside one of
+    them nothing is sent (Wang et al., ASPLOS 2023, as recalled). All messages of a layer go beside all of its products,
+    or after them where that is faster.
+
+    Args:
+        sent_L: seconds of the messages, alone.
+        products_L: seconds of the products, alone and whole.
+        in_parts_L: seconds of the products, alone, in parts.
+    """
+    in_parts_L = np.maximum(in_parts_L, products_L)
+    alone_L = in_parts_L / num_parts
+    together_L = alone_L + side_by_side(in_parts_L - alone_L, sent_L, overlaps=True)
+    return np.minimum(together_L - products_L, sent_L)
 
 
 def once_a_step(
