@@ -207,6 +207,11 @@ def _titan(model: str, device: DeviceType, num_devices: int, each: int, tokens: 
     )
 
 
+def _beside(name: str, training: Training) -> Training:
+    """The same, sent beside products."""
+    return replace(training, name=f"Llama 3 {name}, async", beside_products=True)
+
+
 def _recipe(recipe: hopper.Recipe) -> Iterator[Training]:
     """Yield NVIDIA's trainings of one model: nothing recomputed, and replicas share the optimizer's state."""
     sequence = recipe.model.sequence_length
@@ -331,22 +336,9 @@ TRAININGS: tuple[Training, ...] = (
     _titan("llama3-8b", _H100, 128, 2, 5605, memory_gib=67.0),
     _titan("llama3-70b", _H100, 256, 16, 829, tensor_parallel=8, recompute="full", memory_gib=71.9, comparable=False),
     _titan("llama3-70b", _H100, 256, 16, 597.3, tensor_parallel=8, recompute="full", source=TITAN_2025),
-    _titan(
-        "llama3-70b",
-        _H100,
-        256,
-        16,
-        652.4,
-        tensor_parallel=8,
-        recompute="full",
-        source=TITAN_2025,
-        beside_products=True,
-    ),
     replace(_titan("llama3-8b", _H100, 64, 12, 4378, tensor_parallel=8, source=TITAN_2025), name="Llama 3 8B, TP 8"),
-    replace(
-        _titan("llama3-8b", _H100, 64, 12, 4809.4, tensor_parallel=8, source=TITAN_2025, beside_products=True),
-        name="Llama 3 8B, TP 8",
-    ),
+    _beside("70B", _titan("llama3-70b", _H100, 256, 16, 652.4, tensor_parallel=8, recompute="full", source=TITAN_2025)),
+    _beside("8B, TP 8", _titan("llama3-8b", _H100, 64, 12, 4809.4, tensor_parallel=8, source=TITAN_2025)),
     *(one for recipe in hopper.RECIPES for one in _recipe(recipe)),
     _llama3(8192, 430, 43),
     _llama3(16384, 400, 41),
