@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from threading import Event
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.loops import load_compiled_loops
 from dejavu.search.coarse.relaxed import ROUNDING
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.coarse.windowed import Sought, WindowedBound
 from dejavu.search.exact import Exact
 from dejavu.search.feasible import Feasible
 from dejavu.search.pipedream import PipeDream
@@ -91,14 +90,14 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        bound, has_plan = WindowedBound(problem, best), Event()
+        bound, sought = WindowedBound(problem, best), Sought()
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
-            proof = pool.submit(bound.prove, self.relative_gap, has_plan)
+            proof = pool.submit(bound.prove, self.relative_gap, sought)
             helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
             try:
-                about_seconds = self._look(bound, kept, best, num_clusters, seed)
+                about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
             finally:
-                has_plan.set()
+                sought.end()
             rounds = iter(range(self.num_rounds))
             if about_seconds < best.step_seconds * (1 - _NEAR):
                 self._rounds(kept, best, num_clusters, seed, rounds, proof.done)
@@ -106,7 +105,7 @@ class Coarse(Search):
             for helper in helpers:
                 helper.result()
             proved_seconds = proof.result()
-        if proved_seconds < best.step_seconds * (1 - self.relative_gap) * (1 - 2 * ROUNDING):
+        if not bound.is_late and proved_seconds < best.step_seconds * (1 - self.relative_gap) * (1 - 2 * ROUNDING):
             self._rounds(kept, best, num_clusters, seed, rounds, lambda: False)
         best.take_over()
         return self._combined(best, proved_seconds)
@@ -128,7 +127,9 @@ class Coarse(Search):
             best.take_over()
             self._round(kept, best, num_clusters + k, seed)
 
-    def _look(self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> float:
+    def _look(
+        self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, sought: Sought
+    ) -> float:
         """Look for plans before anything near is proved: the proof goes better below a good one.
 
         Returns what no plan is much below, as far as that is known.
@@ -139,7 +140,7 @@ class Coarse(Search):
         problem = kept.original
         reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
         until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach))
+        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach), sought.count)
 
     def _combined(self, best: Incumbent, bound: float) -> Answer:
         """The answer with a bound on all plans of the original problem; inf: there are none."""

@@ -28,7 +28,11 @@ _WIDTHS, _FINER_WIDTHS = (64, 1024), (256,)  # of the beam, in labels at a cut
 
 
 def look_for_plans(
-    looks: Sequence[Windowed | Leveled], best: Incumbent, until_seconds: float, improve: Callable[[Plan], None]
+    looks: Sequence[Windowed | Leveled],
+    best: Incumbent,
+    until_seconds: float,
+    improve: Callable[[Plan], None],
+    count: Callable[[int], None],
 ) -> float:
     """Hand plans that are better than the best one, or little worse, to `improve`, which offers them.
 
@@ -38,6 +42,7 @@ def look_for_plans(
         until_seconds: as the search's clock has it; as long again while the best plan is far from the bound, since
             below such a plan little can be proved.
         looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
+        count: is told for how many stages levels are needed, once that is known.
     """
     if best.plan is None:
         return 0.0
@@ -46,6 +51,8 @@ def look_for_plans(
         return np.inf
     began_seconds = best.elapsed_seconds
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
+    if isinstance(quick, Leveled):
+        count(quick.num_levels)
     steps: tuple[float, ...] = _STEPS
     widths: tuple[int, ...] = _WIDTHS
     about = np.inf
@@ -88,7 +95,8 @@ class _Looking:
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
-        return self.best.elapsed_seconds > self.until_seconds[is_far]
+        near_seconds, far_seconds = self.until_seconds
+        return self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
 
     def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
         """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""

@@ -30,13 +30,14 @@ class Ranges:
 
     Attributes:
         left: the ranges, the least bound first, once a proof has ended.
+        is_late: a proof has ended for want of time.
     """
 
     def __init__(self, best: Incumbent) -> None:
         self._best, self._changed = best, Condition()
         self.left: list[Range] = []
         self._target, self._gap, self._until = 0.0, 0.0, Event()
-        self._num_looked_at, self._is_late, self._is_closed = 0, False, False
+        self._num_looked_at, self._is_closed, self.is_late = 0, False, False
 
     def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
         """What none of the ranges has a plan below: the best price less the gap, or what was reached in time.
@@ -89,9 +90,9 @@ class Ranges:
 
     def _is_worth_looking(self) -> bool:
         """Whether the range with the least bound says how far this proof gets, and could say more."""
-        self._is_late = self._is_late or self._best.remaining_seconds < 0
+        self.is_late = self.is_late or self._best.remaining_seconds < 0
         # A better plan may have been met beside this proof.
         self._target = min(self._target, self._best.step_seconds * (1 - self._gap))
         least = self.left[0] if self.left else None
-        is_over = self._is_late or self._until.is_set()
+        is_over = self.is_late or self._until.is_set()
         return least is not None and not least.is_done and least.bound < self._target and not is_over

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
 from threading import Event
@@ -20,7 +20,8 @@ from dejavu.search.coarse.ranges import Range, Ranges
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
-_FIRST_GAP = 0.1  # proved without stages in the state where one evaluation with them takes long: quick, and something
+_FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
+_EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
@@ -87,6 +88,28 @@ class Looks:
         return (self.leveled or self.windowed).tightened(known, limit, cutoff)
 
 
+@dataclass(eq=False)
+class Sought:
+    """How far the look for plans is, told to the proof beside it.
+
+    Attributes:
+        counted, found: it knows how many stages plans have; it has ended.
+        num_levels: for so many stages.
+    """
+
+    counted: Event = field(default_factory=Event)
+    found: Event = field(default_factory=Event)
+    num_levels: int = 0
+
+    def count(self, num_levels: int) -> None:
+        self.num_levels = num_levels
+        self.counted.set()
+
+    def end(self) -> None:
+        self.counted.set()
+        self.found.set()
+
+
 class WindowedBound:
     """What no plan can be below. Splits the range of bottlenecks, the part with the least bound first.
 
@@ -124,17 +147,18 @@ class WindowedBound:
         all_cuts = [fewer, self._cuts] if 2 * len(fewer) < self.num_cuts else [self._cuts]
         return [Leveled(self._relaxed.at_cuts(cuts, _PATIENCE)) for cuts in all_cuts]
 
-    def prove(self, relative_gap: float, has_plan: Event | None = None) -> float:
+    def prove(self, relative_gap: float, sought: Sought | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.
 
         One gap after the other: that no plan is cheaper than 98 % of the best price is proved of plans below 98 %, of
         which less has to be looked at.
 
         Args:
-            has_plan: more than a tenth is proved from when it is set: below a better plan there is less to look at.
+            sought: the look for plans beside it; below a better plan there is less to look at, so less is proved
+                until it has ended.
         """
         try:
-            return self._prove(relative_gap, has_plan)
+            return self._prove(relative_gap, sought)
         finally:
             self._is_prepared.set()
             self._ranges.close()
@@ -142,48 +166,67 @@ class WindowedBound:
     def help(self) -> None:
         """Look at ranges beside `prove`, from another thread, until that has ended."""
         self._is_prepared.wait()
-        looks = self._looks.beside()
-        self._ranges.help(lambda at, target: self.split(at, target, looks))
+        shared = self._looks
+        own = shared.beside()
 
-    def _prove(self, relative_gap: float, has_plan: Event | None) -> float:
+        def split(at: Range, target: float) -> list[Range]:
+            nonlocal shared, own
+            if shared is not self._looks:
+                shared = self._looks
+                own = shared.beside()
+            return self.split(at, target, own)
+
+        self._ranges.help(split)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the proof has ended because there was no more time."""
+        return self._ranges.is_late
+
+    def _prove(self, relative_gap: float, sought: Sought | None) -> float:
         windowed = self._looks.windowed
         known = windowed.tightened(windowed.everything(), np.inf, np.inf)
         if known.sum_seconds == np.inf:
             return np.inf
-        proved = known.sum_seconds
         if self._best.plan is None:
-            return proved * (1 - ROUNDING)
-        left: list[Range] = []
-        if has_plan is not None:
-            proved = max(proved, self._proved(_FIRST_GAP, known, left, until=has_plan))
-            has_plan.wait()
-            left = self._ranges.left
-        self._looks = self._prepared(windowed)
-        self._is_prepared.set()
+            return known.sum_seconds * (1 - ROUNDING)
+        proved = known.sum_seconds
+        if sought is not None:
+            proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
+            sought.counted.wait()
+            self._prepare(sought.num_levels)
+            proved = max(proved, self._proved(_EARLY_GAP, known, until=sought.found))
+            sought.found.wait()
+        self._prepare()
         for gap in [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]:
-            proved = max(proved, self._proved(gap, known, left))
-            left = self._ranges.left
+            proved = max(proved, self._proved(gap, known))
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
         return proved * (1 - ROUNDING)
 
-    def _prepared(self, windowed: Windowed) -> Looks:
-        """What ranges are looked at with, for as many stages as the best plan has by now."""
-        few = None if self._cuts is None else Leveled(self._relaxed.at_cuts(self._cuts))
-        leveled = Leveled(self._relaxed, few) if self.counts_in_state else None
-        for one in (few, leveled):
-            if one is not None:
-                one.prepare()
-        return Looks(windowed, leveled, few)
+    def _prepare(self, num_levels: int = 1) -> None:
+        """Have what ranges are looked at with, for as many stages as the best plan has by now, or for these."""
+        leveled = self._looks.leveled
+        wanted = max(num_levels, Leveled.wanted_levels(self._relaxed, self._relaxed.num_stages))
+        if self.counts_in_state and (leveled is None or leveled.num_levels < wanted):
+            few = None if self._cuts is None else Leveled(self._relaxed.at_cuts(self._cuts), num_levels=wanted)
+            if few is not None:
+                few.prepare()
+            leveled = Leveled(self._relaxed, few, num_levels=wanted)
+            leveled.prepare()
+            self._looks = Looks(self._looks.windowed, leveled, few)
+        self._is_prepared.set()
 
-    def _proved(self, gap: float, known: Kept, left: Sequence[Range], until: Event | None = None) -> float:
+    def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.
+
+        Goes on from the ranges that a proof of less has left, with what was proved of them; what else was known of them
+        held below that.
 
         Args:
             known: of every plan.
-            left: ranges of a proof of less, with what was proved of them; what else was known held below that.
         """
-        least = known.sum_seconds
+        least, left = known.sum_seconds, self._ranges.left
         begin = max((part.high for part in left), default=0.0)
         edges = np.linspace(begin, self._best.step_seconds * (1 - gap) - least, self.num_ranges + 1).tolist()
         ranges = [replace(part, known=replace(known, prices_R=part.known.prices_R), is_done=False) for part in left]
@@ -196,8 +239,6 @@ class WindowedBound:
         A plan of it that is cheaper than the target has Σ below the target less its bottleneck, which is above `low`.
         """
         width = at.high - at.low
-        if width < 0:
-            return []
         known, bound = at.known, at.bound
         for bounding, proves, widest in looks.ways(known, width / _WIDE):
             found = bounding(known, at.high, target - at.low)
@@ -209,7 +250,7 @@ class WindowedBound:
                 return [Range(bound, next(self._tie), at.low, at.high, at.known)]
             is_wide = width > max(_NARROW * target, min(_WIDE * missing, widest * target))
             if missing > 0 and is_wide:
-                return self._halves(at, target, bound, replace(known, sum_seconds=known.sum_seconds if proves else 0.0))
+                return self._halves(at, target, bound, known)
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
             if looks.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:

@@ -137,17 +137,19 @@ class _Line:
         use_all = self._problem.use_all_devices
         line = _line.Line(type_G, self._devices_G, self._class_G, self._link_KAA, end_D, use_all, self._most_stages)
         every = _line.Stages(self._busy_CKK, self._after_CKK, self._group_C)
-        rest_KMA, next_KMA, allowed_GKK = _line.fewest_stages(limit, every, line)
+        rest_KAM, next_KAM, allowed_GKK = _line.fewest_stages(limit, every, line)
         begins = np.array([0] if use_all else [0, *end_D[:-1]])
-        m, a = min(((int(m), a) for m in begins for a in range(rest_KMA.shape[2])), key=lambda at: rest_KMA[0, *at])
-        num_after = int(rest_KMA[0, m, a])
+        m, a = min(
+            ((int(m), a) for m in begins for a in range(rest_KAM.shape[1])), key=lambda at: rest_KAM[0, at[1], at[0]]
+        )
+        num_after = int(rest_KAM[0, a, m])
         if num_after == _line.NEVER:
             return None
         stages: list[Stage] = []
         k, last_cut = 0, len(self._cut_K) - 1
         while k < last_cut:  # follow the table: each stage has one less after it
             num_after -= 1
-            g, stop = self._stage_from(k, m, a, num_after, next_KMA, allowed_GKK, type_G, end_D)
+            g, stop = self._stage_from(k, m, a, num_after, next_KAM, allowed_GKK, type_G, end_D)
             stages.append(self._stage(g, k, stop, num_after, limit))
             k, m = stop, m + int(self._devices_G[g])
             if k < last_cut:
@@ -157,7 +159,7 @@ class _Line:
                     (m, b)
                     for m in starts
                     for b in range(len(links))
-                    if rest_KMA[k, m, b] == num_after and links[b] <= limit
+                    if rest_KAM[k, b, m] == num_after and links[b] <= limit
                 )
         return Plan(tuple(stages), self._problem.schedule, self._problem.num_microbatches)
 
@@ -167,7 +169,7 @@ class _Line:
         m: int,
         a: int,
         num_after: int,
-        next_KMA: np.ndarray,
+        next_KAM: np.ndarray,
         allowed_GKK: np.ndarray,
         type_G: np.ndarray,
         end_D: np.ndarray,
@@ -184,7 +186,7 @@ class _Line:
                 if ends and allowed_GKK[g, k, last_cut] >= 0:
                     return int(g), last_cut
                 continue
-            fits = (next_KMA[:last_cut, after, a] == num_after) & (allowed_GKK[g, k, :last_cut] >= num_after)
+            fits = (next_KAM[:last_cut, a, after] == num_after) & (allowed_GKK[g, k, :last_cut] >= num_after)
             if fits.any():
                 return int(g), int(np.flatnonzero(fits)[-1])
         raise AssertionError("the table cannot be followed back")

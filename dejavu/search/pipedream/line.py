@@ -74,19 +74,19 @@ def list_stages(
 def fewest_stages(
     limit: float, stages: Stages, line: Line
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """rest[k, m, a]: the fewest stages from cut k on, the first of class a on the devices from place m; NEVER if none.
+    """rest[k, a, m]: the fewest stages from cut k on, the first of class a on the devices from place m; NEVER if none.
 
-    next[k, m, b]: the same after a stage of class b that ends at place m; where devices may stay idle the next stage
+    next[k, b, m]: the same after a stage of class b that ends at place m; where devices may stay idle the next stage
     may begin at a later type's first. allowed[g, k, l]: how many stages may be after a stage from cut k to l.
     """
     type_G, devices_G, class_G, link_KAA, end_D, use_all, most_stages = line
     allowed_GKK = _allowed(limit, stages, len(type_G))
     K, A, D = link_KAA.shape[0], link_KAA.shape[1], len(end_D)
     M = end_D[D - 1]
-    rest_KMA, next_KMA = np.full((K, M + 1, A), NEVER, np.int32), np.full((K, M + 1, A), NEVER, np.int32)
-    next_KMA[K - 1] = 0  # after the last layer no stage is needed
+    rest_KAM, next_KAM = np.full((K, A, M + 1), NEVER, np.int32), np.full((K, A, M + 1), NEVER, np.int32)
+    next_KAM[K - 1] = 0  # after the last layer no stage is needed
     if use_all:
-        next_KMA[K - 1, :M] = NEVER
+        next_KAM[K - 1, :, :M] = NEVER
     for k in range(K - 2, -1, -1):
         for g in range(len(type_G)):
             a, begin = class_G[g], end_D[type_G[g] - 1] if type_G[g] > 0 else 0
@@ -96,12 +96,12 @@ def fewest_stages(
                 most_after = min(allowed_GKK[g, k, last], most_stages - 1)
                 if most_after < 0:
                     continue
-                for m in range(begin, end_D[type_G[g]] - devices_G[g] + 1):
-                    after = next_KMA[last, m + devices_G[g], a]
-                    rest_KMA[k, m, a] = min(rest_KMA[k, m, a], after + 1 if after <= most_after else NEVER)
-        _look_past(k, limit, line, rest_KMA, next_KMA)
-    next_KMA[K - 1] = NEVER
-    return rest_KMA, next_KMA, allowed_GKK
+                rest_M, next_M = rest_KAM[k, a, begin:], next_KAM[last, a, begin + devices_G[g] : end_D[type_G[g]] + 1]
+                for m in range(len(next_M)):
+                    rest_M[m] = min(rest_M[m], next_M[m] + 1 if next_M[m] <= most_after else NEVER)
+        _look_past(k, limit, line, rest_KAM, next_KAM)
+    next_KAM[K - 1] = NEVER
+    return rest_KAM, next_KAM, allowed_GKK
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -120,18 +120,19 @@ def _allowed(limit: float, stages: Stages, num_groups: int) -> NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _look_past(k: int, limit: float, line: Line, rest_KMA: NDArray[np.int32], next_KMA: NDArray[np.int32]) -> None:
+def _look_past(k: int, limit: float, line: Line, rest_KAM: NDArray[np.int32], next_KAM: NDArray[np.int32]) -> None:
     """Fill `next` of a cut: across links that keep to the limit, and from a later type's first device on."""
     _, _, _, link_KAA, end_D, use_all, _ = line
     A, D = link_KAA.shape[1], len(end_D)
     for b in range(A):
         for a in range(A):
             if link_KAA[k, b, a] <= limit:
-                for m in range(rest_KMA.shape[1]):
-                    next_KMA[k, m, b] = min(next_KMA[k, m, b], rest_KMA[k, m, a])
+                rest_M, next_M = rest_KAM[k, a], next_KAM[k, b]
+                for m in range(len(rest_M)):
+                    next_M[m] = min(next_M[m], rest_M[m])
     if use_all:
         return
     for d in range(D - 2, -1, -1):
-        for m in range(end_D[d - 1] if d > 0 else 0, end_D[d]):
-            for b in range(A):
-                next_KMA[k, m, b] = min(next_KMA[k, m, b], next_KMA[k, end_D[d], b])
+        for b in range(A):
+            for m in range(end_D[d - 1] if d > 0 else 0, end_D[d]):
+                next_KAM[k, b, m] = min(next_KAM[k, b, m], next_KAM[k, b, end_D[d]])

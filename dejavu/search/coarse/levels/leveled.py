@@ -52,6 +52,11 @@ class Leveled:
     def problem(self) -> Problem:
         return self._relaxed.problem
 
+    @property
+    def num_levels(self) -> int:
+        """Without that of no stages."""
+        return self._num
+
     def beside(self, few: Leveled | None = None) -> Leveled:
         """The same for another thread; `prepare` comes first, and what it does is then shared."""
         other = copy(self)
