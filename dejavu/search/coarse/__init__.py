@@ -95,11 +95,11 @@ class Coarse(Search):
             proof = pool.submit(bound.prove, self.relative_gap, sought)
             helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
             try:
-                about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
+                sought.about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
             finally:
                 sought.end()
             rounds = iter(range(self.num_rounds))
-            if about_seconds < best.step_seconds * (1 - _NEAR):
+            if sought.about_seconds < best.step_seconds * (1 - _NEAR):
                 self._rounds(kept, best, num_clusters, seed, rounds, proof.done)
             bound.help()
             for helper in helpers:

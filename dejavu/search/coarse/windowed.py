@@ -23,11 +23,15 @@ from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
+_BESIDE = 0.01  # of the best price: all cuts prove so much less than few, about
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _STEEP = 4e-3  # of what is being proved: where few cuts leave nothing missing and all do, ranges are split down to this
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
+_WHOLE = 0.08  # of what is being proved: a range no wider is looked at whole, so that its parts have fewer states
+_SURE = 1.1  # times what few cuts leave missing, all may
+_THINNEST = 0.02  # of a range, a part of it
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _PATIENCE = 0.3  # see `CuttingPlanes`: plans are looked for at prices that need not be the best
@@ -44,6 +48,7 @@ class Way(NamedTuple):
     bounding: Callable[[Kept, float, float], Kept]
     proves: bool = True
     widest: float = np.inf
+    splits: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +69,7 @@ class Looks:
         few = None if self.few is None else self.few.beside()
         return Looks(self.windowed.beside(), None if self.leveled is None else self.leveled.beside(few), few)
 
-    def ways(self, known: Kept, near_seconds: float) -> list[Way]:
+    def ways(self, known: Kept, near_seconds: float, *, is_whole: bool) -> list[Way]:
         """What a range is looked at with, the quickest first, and whether that proves.
 
         Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
@@ -72,6 +77,7 @@ class Looks:
 
         Args:
             near_seconds: of what is missing, for which the range is split.
+            is_whole: what is left of it is looked at before it is split.
         """
         if self.leveled is None:
             return [Way(self.windowed.tightened)]
@@ -79,9 +85,11 @@ class Looks:
         if self.few is None:
             quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
             return [*quick, Way(self.leveled.tightened), looked]
-        aside = [Way(self.windowed.glanced)] if known.alive_NL1 is None else []
-        guessed = Way(partial(self.leveled.guessed, near_seconds=near_seconds), proves=False)
-        return [*aside, guessed, Way(self.leveled.glanced, widest=_STEEP), looked]
+        is_new = known.alive_NL1 is None
+        first = [Way(self.windowed.glanced, splits=not is_whole)] if is_new else []
+        guess = partial(self.leveled.guessed, near_seconds=near_seconds)
+        guessed = Way(guess, proves=False, splits=not (is_new and is_whole))
+        return [*first, guessed, Way(self.leveled.glanced, widest=_STEEP), looked]
 
     def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """What proves most; see there."""
@@ -95,11 +103,13 @@ class Sought:
     Attributes:
         counted, found: it knows how many stages plans have; it has ended.
         num_levels: for so many stages.
+        about_seconds: what no plan is much below, as far as that is known.
     """
 
     counted: Event = field(default_factory=Event)
     found: Event = field(default_factory=Event)
     num_levels: int = 0
+    about_seconds: float = 0.0
 
     def count(self, num_levels: int) -> None:
         self.num_levels = num_levels
@@ -142,7 +152,7 @@ class WindowedBound:
     def plan_looks(self) -> list[Windowed | Leveled]:
         """What a look for plans is guided by, over few cuts and more."""
         if self._cuts is None:
-            return [Windowed(self._relaxed)]
+            return [Leveled(self._relaxed)]
         fewer = boundaries(self._relaxed.problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
         all_cuts = [fewer, self._cuts] if 2 * len(fewer) < self.num_cuts else [self._cuts]
         return [Leveled(self._relaxed.at_cuts(cuts, _PATIENCE)) for cuts in all_cuts]
@@ -198,7 +208,9 @@ class WindowedBound:
             proved = max(proved, self._proved(_EARLY_GAP, known, until=sought.found))
             sought.found.wait()
         self._prepare()
-        for gap in [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]:
+        about = 1 - sought.about_seconds / self._best.step_seconds + _BESIDE if sought is not None else 0.0
+        gaps = [about, *_GAPS] if _GAPS[0] < about < _FIRST_GAP else _GAPS
+        for gap in [*(gap for gap in gaps if gap > relative_gap), relative_gap]:
             proved = max(proved, self._proved(gap, known))
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
@@ -240,7 +252,8 @@ class WindowedBound:
         """
         width = at.high - at.low
         known, bound = at.known, at.bound
-        for bounding, proves, widest in looks.ways(known, width / _WIDE):
+        ways = looks.ways(known, width / _WIDE, is_whole=width <= _WHOLE * target)
+        for bounding, proves, widest, splits in ways:
             found = bounding(known, at.high, target - at.low)
             known = found if proves else replace(known, prices_R=found.prices_R)
             about = min(target, found.sum_seconds + at.low)
@@ -249,19 +262,25 @@ class WindowedBound:
             if (proves and missing <= 0) or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, at.known)]
             is_wide = width > max(_NARROW * target, min(_WIDE * missing, widest * target))
-            if missing > 0 and is_wide:
-                return self._halves(at, target, bound, known)
+            if missing > 0 and is_wide and splits:
+                return self._parts(at, target, bound, known, missing if proves else _SURE * missing)
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
             if looks.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 return [Range(less, next(self._tie), at.low, at.high, known, missing < _CLOSE * target)]
         if width > _NARROW * target:
-            return self._halves(at, target, bound, known)
+            return self._parts(at, target, bound, known, missing)
         return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
 
-    def _halves(self, at: Range, target: float, bound: float, known: Kept) -> list[Range]:
-        """Both halves of a range, of which this bound is proved, and what is known; of the upper one maybe more."""
-        middle = 0.5 * (at.low + at.high)
+    def _parts(
+        self, at: Range, target: float, bound: float, known: Kept, missing_seconds: float = np.inf
+    ) -> list[Range]:
+        """Two parts of a range, of which this bound is proved, and what is known; of the upper one maybe more.
+
+        Halves, or at what is missing: plans with a bottleneck that is by so much higher have nothing missing.
+        """
+        width = at.high - at.low
+        middle = at.low + min(max(missing_seconds, _THINNEST * width), 0.5 * width)
         above = max(bound, min(target, known.sum_seconds + middle))
         return [
             Range(bound, next(self._tie), at.low, middle, known),

@@ -208,7 +208,7 @@ def _transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, lea
             to_A[a] = min(to_A[a], total)
 
 
-# Loops over a band of cuts, by places from 0 on: so the compiler knows that none is below, and looks at several at once.
+# Loops over a band of cuts, by places from 0 on: so the compiler knows that none is below, and takes several at once.
 
 
 @njit(cache=True, nogil=True, fastmath=_NO_NAN)
