@@ -62,7 +62,7 @@ DEEP = {
     "dejavu.simulation.bound._vee._begin": "both cuts from one list, so one loop in place of two, took 7 % longer",
     **{
         f"dejavu.search.coarse.levels.counted.{name}": "levels, configurations, cuts and a queue: one compiled loop"
-        for name in ("through", "fitting_stops", "looked_at", "downstream", "followed")
+        for name in ("fitting_stops", "looked_at", "followed")
     },
 }
 

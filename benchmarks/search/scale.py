@@ -42,7 +42,7 @@ def table(
     *,
     searches: str = "",
     seed: int = 0,
-    budget_seconds: float = 48.0,
+    budget_seconds: float = 52.0,
     figures: Path | None = None,
     sizes: tuple[tuple[int, int], ...] = SIZES,
 ) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:

@@ -42,13 +42,12 @@ _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where
 class Way(NamedTuple):
     """How a range is looked at, whether that proves, and the widest range that is looked at more where it leaves some.
 
-    Of a range that is wider, by this share of what is being proved, the halves are looked at.
+    Of a range that is wider, by this share of what is being proved, parts are looked at; None: as is missing.
     """
 
     bounding: Callable[[Kept, float, float], Kept]
     proves: bool = True
-    widest: float = np.inf
-    splits: bool = True
+    widest: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +85,9 @@ class Looks:
             quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
             return [*quick, Way(self.leveled.tightened), looked]
         is_new = known.alive_NL1 is None
-        first = [Way(self.windowed.glanced, splits=not is_whole)] if is_new else []
+        first = [Way(self.windowed.glanced, widest=np.inf if is_whole else None)] if is_new else []
         guess = partial(self.leveled.guessed, near_seconds=near_seconds)
-        guessed = Way(guess, proves=False, splits=not (is_new and is_whole))
+        guessed = Way(guess, proves=False, widest=np.inf if is_new and is_whole else None)
         return [*first, guessed, Way(self.leveled.glanced, widest=_STEEP), looked]
 
     def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
@@ -253,7 +252,7 @@ class WindowedBound:
         width = at.high - at.low
         known, bound = at.known, at.bound
         ways = looks.ways(known, width / _WIDE, is_whole=width <= _WHOLE * target)
-        for bounding, proves, widest, splits in ways:
+        for bounding, proves, widest in ways:
             found = bounding(known, at.high, target - at.low)
             known = found if proves else replace(known, prices_R=found.prices_R)
             about = min(target, found.sum_seconds + at.low)
@@ -261,8 +260,8 @@ class WindowedBound:
             missing = target - max(bound, about)
             if (proves and missing <= 0) or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, at.known)]
-            is_wide = width > max(_NARROW * target, min(_WIDE * missing, widest * target))
-            if missing > 0 and is_wide and splits:
+            most = _WIDE * missing if widest is None else widest * target
+            if missing > 0 and width > max(_NARROW * target, most):
                 return self._parts(at, target, bound, known, missing if proves else _SURE * missing)
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
