@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.levels import minima
+from dejavu.search.coarse.levels.minima import Stops
 from dejavu.search.coarse.windows import Costs, Links
 
 Ints = NDArray[np.int64]
-Stops = NDArray[np.int32] | NDArray[np.uint16]
 Flags = NDArray[np.bool_]
-
-_NO_NAN = {"nnan", "nsz"}  # so that the compiler may look for the least of several numbers at once
 
 
 class Levels(NamedTuple):
@@ -149,150 +148,7 @@ def bands(alive_NL1: Flags) -> Ints:
     return found
 
 
-class Crossing(NamedTuple):
-    """Transfers at cuts between a class of links that is known, b, and each other class, a.
-
-    Attributes:
-        repeats, bytes_L1: as of `Links`.
-        latency_BA, per_byte_BA: seconds of a message, and for each byte.
-        order_B: all classes, each after those in its row.
-        row_B: each class's row: to no class is a transfer from one of them dearer than from those after it.
-    """
-
-    repeats: float
-    bytes_L1: Floats
-    latency_BA: Floats
-    per_byte_BA: Floats
-    order_B: Ints
-    row_B: Ints
-
-
-@njit(cache=True, nogil=True)
-def _crossing(links: Links, is_after: bool) -> Crossing:
-    """`is_after`: the known class is the one after a cut."""
-    latency_BA, per_byte_BA = links.latency_AA.copy(), links.per_byte_AA.copy()
-    B = len(latency_BA)
-    for b in range(B):
-        for a in range(B if is_after else 0):
-            latency_BA[b, a], per_byte_BA[b, a] = links.latency_AA[a, b], links.per_byte_AA[a, b]
-    order_B, num_rows = np.argsort(per_byte_BA.sum(axis=1)), 0
-    row_B, last_B = np.zeros(B, np.int64), np.zeros(B, np.int64)
-    for b in order_B:
-        row = 0
-        while row < num_rows and not (
-            (latency_BA[last_B[row]] <= latency_BA[b]).all() and (per_byte_BA[last_B[row]] <= per_byte_BA[b]).all()
-        ):
-            row += 1
-        num_rows = max(num_rows, row + 1)
-        row_B[b], last_B[row] = row, b
-    return Crossing(links.repeats, links.bytes_L1, latency_BA, per_byte_BA, order_B, row_B)
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, least_A: Floats, to_A: Floats) -> None:
-    """to[a]: the least of here[b] with the transfer at a cut.
-
-    What is no cheaper than one before it in its row makes nothing cheaper; `least_A`: of each row, written to.
-    """
-    repeats, bytes_L1, latency_BA, per_byte_BA, order_B, row_B = crossing
-    size = bytes_L1[cut]
-    to_A[:], least_A[:] = np.inf, np.inf
-    for b in order_B:
-        if not here_A[b] < least_A[row_B[b]]:
-            continue
-        least_A[row_B[b]] = here_A[b]
-        latency_A, per_byte_A = latency_BA[b], per_byte_BA[b]
-        for a in range(len(to_A)):
-            seconds = 2.0 * (latency_A[a] + per_byte_A[a] * size)
-            total = here_A[b] + seconds if repeats * seconds <= limit else np.inf
-            to_A[a] = min(to_A[a], total)
-
-
-# Loops over a band of cuts, by places from 0 on: so the compiler knows that none is below, and takes several at once.
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _reach(fitting_B: Stops, busy_B: Stops, first: int, end_B: Ints) -> None:
-    """Fill the places before which stages from each cut on stop."""
-    for b in range(len(fitting_B)):
-        end_B[b] = min(np.int64(fitting_B[b]), np.int64(busy_B[b])) - first
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _sums(one_B: Floats, other_B: Floats, times: float, sum_B: Floats) -> None:
-    for b in range(len(other_B)):
-        sum_B[b] = one_B[b] + times * other_B[b]
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _lowered(least_B: Floats, before_B: Floats, price: float, here_B: Floats) -> None:
-    """What stages of one configuration cost, where that is less than what is here."""
-    for b in range(len(here_B)):
-        here_B[b] = min(here_B[b], least_B[b] - before_B[b] + price)
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, through_B: Floats) -> float:
-    """The same, and with what comes after; returns the least of that."""
-    least = np.inf
-    for b in range(len(here_B)):
-        total = value_B[b] + price
-        here_B[b] = min(here_B[b], total)
-        whole = total + rest_B[b]
-        through_B[b] = min(through_B[b], whole)
-        least = min(least, whole)
-    return least
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _least_ahead(value_B: Floats, end_B: Ints, upto_B: Floats, least_B: Floats) -> None:
-    """Fill least[b] with the least value from b on, until before end[b], which falls with b; inf: there is none.
-
-    A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of
-    all is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice,
-    and there is nothing for the processor to guess, as in a queue that is kept in order.
-    """
-    B = len(least_B)
-    pivot, least = B, np.inf
-    for back in range(B):
-        b = B - 1 - back
-        end = min(end_B[b], B)
-        if end > pivot:
-            least = min(least, value_B[b])
-            least_B[b] = min(least, upto_B[end - 1])
-            continue
-        pivot, least, until = b, np.inf, np.inf
-        for place in range(b, end):
-            until = min(until, value_B[place])
-            upto_B[place] = until
-        least_B[b] = until
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
-def _least_behind(value_B: Floats, end_B: Ints, after_B: Ints, upto_B: Floats, least_B: Floats) -> None:
-    """Fill least[b] with the least value of the places until b whose ends, which rise, are beyond b; inf: no such.
-
-    As `_least_ahead`, in the other direction. Where windows begin is noted before, in `after_B`.
-    """
-    B = len(least_B)
-    after_B[: B + 1] = 0
-    for place in range(B):
-        after_B[min(end_B[place], B)] = place + 1  # of places that end alike the last one stays
-    pivot, least, begin = -1, np.inf, 0
-    for b in range(B):
-        begin = max(begin, after_B[b])
-        if begin <= pivot:
-            least = min(least, value_B[b])
-            least_B[b] = min(least, upto_B[begin])
-            continue
-        pivot, least, until = b, np.inf, np.inf
-        for place in range(b, begin - 1, -1):
-            until = min(until, value_B[place])
-            upto_B[place] = until
-        least_B[b] = until
-
-
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
+@njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
 def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> None:
     """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
 
@@ -304,7 +160,7 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
     rest_NAL1[0, :, L1 - 1] = 0.0
     here_AL1, here_A, least_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A), np.empty(A)
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
-    crossing = _crossing(links, True)
+    crossing = minima.crossing(links, True)
     for n in range(1, N - 1 if levels.is_open else N):
         low, high = levels.band_N2[n, 0], levels.band_N2[n - 1, 1] - 1
         here_AL1[:] = np.inf
@@ -312,17 +168,17 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
             c, a = among_K[k], class_K[k]
             band, after = slice(low, high + 1), slice(low + 1, high + 2)
             here_B = here_AL1[a, band]
-            _reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, end_B)
-            _sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
-            _least_ahead(value_B, end_B, upto_B, least_B[: len(here_B)])
-            _lowered(least_B, seconds_CL1[c, band], price_K[k], here_B)
+            minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, end_B)
+            minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
+            minima.least_ahead(value_B, end_B, upto_B, least_B[: len(here_B)])
+            minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_B)
         for cut in range(low, high + 1):
             if levels.alive_NL1[n, cut]:
                 here_A[:] = here_AL1[:, cut]
                 if cut == 0:
                     rest_NAL1[n, :, 0] = here_A
                 else:
-                    _transferred(limit, crossing, cut, here_A, least_A, to_A)
+                    minima.transferred(limit, crossing, cut, here_A, least_A, to_A)
                     rest_NAL1[n, :, cut] = to_A
     if levels.is_open and N > 1:
         _open_downstream(limit, ways, links, levels, rest_NAL1)
@@ -336,7 +192,7 @@ def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, res
     K, n = len(among_K), N - 1
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
-    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), _crossing(links, True)
+    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), minima.crossing(links, True)
     looked = np.flatnonzero(levels.looked_NK[n])
     high = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1]) - 1
     for start in range(high, levels.band_N2[n, 0] - 1, -1):
@@ -358,7 +214,7 @@ def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, res
             if start == 0:
                 rest_NAL1[n, :, 0] = here_A
             else:
-                _transferred(limit, crossing, start, here_A, least_A, to_A)
+                minima.transferred(limit, crossing, start, here_A, least_A, to_A)
                 rest_NAL1[n, :, start] = to_A
 
 
@@ -394,7 +250,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
     return found[:, :count]
 
 
-@njit(cache=True, nogil=True, fastmath=_NO_NAN)
+@njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
 def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
     """The least Σ with prices of whole plans that have each state, [n, cut], and that have each configuration, [k].
 
@@ -406,7 +262,7 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
     to_AL1 = np.full((A, L1), np.inf)  # all before a state of this level, and the transfer to a stage of class a there
     here_AL1, here_A, least_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A), np.empty(A)
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
-    begin_B, crossing = np.empty(L1 + 1, np.int64), _crossing(links, False)
+    begin_B, crossing = np.empty(L1 + 1, np.int64), minima.crossing(links, False)
     if levels.is_open and N > 1:
         _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_K)
     for n in range(N - 2 if levels.is_open else N - 1, 0, -1):
@@ -420,17 +276,17 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
             c, a = among_K[k], class_K[k]
             band, after = slice(first, last), slice(first + 1, last + 1)
             here_B = here_AL1[a, after]
-            _reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], first, end_B)
-            _sums(to_AL1[a, band], seconds_CL1[c, band], -1.0, value_B)
-            _least_behind(value_B, end_B, begin_B, upto_B, least_B[: len(here_B)])
-            _sums(least_B, seconds_CL1[c, after], 1.0, value_B[: len(here_B)])
-            most = _through(value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after])
+            minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], first, end_B)
+            minima.sums(to_AL1[a, band], seconds_CL1[c, band], -1.0, value_B)
+            minima.least_behind(value_B, end_B, begin_B, upto_B, least_B[: len(here_B)])
+            minima.sums(least_B, seconds_CL1[c, after], 1.0, value_B[: len(here_B)])
+            most = minima.through(value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after])
             through_K[k] = min(through_K[k], most)
         to_AL1[:] = np.inf
         for cut in range(first + 1, min(last, L1 - 2) + 1):
             if levels.alive_NL1[n - 1, cut]:
                 here_A[:] = here_AL1[:, cut]
-                _transferred(limit, crossing, cut, here_A, least_A, to_A)
+                minima.transferred(limit, crossing, cut, here_A, least_A, to_A)
                 to_AL1[:, cut] = to_A
     return through_NL1, through_K
 
@@ -456,7 +312,7 @@ def _open_through(
         through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
-    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), _crossing(links, False)
+    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), minima.crossing(links, False)
     looked = np.flatnonzero(levels.looked_NK[n])
     last = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1])
     for stop in range(levels.band_N2[n, 0] + 1, last + 1):
@@ -481,7 +337,7 @@ def _open_through(
                     through_NL1[level, stop] = min(through_NL1[level, stop], whole)
                     through_K[k] = min(through_K[k], whole)
         if stop < L1 - 1:
-            _transferred(limit, crossing, stop, here_A, least_A, to_A)
+            minima.transferred(limit, crossing, stop, here_A, least_A, to_A)
             if levels.alive_NL1[n, stop]:
                 to_AL1[:, stop] = to_A
             if levels.alive_NL1[n - 1, stop]:
