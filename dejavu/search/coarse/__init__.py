@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +24,7 @@ from dejavu.plans import (
     step_seconds,
 )
 from dejavu.plans.stage_costs import AdditiveCosts
-from dejavu.search._base import Incumbent, Search, TooLargeError
+from dejavu.search._base import STOPPED, Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.loops import load_compiled_loops
@@ -90,9 +92,10 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        bound, sought = WindowedBound(problem, best), Sought()
+        bound, sought, ended = WindowedBound(problem, best), Sought(), Event()
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap, sought)
+            proof.add_done_callback(lambda _: ended.set())
             helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
             try:
                 sought.about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
@@ -100,13 +103,13 @@ class Coarse(Search):
                 sought.end()
             rounds = iter(range(self.num_rounds))
             if sought.about_seconds < best.step_seconds * (1 - _NEAR):
-                self._rounds(kept, best, num_clusters, seed, rounds, proof.done)
+                self._rounds(kept, best, num_clusters, seed, rounds, ended)
             bound.help()
             for helper in helpers:
                 helper.result()
             proved_seconds = proof.result()
         if not bound.is_late and proved_seconds < best.step_seconds * (1 - self.relative_gap) * (1 - 2 * ROUNDING):
-            self._rounds(kept, best, num_clusters, seed, rounds, lambda: False)
+            self._rounds(kept, best, num_clusters, seed, rounds, None)
         best.take_over()
         return self._combined(best, proved_seconds)
 
@@ -117,15 +120,15 @@ class Coarse(Search):
         num_clusters: int,
         seed: int,
         rounds: Iterator[int],
-        is_over: Callable[[], bool],
+        ended: Event | None,
     ) -> None:
-        """What is left of the rounds, while there is time, each over one cluster more."""
-        while best.remaining_seconds > 0 and not is_over():
+        """What is left of the rounds, while there is time and nothing has ended, each over one cluster more."""
+        while best.remaining_seconds > 0 and not (ended is not None and ended.is_set()):
             k = next(rounds, None)
             if k is None:
                 return
             best.take_over()
-            self._round(kept, best, num_clusters + k, seed)
+            self._round(kept, best, num_clusters + k, seed, ended)
 
     def _look(
         self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, sought: Sought
@@ -135,7 +138,7 @@ class Coarse(Search):
         Returns what no plan is much below, as far as that is known.
         """
         if not bound.counts_in_state:
-            self._round(kept, best, num_clusters, seed)
+            self._round(kept, best, num_clusters, seed, None)
             return 0.0
         problem = kept.original
         reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
@@ -162,8 +165,10 @@ class Coarse(Search):
                     best.offer(answer.plan)
         return answer
 
-    def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int) -> None:
+    def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, ended: Event | None) -> None:
         """Search over clusters, the cuts of the best plan among those between them; then move the cuts of the best.
+
+        It stops when `ended` is set.
 
         What this search says of the clusters' problem, infeasible or too large, it does not say of the original.
         """
@@ -178,7 +183,10 @@ class Coarse(Search):
         few = clustered(problem, cuts)
         if inner.incumbent is not None and not is_valid(few, inner.incumbent):
             inner = self.inner  # sums in another order: it just does not fit
-        found = inner.run(few, budget_seconds=share, seed=seed)
+        until_then = copy_context()
+        if ended is not None:
+            until_then.run(STOPPED.set, ended)
+        found = until_then.run(inner.run, few, budget_seconds=share, seed=seed)
         if isinstance(found, SearchResult):
             best.offer(unclustered(found.plan, cuts))
         if best.plan is not None:  # maybe of configurations that are not kept: from the start, or handed over

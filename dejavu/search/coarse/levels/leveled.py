@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
+from dejavu.search.coarse.levels.minima import Stops
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 from dejavu.search.exact.cutting_planes import MOST_ROUNDS, PricedPlan
 
@@ -83,7 +84,7 @@ class Leveled:
         assert self._fitting_N1CL.size
 
     @cached_property
-    def _fitting_N1CL(self) -> counted.Stops:
+    def _fitting_N1CL(self) -> Stops:
         """Whatever the limit, so it is asked for once."""
         C, L1 = self._relaxed.seconds_CL1.shape
         found = np.empty((self._num, C, L1 - 1), dtype=np.uint16 if L1 < _SHORT else np.int32)
