@@ -129,13 +129,18 @@ def test_warpgroups_are_no_slower_than_warps(device: DeviceType) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
-def test_the_last_device_has_the_most_of_causal_attention(parts: int) -> None:
-    """Replicas that share examples: all their scores are those of the whole, so the last has more than its part."""
+def test_devices_have_as_much_of_causal_attention_but_where_parts_are_odd(parts: int) -> None:
+    """Replicas that share examples: all their scores are those of the whole; of runs of positions the last has most."""
     whole = kernel(8, 4096, 4096, 64, is_causal=True)
-    part = OwnTokens(parts).part(whole, holds_weights=False)
-    each = [(2 * index + 1) / parts**2 for index in range(parts)]  # of causal attention's scores, device by device
-    assert sum(each) == pytest.approx(1.0)
-    assert part.flops / whole.flops == pytest.approx(each[-1])
+    size = 1.0 / (2 * parts)
+    each = [(2 * index + 1) * size**2 for index in range(2 * parts)]  # of causal scores, chunk by chunk
+    ends = [each[index] + each[2 * parts - 1 - index] for index in range(parts)]
+    assert ends == pytest.approx([1 / parts] * parts)
+    assert OwnTokens(parts).part(whole, holds_weights=False).flops / whole.flops == pytest.approx(1 / parts)
+    odd = kernel(8, 513 * parts, 513 * parts, 64, is_causal=True)
+    runs = [(2 * index + 1) / parts**2 for index in range(parts)]
+    assert sum(runs) == pytest.approx(1.0)
+    assert OwnTokens(parts).part(odd, holds_weights=False).flops / odd.flops == pytest.approx(runs[-1])
     plain = kernel(8, 4096, 4096, 64)
     assert OwnTokens(parts).part(plain, holds_weights=False).flops == plain.flops / parts
 
