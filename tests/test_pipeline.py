@@ -318,12 +318,6 @@ CASES |= {
         [one_device(4, context_parallel=2, zero_level=2, recompute=True)],
     ),
     "llama, 4 share a sequence": (LLAMA, "gpipe", (0, 4), [one_device(4, context_parallel=4)]),
-    "llama, 2 share a sequence, to 4": (
-        LLAMA,
-        "1f1b",
-        (0, 2, 4),
-        [one_device(2, context_parallel=2), one_device(4, context_parallel=4)],
-    ),
     "odd parts of a sequence, 3 to 1": (
         LLAMA.model_copy(update={"sequence_length": 27, "batch_size": 12}),
         "1f1b",
