@@ -90,6 +90,7 @@ class Incumbent:
         self._clock = SearchClock()
         self._history: list[tuple[float, float]] = []
         self._taken: Plan | None = None
+        self._lock = threading.Lock()  # some searches look for plans in two threads
         self.plan: Plan | None = None
         self.step_seconds = float("inf")
 
@@ -121,9 +122,10 @@ class Incumbent:
             PlanError, DoesNotFitError: as `plans.check` does.
         """
         seconds = step_seconds(self._problem, plan)
-        if self.plan is None or seconds < self.step_seconds:
-            self.plan, self.step_seconds = plan, seconds
-            self._history.append((self.elapsed_seconds, seconds))
+        with self._lock:
+            if self.plan is None or seconds < self.step_seconds:
+                self.plan, self.step_seconds = plan, seconds
+                self._history.append((self.elapsed_seconds, seconds))
         return seconds
 
     def take_over(self) -> None:

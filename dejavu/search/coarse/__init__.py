@@ -28,9 +28,9 @@ from dejavu.search._base import STOPPED, Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.deepening import look_for_plans
 from dejavu.search.coarse.loops import load_compiled_loops
-from dejavu.search.coarse.relaxed import ROUNDING
+from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.coarse.windowed import Sought, WindowedBound
+from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exact import Exact
 from dejavu.search.feasible import Feasible
 from dejavu.search.pipedream import PipeDream
@@ -98,17 +98,17 @@ class Coarse(Search):
             proof.add_done_callback(lambda _: ended.set())
             helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
             try:
-                sought.about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
+                about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
             finally:
                 sought.end()
             rounds = iter(range(self.num_rounds))
-            if sought.about_seconds < best.step_seconds * (1 - _NEAR):
+            if about_seconds < best.step_seconds * (1 - _NEAR):
                 self._rounds(kept, best, num_clusters, seed, rounds, ended)
             bound.help()
             for helper in helpers:
                 helper.result()
             proved_seconds = proof.result()
-        if not bound.is_late and proved_seconds < best.step_seconds * (1 - self.relative_gap) * (1 - 2 * ROUNDING):
+        if not bound.is_late and proved_seconds < best.step_seconds * (1 - max(_NEAR, self.relative_gap)):
             self._rounds(kept, best, num_clusters, seed, rounds, None)
         best.take_over()
         return self._combined(best, proved_seconds)
@@ -143,7 +143,7 @@ class Coarse(Search):
         problem = kept.original
         reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
         until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach), sought.count)
+        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach), sought)
 
     def _combined(self, best: Incumbent, bound: float) -> Answer:
         """The answer with a bound on all plans of the original problem; inf: there are none."""

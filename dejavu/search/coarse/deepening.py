@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
 
 import numpy as np
 
 from dejavu.plans import Plan, Problem, price
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.relaxation import Windowed
+from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
@@ -21,57 +23,61 @@ _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 _FINER_STEPS = (0.98, 1.0, 0.96, 0.99, 0.97)  # and from a plan over fewer cuts, whose stages are less even
+_FINEST_STEPS = (0.95, 0.91, 0.87)  # and from one over many times fewer
 _GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
+_FINEST_GAPS = (0.02, 0.05, 0.15)  # the same over the most cuts, where each takes seconds
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
-_WIDTHS, _FINER_WIDTHS = (64, 1024), (256,)  # of the beam, in labels at a cut
+_WIDTHS, _FINER_WIDTH = (64, 1024), 256  # of the beam, in labels at a cut
 
 
 def look_for_plans(
-    looks: Sequence[Windowed | Leveled],
-    best: Incumbent,
-    until_seconds: float,
-    improve: Callable[[Plan], None],
-    count: Callable[[int], None],
+    looks: Sequence[Leveled], best: Incumbent, until_seconds: float, improve: Callable[[Plan], None], sought: Sought
 ) -> float:
     """Hand plans that are better than the best one, or little worse, to `improve`, which offers them.
 
-    Returns what no plan is much below, about: of the last looks the least.
+    Returns what no plan is much below, about: the least of the last looks.
 
     Args:
+        looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
+            A third one is looked at beside the second, by who helps.
         until_seconds: as the search's clock has it; as long again while the best plan is far from the bound, since
             below such a plan little can be proved.
-        looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
-        count: is told for how many stages levels are needed, once that is known.
+        sought: is told what is known, and given the third look.
     """
     if best.plan is None:
         return 0.0
     top = looks[0].glanced(looks[0].everything(), np.inf, np.inf)
     if top.sum_seconds == np.inf:
         return np.inf
-    began_seconds = best.elapsed_seconds
+    until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
-    if isinstance(quick, Leveled):
-        count(quick.num_levels)
-    steps: tuple[float, ...] = _STEPS
-    widths: tuple[int, ...] = _WIDTHS
-    about = np.inf
-    for look in (quick, *looks[1:]):
-        if isinstance(look, Leveled):
-            look = look.counting(len(best.plan.stages))
-        known = replace(look.everything(), prices_R=known.prices_R)
-        one = _Looking(look, best, (until_seconds, 2.0 * until_seconds - began_seconds), improve, known)
-        first, *near = [step * limit for step in steps]
-        found = one.improves(widths[0], [first])
-        if not found:  # one with a higher bottleneck may be many times better, too
-            found = one.improves(widths[0], [step * limit for step in _FAR_STEPS], once=True)
-        found = one.improves(widths[0], near) or found
-        for width in widths[1:]:
-            one.improves(width, [first, *near])
-        if found:
-            limit, steps = _bottleneck_seconds(look.problem, best.plan), _FINER_STEPS
-        widths, known, about = _FINER_WIDTHS, one.known, one.about_seconds
-    return about
+    sought.count(quick.num_levels)
+    one = _Looking(
+        quick, best, until, improve, replace(quick.everything(), prices_R=known.prices_R), _GAPS, sought.enough
+    )
+    first, *near = [step * limit for step in _STEPS]
+    found = one.improves(_WIDTHS[0], [first])
+    if not found:  # one with a higher bottleneck may be many times better, too
+        found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
+
+    def closer(look: Leveled, gaps: Sequence[float]) -> tuple[_Looking, float]:
+        assert best.plan is not None
+        look = look.counting(len(best.plan.stages))
+        known = replace(look.everything(), prices_R=one.known.prices_R)
+        own_seconds = _bottleneck_seconds(look.problem, best.plan) if found else limit
+        return _Looking(look, best, until, improve, known, gaps, sought.enough), own_seconds
+
+    for look in looks[2:]:
+        finest, own_seconds = closer(look, _FINEST_GAPS)
+        sought.give(partial(finest.descends, _FINER_WIDTH, [step * own_seconds for step in _FINEST_STEPS]))
+    found = one.improves(_WIDTHS[0], near) or found
+    one.improves(_WIDTHS[1], [first, *near])
+    for look in looks[1:2]:
+        one, own_seconds = closer(look, _GAPS)
+        one.improves(_FINER_WIDTH, [step * own_seconds for step in _FINER_STEPS])
+    sought.wait_for_help()
+    return one.about_seconds
 
 
 @dataclass
@@ -82,21 +88,25 @@ class _Looking:
         look, best, improve: see `look_for_plans`.
         until_seconds: where the best plan is near the bound, and where it is far.
         known: of all plans, and prices.
+        gaps: of the bound, above it, within which beams look for plans.
+        enough: see `Sought`.
         about_seconds: the least bound that was met.
     """
 
-    look: Windowed | Leveled
+    look: Leveled
     best: Incumbent
     until_seconds: tuple[float, float]
     improve: Callable[[Plan], None]
     known: Kept
+    gaps: Sequence[float]
+    enough: Event
     about_seconds: float = np.inf
 
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
         near_seconds, far_seconds = self.until_seconds
-        return self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
+        return self.enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
 
     def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
         """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""
@@ -107,13 +117,17 @@ class _Looking:
             here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
             self.about_seconds = min(self.about_seconds, here.sum_seconds + limit)
             self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
-            _deepen(self.look, self.best, here, limit, width, self.improve)
+            _deepen(self.look, self.best, here, limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
 
+    def descends(self, width: int, limits: Sequence[float]) -> None:
+        """The same under one limit after the other, until one brings nothing."""
+        for limit in limits:
+            if not self.improves(width, [limit]):
+                return
 
-def _counting(
-    look: Windowed | Leveled, best: Incumbent, top: Kept, until_seconds: float
-) -> tuple[Windowed | Leveled, float, Kept]:
+
+def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
     """The look with as many levels as the cheapest relaxed plan has stages, and what `_least` says of it.
 
     A first plan that is slow may have few stages where good ones have many.
@@ -124,8 +138,8 @@ def _counting(
     low, high = math.log(least), math.log(most)
     while True:
         limit, known = _least(look, best, top, (low, high), until_seconds)
-        plan = look.cheapest(known, limit) if isinstance(look, Leveled) else None
-        if plan is None or not isinstance(look, Leveled) or best.elapsed_seconds > until_seconds:
+        plan = look.cheapest(known, limit)
+        if plan is None or best.elapsed_seconds > until_seconds:
             return look, limit, known
         assert plan.stages_3S is not None
         deeper = look.counting(plan.stages_3S.shape[1])
@@ -141,7 +155,7 @@ def _bottleneck_seconds(problem: Problem, plan: Plan) -> float:
 
 
 def _least(
-    look: Windowed | Leveled, best: Incumbent, top: Kept, between: tuple[float, float], until_seconds: float
+    look: Leveled, best: Incumbent, top: Kept, between: tuple[float, float], until_seconds: float
 ) -> tuple[float, Kept]:
     """The limit at which the bound on Σ, with the limit itself, is least: by golden section; and prices there.
 
@@ -176,11 +190,17 @@ def _least(
 
 
 def _deepen(
-    look: Windowed | Leveled, best: Incumbent, here: Kept, limit: float, width: int, improve: Callable[[Plan], None]
+    look: Leveled,
+    best: Incumbent,
+    here: Kept,
+    limit: float,
+    width: int,
+    improve: Callable[[Plan], None],
+    gaps: Sequence[float],
 ) -> None:
     """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
     bound, most = here.sum_seconds + limit, best.step_seconds * (1 + _WORTH)
-    for gap in _GAPS:
+    for gap in gaps:
         target = min(bound * (1 + gap), most)
         if here.sum_seconds + limit >= most or best.remaining_seconds < 0:
             return

@@ -1,4 +1,4 @@
-"""Ranges of the bottleneck that are left of a proof: several threads look at them, the least bound first."""
+"""What threads share: the ranges of the bottleneck that are left of a proof, and how far the look for plans is."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ class Ranges:
         """Look at ranges of this proof and of those after it, until `close`."""
         self._look(split, goes_on=True)
 
+    def lower(self, target: float) -> None:
+        """Prove no more than this for now: what was looked at has shown that more cannot be proved."""
+        with self._changed:
+            self._target = min(self._target, target)
+
     def close(self) -> None:
         """Nothing more is to be proved."""
         with self._changed:
@@ -96,3 +101,49 @@ class Ranges:
         least = self.left[0] if self.left else None
         is_over = self.is_late or self._until.is_set()
         return least is not None and not least.is_done and least.bound < self._target and not is_over
+
+
+@dataclass(eq=False)
+class Sought:
+    """What the look for plans tells the proof beside it, and the part of it that the proof's thread may do.
+
+    Attributes:
+        counted, given, found: it knows how many stages plans have; there is something to help with; it has ended.
+        enough: the best plan is proved to be as near to the best as was asked; no better one is needed.
+        num_levels: for so many stages.
+    """
+
+    counted: Event = field(default_factory=Event)
+    given: Event = field(default_factory=Event)
+    found: Event = field(default_factory=Event)
+    enough: Event = field(default_factory=Event)
+    num_levels: int = 0
+    _helped: Event = field(default_factory=Event)
+    _work: Callable[[], object] | None = None
+
+    def count(self, num_levels: int) -> None:
+        self.num_levels = num_levels
+        self.counted.set()
+
+    def give(self, work: Callable[[], object]) -> None:
+        """Have somebody who helps do this."""
+        self._work = work
+        self.given.set()
+
+    def help(self) -> None:
+        """Wait for what there is to help with, if anything, and do it."""
+        self.given.wait()
+        try:
+            if self._work is not None:
+                self._work()
+        finally:
+            self._helped.set()
+
+    def wait_for_help(self) -> None:
+        """Until what was given is done."""
+        if self._work is not None:
+            self._helped.wait()
+
+    def end(self) -> None:
+        for event in (self.counted, self.given, self.found):
+            event.set()

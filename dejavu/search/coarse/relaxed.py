@@ -6,7 +6,7 @@ devices of each type, then rounded counts of them; N = levels, see `coarse.level
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -152,8 +152,11 @@ class Relaxed:
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
 
-    def at_cuts(self, cuts: Ints, patience: float = _PATIENCE) -> Relaxed:
-        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
+    def at_cuts(self, cuts: Ints, patience: float = _PATIENCE, *, is_near: bool = False) -> Relaxed:
+        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'.
+
+        `patience`, `is_near`: see `CuttingPlanes`.
+        """
         few = copy(self)
         few.cuts_L1 = cuts
         costs, last = self.costs, cuts[1:] - 1
@@ -167,7 +170,7 @@ class Relaxed:
             end_CL=_next_unusable(costs.end_CL[:, cuts[:-1]] > last),
         )
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
-        few.planes = replace(self.planes, known=[], patience=patience)
+        few.planes = replace(self.planes, known=[], patience=patience, is_near=is_near)
         return few
 
     @cached_property
@@ -204,6 +207,7 @@ class Relaxed:
         prices_R: Floats,
         most_rounds: int = MOST_ROUNDS,
         near_seconds: float = 0.0,
+        also: Sequence[PricedPlan] = (),
     ) -> tuple[float, Floats]:
         """See `CuttingPlanes.bound`."""
         return self.planes.bound(
@@ -214,6 +218,7 @@ class Relaxed:
             enough=Enough(_PRICE_PRECISION * self.best.step_seconds, near_seconds, most_rounds),
             prices_T=prices_R,
             is_late=lambda: self.best.is_late,
+            also=also,
         )
 
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
 from threading import Event
@@ -16,18 +16,19 @@ from dejavu.plans import Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.ranges import Range, Ranges
+from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
+_WEAK = 0.01  # of what is being proved: where few cuts leave more missing in a narrow range, less is to be proved
+_WEAKER = 0.25  # of that, by so much less still
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
-_BESIDE = 0.01  # of the best price: all cuts prove so much less than few, about
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
-_STEEP = 4e-3  # of what is being proved: where few cuts leave nothing missing and all do, ranges are split down to this
+_MOST_GLANCES = 8  # at all cuts, each at the prices that are best for few and for what the glances before brought forth
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
 _WHOLE = 0.08  # of what is being proved: a range no wider is looked at whole, so that its parts have fewer states
 _SURE = 1.1  # times what few cuts leave missing, all may
@@ -35,7 +36,7 @@ _THINNEST = 0.02  # of a range, a part of it
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _PATIENCE = 0.3  # see `CuttingPlanes`: plans are looked for at prices that need not be the best
-_FEWER = 3  # times fewer cuts, over which plans are looked for first
+_FEWER = 3  # times fewer cuts, over which plans are looked for first, and times more, over which they are in the end
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
 
@@ -87,36 +88,14 @@ class Looks:
         is_new = known.alive_NL1 is None
         first = [Way(self.windowed.glanced, widest=np.inf if is_whole else None)] if is_new else []
         guess = partial(self.leveled.guessed, near_seconds=near_seconds)
+        glanced = Way(self.leveled.glanced, widest=np.inf)
         guessed = Way(guess, proves=False, widest=np.inf if is_new and is_whole else None)
-        return [*first, guessed, Way(self.leveled.glanced, widest=_STEEP), looked]
+        again = [Way(guess, proves=False), glanced] * _MOST_GLANCES
+        return [*first, guessed, glanced, *again]
 
     def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """What proves most; see there."""
         return (self.leveled or self.windowed).tightened(known, limit, cutoff)
-
-
-@dataclass(eq=False)
-class Sought:
-    """How far the look for plans is, told to the proof beside it.
-
-    Attributes:
-        counted, found: it knows how many stages plans have; it has ended.
-        num_levels: for so many stages.
-        about_seconds: what no plan is much below, as far as that is known.
-    """
-
-    counted: Event = field(default_factory=Event)
-    found: Event = field(default_factory=Event)
-    num_levels: int = 0
-    about_seconds: float = 0.0
-
-    def count(self, num_levels: int) -> None:
-        self.num_levels = num_levels
-        self.counted.set()
-
-    def end(self) -> None:
-        self.counted.set()
-        self.found.set()
 
 
 class WindowedBound:
@@ -148,13 +127,30 @@ class WindowedBound:
         """Whether one evaluation with stages in the state takes a part of a second."""
         return self._num_steps <= _MOST_STEPS
 
-    def plan_looks(self) -> list[Windowed | Leveled]:
+    def plan_looks(self) -> list[Leveled]:
         """What a look for plans is guided by, over few cuts and more."""
+        relaxed = self._relaxed
         if self._cuts is None:
-            return [Leveled(self._relaxed)]
-        fewer = boundaries(self._relaxed.problem, max(_FEWEST_CUTS, self.num_cuts // _FEWER))
-        all_cuts = [fewer, self._cuts] if 2 * len(fewer) < self.num_cuts else [self._cuts]
-        return [Leveled(self._relaxed.at_cuts(cuts, _PATIENCE)) for cuts in all_cuts]
+            return [Leveled(relaxed)]
+        if self._num_fewer is None:
+            return [Leveled(relaxed.at_cuts(self._cuts, _PATIENCE))]
+        fewer = boundaries(relaxed.problem, self._num_fewer)
+        looks = [Leveled(relaxed.at_cuts(cuts, _PATIENCE)) for cuts in (fewer, self._cuts)]
+        if self._is_helped:
+            cuts = np.union1d(self._cuts, boundaries(relaxed.problem, _FEWER * self.num_cuts))
+            looks.append(Leveled(relaxed.at_cuts(cuts), Leveled(relaxed.at_cuts(self._cuts, is_near=True))))
+        return looks
+
+    @property
+    def _num_fewer(self) -> int | None:
+        """The cuts over which plans are looked for first; None: there are few anyhow."""
+        fewer = max(_FEWEST_CUTS, self.num_cuts // _FEWER)
+        return fewer if self._cuts is not None and 2 * fewer < self.num_cuts else None
+
+    @property
+    def _is_helped(self) -> bool:
+        """Whether the look for plans has a part for the proof's thread."""
+        return self._num_fewer is not None and 2 * _FEWER * self.num_cuts < self._relaxed.problem.num_layers
 
     def prove(self, relative_gap: float, sought: Sought | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.
@@ -199,17 +195,23 @@ class WindowedBound:
             return np.inf
         if self._best.plan is None:
             return known.sum_seconds * (1 - ROUNDING)
-        proved = known.sum_seconds
+        proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
-            proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
+            until = sought.given if self._is_helped else sought.counted
+            proved = max(proved, self._proved(_FIRST_GAP, known, until=until))
+            if self._is_helped:
+                sought.help()
             sought.counted.wait()
             self._prepare(sought.num_levels)
-            proved = max(proved, self._proved(_EARLY_GAP, known, until=sought.found))
+            for gap in (_EARLY_GAP, *gaps):
+                proved = max(proved, self._proved(gap, known, until=sought.found))
+                if sought.found.is_set() or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
+                    break
+            if proved >= self._best.step_seconds * (1 - relative_gap) * (1 - ROUNDING):
+                sought.enough.set()
             sought.found.wait()
         self._prepare()
-        about = 1 - sought.about_seconds / self._best.step_seconds + _BESIDE if sought is not None else 0.0
-        gaps = [about, *_GAPS] if _GAPS[0] < about < _FIRST_GAP else _GAPS
-        for gap in [*(gap for gap in gaps if gap > relative_gap), relative_gap]:
+        for gap in gaps:
             proved = max(proved, self._proved(gap, known))
             if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
                 break
@@ -220,8 +222,9 @@ class WindowedBound:
         leveled = self._looks.leveled
         wanted = max(num_levels, Leveled.wanted_levels(self._relaxed, self._relaxed.num_stages))
         if self.counts_in_state and (leveled is None or leveled.num_levels < wanted):
-            few = None if self._cuts is None else Leveled(self._relaxed.at_cuts(self._cuts), num_levels=wanted)
-            if few is not None:
+            few = None
+            if self._cuts is not None:
+                few = Leveled(self._relaxed.at_cuts(self._cuts, is_near=True), num_levels=wanted)
                 few.prepare()
             leveled = Leveled(self._relaxed, few, num_levels=wanted)
             leveled.prepare()
@@ -258,6 +261,10 @@ class WindowedBound:
             about = min(target, found.sum_seconds + at.low)
             bound = max(bound, about) if proves else bound
             missing = target - max(bound, about)
+            is_weak = missing > _WEAK * target and width <= _WIDE * missing
+            if is_weak and not proves and known.alive_NL1 is not None:
+                self._ranges.lower(target - (1 + _WEAKER) * missing)
+                return [Range(bound, next(self._tie), at.low, at.high, known)]
             if (proves and missing <= 0) or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, at.known)]
             most = _WIDE * missing if widest is None else widest * target

@@ -5,7 +5,7 @@ Letters: T = device types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,8 @@ from scipy.optimize import linprog
 from dejavu.plans.stage_costs import Floats
 
 MOST_ROUNDS = 30  # of prices for one limit
+_LEVEL = 0.9  # of what planes allow, as far as it is wanted: from where on prices are near enough to the best
+_BEYOND = 0.3  # of what is missing, beyond the cutoff: further prices need not reach
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next
 
 
@@ -67,6 +69,7 @@ class CuttingPlanes:
     num_signed: int
     smoothing: float = 0.0
     patience: float = 0.0
+    is_near: bool = False
     known: list[PricedPlan] = field(default_factory=list)
 
     def bound(
@@ -79,6 +82,7 @@ class CuttingPlanes:
         enough: Enough,
         prices_T: Floats,
         is_late: Callable[[], bool],
+        also: Sequence[PricedPlan] = (),
     ) -> tuple[float, Floats]:
         """The bound, up to the cutoff, and its prices; inf if there is no plan.
 
@@ -87,33 +91,79 @@ class CuttingPlanes:
             allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
+            also: plans that are bounded too, though `cheapest` may not know them.
         """
-        T = len(self.count_T)
         best, best_prices = -np.inf, prices_T
-        known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
-        bounds = [*((-most_price if t < self.num_signed else 0.0, most_price) for t in range(T)), (None, None)]
+        known = [*also, *(plan for plan in self.known[-_MOST_PLANES:] if allows(plan))]
+        bounds = [(-most_price if t < self.num_signed else 0.0, most_price) for t in range(len(self.count_T))]
         for _ in range(enough.most_rounds):
             plan = cheapest(prices_T)
-            if plan is None:
+            if plan is None and not also:
                 return np.inf, prices_T
-            value = plan.sum_seconds + float((plan.use_T - self.count_T) @ prices_T)
+            found = [*also] if plan is None else [*also, plan]
+            value = min(one.sum_seconds + float((one.use_T - self.count_T) @ prices_T) for one in found)
             if value > best:
                 best, best_prices = value, prices_T
             if best >= cutoff or is_late():
                 break
-            known.append(plan)
-            self.known.append(plan)
-            planes = np.array([np.append(self.count_T - plan.use_T, 1.0) for plan in known])
-            sums = np.array([plan.sum_seconds for plan in known])
-            unit = float(sums.max()) or 1.0  # the solver's tolerances are absolute
-            box = [(None if low is None else low / unit, None if high is None else high / unit) for low, high in bounds]
-            answer = linprog(np.append(np.zeros(T), -1.0), planes, sums / unit, bounds=box)
-            if not answer.success:
+            if plan is not None:
+                known.append(plan)
+                self.known.append(plan)
+            planes = _Planes.of(known, self.count_T, bounds)
+            proposed = planes.best()
+            if proposed is None:
                 break
-            most = -answer.fun * unit
+            most, prices_T = proposed
             if most - best <= max(enough.precision_seconds, self.patience * min(cutoff - most, abs(most))):
                 break
             if most < cutoff < best + enough.near_seconds:
                 break
-            prices_T = self.smoothing * best_prices + (1 - self.smoothing) * answer.x[:T] * unit
+            prices_T = self.smoothing * best_prices + (1 - self.smoothing) * prices_T
+            if self.is_near and most >= cutoff:
+                level = best + _LEVEL * (min(most, cutoff + _BEYOND * (cutoff - best)) - best)
+                prices_T = planes.nearest(level, best_prices, prices_T)
         return best, best_prices
+
+
+@dataclass(frozen=True, eq=False)
+class _Planes:
+    """Σ + prices · (use − count) of plans: what no bound at these prices is above.
+
+    Letters: P = plans.
+    """
+
+    sum_P: Floats
+    spare_PT: Floats  # count − use
+    count_T: NDArray[np.int64]
+    bounds: list[tuple[float, float]]  # of the prices
+    unit: float  # the solver's tolerances are absolute
+
+    @classmethod
+    def of(cls, known: Sequence[PricedPlan], count_T: NDArray[np.int64], bounds: list[tuple[float, float]]) -> _Planes:
+        sum_P = np.array([plan.sum_seconds for plan in known])
+        spare_PT = np.array([count_T - plan.use_T for plan in known], dtype=np.float64)
+        return cls(sum_P, spare_PT, count_T, bounds, float(sum_P.max()) or 1.0)
+
+    def best(self) -> tuple[float, Floats] | None:
+        """The most that the planes allow, and its prices."""
+        T = len(self.bounds)
+        planes = np.column_stack([self.spare_PT, np.ones(len(self.sum_P))])
+        box = [(low / self.unit, high / self.unit) for low, high in self.bounds]
+        answer = linprog(np.append(np.zeros(T), -1.0), planes, self.sum_P / self.unit, bounds=[*box, (None, None)])
+        return (-answer.fun * self.unit, answer.x[:T] * self.unit) if answer.success else None
+
+    def nearest(self, level: float, from_T: Floats, otherwise_T: Floats) -> Floats:
+        """The prices next to these at which the planes allow this level; next to: all devices cost little more or less.
+
+        `otherwise_T`: where the solver finds none.
+        """
+        T = len(self.bounds)
+        room_P = (self.sum_P - level - self.spare_PT @ from_T) / self.unit
+        up = [(0.0, max(high - at, 0.0) / self.unit) for (_, high), at in zip(self.bounds, from_T, strict=True)]
+        down = [(0.0, max(at - low, 0.0) / self.unit) for (low, _), at in zip(self.bounds, from_T, strict=True)]
+        cost = np.tile(self.count_T.astype(np.float64), 2)
+        answer = linprog(cost, np.hstack([self.spare_PT, -self.spare_PT]), room_P, bounds=[*up, *down])
+        if not answer.success:
+            return otherwise_T
+        found_T: Floats = from_T + (answer.x[:T] - answer.x[T:]) * self.unit
+        return found_T

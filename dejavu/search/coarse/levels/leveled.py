@@ -5,6 +5,7 @@ Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +26,7 @@ _MORE_LEVELS = 3  # than the best plan has stages, if plans can have so many; wi
 _MOST_BYTES = 9e8  # of what is kept for each level
 _MOST_PASSES, _ROUNDS_EACH = 8, 3  # of prices with all cuts, which begin with those that few cuts need
 _LEAST_GAIN, _MOST_IDLE = 0.95, 3  # of what was missing: a pass that leaves more is idle; so many end it, as some leap
+_MOST_MET = 200  # of the plans that prices brought forth with all cuts, the last ones
 _MORE = 0.01  # of the best price: by so much the limit and the cutoff are higher where there are fewer cuts
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
@@ -38,7 +40,7 @@ class Leveled:
     """
 
     def __init__(self, relaxed: Relaxed, few: Leveled | None = None, *, num_levels: int | None = None) -> None:
-        """`few`: the same with some of the cuts, for prices to begin with; `num_levels` in place of the best plan's."""
+        """`few`: the same with some of these cuts, for prices at first; `num_levels` in place of the best plan's."""
         self._relaxed, self._few = relaxed, few
         L1 = relaxed.seconds_CL1.shape[1]
         A = len(relaxed.links.latency_AA)
@@ -67,7 +69,8 @@ class Leveled:
     def counting(self, num_stages: int) -> Leveled:
         """The same with levels for this many stages, and some more, where these are more than there are."""
         wanted = self.wanted_levels(self._relaxed, num_stages)
-        return self if wanted <= self._num else Leveled(self._relaxed, self._few, num_levels=wanted)
+        few = None if self._few is None else self._few.counting(num_stages)
+        return self if wanted <= self._num else Leveled(self._relaxed, few, num_levels=wanted)
 
     @staticmethod
     def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:
@@ -102,20 +105,20 @@ class Leveled:
         Prices bound Σ; then states and configurations go whose every plan comes to the cutoff at these prices.
         `near_seconds`: see `CuttingPlanes.bound`.
         """
-        alive_NL1 = self._alive(known)
-        if not alive_NL1[:, 0].any():
-            return replace(known, alive_NL1=alive_NL1, sum_seconds=np.inf)
-        known = replace(known, alive_NL1=alive_NL1)
+        known = replace(known, alive_NL1=self._alive(known))
         if self._few is None:
             return self._looked(known, limit, cutoff, MOST_ROUNDS, near_seconds)
-        known = replace(known, prices_R=self.guessed(known, limit, cutoff).prices_R)
-        known = self.glanced(known, limit, cutoff)
-        if known.sum_seconds >= cutoff or self._relaxed.best.is_late:
-            return known
-        return self.looked(known, limit, cutoff)
+        for _ in range(_MOST_PASSES):
+            guess = self.guessed(known, limit, cutoff, near_seconds)
+            if guess.sum_seconds < known.sum_seconds + (1 - _LEAST_GAIN) * (cutoff - known.sum_seconds):
+                break
+            known = self.glanced(replace(known, prices_R=guess.prices_R), limit, cutoff)
+            if known.sum_seconds >= cutoff or self._relaxed.best.is_late:
+                break
+        return known
 
     def glanced(self, known: Kept, limit: float, cutoff: float) -> Kept:
-        """What the prices say that are known, and what is left at them: where they are good, few states."""
+        """What the prices say that are known, and where that is something what is left at them: maybe few states."""
         return self._looked(replace(known, alive_NL1=self._alive(known)), limit, cutoff, 1)
 
     def looked(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
@@ -134,37 +137,57 @@ class Leveled:
     def _looked(self, known: Kept, limit: float, cutoff: float, most_rounds: int, near_seconds: float = 0.0) -> Kept:
         """What so many rounds of prices say, and what is left at the best of them; Σ inf: nothing is."""
         assert known.alive_NL1 is not None
-        among_K, alive_NL1 = known.among_K, known.alive_NL1
-        if not alive_NL1[:, 0].any():
+        if not known.alive_NL1[:, 0].any():
             return replace(known, sum_seconds=np.inf)
-        levels = self._levels(alive_NL1, among_K, limit)
-        sum_seconds, prices_R = self._relaxed.bound(
-            lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
-            lambda plan: self._allows(plan, among_K, levels),
-            cutoff,
-            known.prices_R,
-            most_rounds,
-            near_seconds,
-        )
+        levels = self._levels(known.alive_NL1, known.among_K, limit)
+        sum_seconds, prices_R = self._bound(known, levels, limit, cutoff, most_rounds, near_seconds)
+        if most_rounds == 1 and sum_seconds <= known.sum_seconds:
+            return known
         known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= cutoff or self._relaxed.best.is_late:
             return known
         return self._narrowed(known, limit, cutoff, levels, is_filled=most_rounds == 1)
 
     def guessed(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
-        """The prices, and Σ, of plans that cut where `few` does; what prices bring forth is kept for all cuts."""
+        """The best prices, and Σ at them, of plans that cut where `few` does and of those met with all cuts.
+
+        Of those that were met before, under other limits too, as far as they are of interest here: they often have
+        stages that are too short for few cuts, and prices without them say nothing of all cuts.
+        """
         few = self._few
         assert few is not None
-        cuts, planes, before = few._relaxed.cuts_L1, few._relaxed.planes, len(few._relaxed.planes.known)
-        alive_NL1 = np.ascontiguousarray(self._alive(known)[:, cuts])  # loops are compiled for one order
-        own = replace(known, alive_NL1=alive_NL1, after_L1=known.after_L1[cuts], most_L1=None, sum_seconds=0.0)
+        cuts, alive_NL1 = np.searchsorted(self._relaxed.cuts_L1, few._relaxed.cuts_L1), self._alive(known)
+        levels = self._levels(alive_NL1, known.among_K, limit)
+        met = [plan for plan in self._relaxed.planes.known[-_MOST_MET:] if self._allows(plan, known.among_K, levels)]
         more = _MORE * self._relaxed.best.step_seconds  # few cuts cost more
-        own = few.tightened(own, limit + more, cutoff + more, near_seconds)
-        for plan in planes.known[before:]:
-            assert plan.stages_3S is not None
-            stages_3S = np.array([plan.stages_3S[0], cuts[plan.stages_3S[1]], cuts[plan.stages_3S[2]]])
-            self._relaxed.planes.known.append(replace(plan, stages_3S=stages_3S))
-        return replace(known, prices_R=own.prices_R, sum_seconds=own.sum_seconds)
+        few_NL1 = np.ascontiguousarray(alive_NL1[:, cuts])  # loops are compiled for one order
+        few_levels = few._levels(few_NL1, known.among_K, limit + more)
+        sum_seconds, prices_R = few._bound(
+            known, few_levels, limit + more, cutoff + more, MOST_ROUNDS, near_seconds, met
+        )
+        return replace(known, prices_R=prices_R, sum_seconds=sum_seconds)
+
+    def _bound(
+        self,
+        known: Kept,
+        levels: counted.Levels,
+        limit: float,
+        cutoff: float,
+        most_rounds: int,
+        near_seconds: float,
+        also: Sequence[PricedPlan] = (),
+    ) -> tuple[float, Floats]:
+        """A bound on Σ, up to the cutoff, and its prices."""
+        among_K = known.among_K
+        return self._relaxed.bound(
+            lambda prices_R: self._cheapest(limit, self._ways(among_K, prices_R), levels, prices_R),
+            lambda plan: self._allows(plan, among_K, levels),
+            cutoff,
+            known.prices_R,
+            most_rounds,
+            near_seconds,
+            also,
+        )
 
     def cheapest(self, known: Kept, limit: float) -> PricedPlan | None:
         """The cheapest plan of the relaxed problem at the prices that are known."""
