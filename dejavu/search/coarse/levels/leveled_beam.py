@@ -24,6 +24,7 @@ from dejavu.search.coarse.windows import Links
 Ints = NDArray[np.int64]
 
 _STOPS = 3  # of a stage from one state under one configuration, those with the least bounds
+_ROOM = 8  # times as many labels as are kept are found before only the best of them are
 # Columns of a label: its parent, its cut, the configuration of the stage that ends there (its place in K), its devices.
 _PARENT, _CUT, _HOW, _PACKED = range(4)
 
@@ -69,38 +70,35 @@ class Found(NamedTuple):
 @njit(cache=True, nogil=True)
 def beam(guide: Guide) -> Ints:
     """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; no stages: none was."""
-    aim, ways, levels, devices = guide.aim, guide.ways, guide.levels, guide.devices
+    aim, ways, levels = guide.aim, guide.ways, guide.levels
     J, N, _, L1 = guide.rest_JNAL1.shape
     label_M4 = np.zeros((N * aim.width + 1, 4), np.int64)
     seconds_MJ1 = np.zeros((N * aim.width + 1, J + 1))  # Σ so far, and each price of the devices so far
-    room = (aim.width + 1) * len(ways.among_K) * _STOPS
+    room = _ROOM * aim.width + len(ways.among_K) * _STOPS  # what one label may be continued by, and more
     found = Found(np.empty((room, 4), np.int64), np.empty((room, J + 2)))
+    kept = np.empty(aim.width, np.int64)
     count, begin, end = 1, 1, 1  # the first label is the beginning of every plan
     best, last, last_how = aim.cutoff, -1, 0
     for n in range(N - 1, 0, -1):
-        num_found = 0
+        num_found, most = 0, best
         for m in range(begin - 1, end):
             at = 0 if m == begin - 1 else m  # the beginning, of plans with n stages
             if at == 0 and not levels.alive_NL1[n, 0]:
                 continue
-            num_found = _continued(guide, n, at, label_M4[at], seconds_MJ1[at], best, found, num_found)
-        begin = count
-        for i in np.argsort(found.seconds_MJ2[:num_found, 0]):
-            if count - begin == aim.width or found.seconds_MJ2[i, 0] >= best:
-                break
-            if found.label_M4[i, _CUT] == L1 - 1:
-                if not devices.use_all or found.label_M4[i, _PACKED] == devices.have:
-                    best, last, last_how = found.seconds_MJ2[i, 1], found.label_M4[i, _PARENT], found.label_M4[i, _HOW]
-                continue
-            is_new = True
-            for m in range(begin, count):
-                if label_M4[m, _CUT] == found.label_M4[i, _CUT] and label_M4[m, _PACKED] == found.label_M4[i, _PACKED]:
-                    is_new = False
-                    break
-            if is_new:
-                label_M4[count], seconds_MJ1[count] = found.label_M4[i], found.seconds_MJ2[i, 1:]
-                count += 1
-        end = count
+            before = num_found
+            num_found = _continued(guide, n, at, label_M4[at], seconds_MJ1[at], most, found, num_found)
+            for i in range(before, num_found):
+                is_whole = found.label_M4[i, _CUT] == L1 - 1
+                if is_whole and found.seconds_MJ2[i, 1] < best and _uses_enough(guide.devices, found.label_M4[i]):
+                    best, last, last_how = found.seconds_MJ2[i, 1], at, found.label_M4[i, _HOW]
+                    most = min(most, best)
+            if num_found >= _ROOM * aim.width:
+                num_found = _best_of(found, num_found, most, L1 - 1, kept)
+                if num_found == aim.width:
+                    most = min(most, found.seconds_MJ2[num_found - 1, 0])
+        begin, end = count, count + _best_of(found, num_found, best, L1 - 1, kept)
+        label_M4[begin:end], seconds_MJ1[begin:end] = found.label_M4[: end - begin], found.seconds_MJ2[: end - begin, 1:]
+        count = end
     stages = np.empty((3, N), np.int64)
     num = 0
     if last >= 0:
@@ -113,6 +111,36 @@ def beam(guide: Guide) -> Ints:
                 break
             how, stop, m = label_M4[m, _HOW], label_M4[m, _CUT], label_M4[m, _PARENT]
     return stages[:, :num][:, ::-1].copy()
+
+
+@njit(cache=True, nogil=True)
+def _uses_enough(devices: Devices, label_4: Ints) -> bool:
+    """Whether a whole plan leaves no device idle, where none may be."""
+    return not devices.use_all or label_4[_PACKED] == devices.have
+
+
+@njit(cache=True, nogil=True)
+def _best_of(found: Found, num_found: int, most: float, last_cut: int, kept: Ints) -> int:
+    """Move the labels with the least bounds to the front, as many as `kept` has room for; how many these are.
+
+    Of those at one cut with the same devices one; none of whole plans; none that comes to `most`.
+    """
+    label_M4, seconds_MJ2 = found
+    num = 0
+    for i in np.argsort(seconds_MJ2[:num_found, 0]):
+        if num == len(kept) or seconds_MJ2[i, 0] >= most:
+            break
+        is_new = label_M4[i, _CUT] != last_cut
+        for k in range(num):
+            if not is_new:
+                break
+            j = kept[k]
+            is_new = label_M4[j, _CUT] != label_M4[i, _CUT] or label_M4[j, _PACKED] != label_M4[i, _PACKED]
+        if is_new:
+            kept[num] = i
+            num += 1
+    label_M4[:num], seconds_MJ2[:num] = label_M4[kept[:num]], seconds_MJ2[kept[:num]]
+    return num
 
 
 @njit(cache=True, nogil=True)
