@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from threading import Event
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
 
 import numpy as np
 
@@ -18,17 +17,18 @@ from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
-_MOST_HIGHER = 3.0  # times as high the best limit is at most where more stages are counted
+_MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
+_MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
 _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_FINER_STEPS = (0.98, 1.0, 0.96, 0.99, 0.97)  # and from a plan over fewer cuts, whose stages are less even
-_FINEST_STEPS = (0.95, 0.91, 0.87)  # and from one over many times fewer
-_GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
-_FINEST_GAPS = (0.02, 0.05, 0.15)  # the same over the most cuts, where each takes seconds
+_FINER_STEPS = (0.97, 1.0, 0.93, 0.89, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
+_FINEST_STEPS = (0.97, 0.92)  # and over many times more
+_GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
+_FINER_GAPS = (0.005, 0.02, 0.06)  # the same over more cuts, where each takes longer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
-_WIDTHS, _FINER_WIDTH = (64, 1024), 256  # of the beam, in labels at a cut
+_WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
 
 
 def look_for_plans(
@@ -53,31 +53,24 @@ def look_for_plans(
     until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
     sought.count(quick.num_levels)
-    one = _Looking(
-        quick, best, until, improve, replace(quick.everything(), prices_R=known.prices_R), _GAPS, sought.enough
-    )
+    one = _Looking(quick, best, until, improve, quick.everything_at(known.prices_R), _GAPS, sought.enough)
     first, *near = [step * limit for step in _STEPS]
     found = one.improves(_WIDTHS[0], [first])
     if not found:  # one with a higher bottleneck may be many times better, too
         found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
 
-    def closer(look: Leveled, gaps: Sequence[float]) -> tuple[_Looking, float]:
-        assert best.plan is not None
-        look = look.counting(len(best.plan.stages))
-        known = replace(look.everything(), prices_R=one.known.prices_R)
-        own_seconds = _bottleneck_seconds(look.problem, best.plan) if found else limit
-        return _Looking(look, best, until, improve, known, gaps, sought.enough), own_seconds
-
-    for look in looks[2:]:
-        finest, own_seconds = closer(look, _FINEST_GAPS)
-        sought.give(partial(finest.descends, _FINER_WIDTH, [step * own_seconds for step in _FINEST_STEPS]))
-    found = one.improves(_WIDTHS[0], near) or found
-    one.improves(_WIDTHS[1], [first, *near])
-    for look in looks[1:2]:
-        one, own_seconds = closer(look, _GAPS)
-        one.improves(_FINER_WIDTH, [step * own_seconds for step in _FINER_STEPS])
+    if len(looks) == 1:
+        one.improves(_WIDTHS[0], near)
+        one.improves(_WIDTHS[1], [first, *near])
+        return one.about_seconds
+    closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=(until[1], until[1])) for look in looks[1:]]
+    descents = [_Descent(best, steps) for steps in (_FINER_STEPS, _FINEST_STEPS)]
+    if len(closer) > 1:
+        helpers = [looking.beside() for looking in closer]
+        sought.give(lambda: [descent.helped(looking) for descent, looking in zip(descents, helpers, strict=False)])
+    abouts = [descent.helped(looking) for descent, looking in zip(descents, closer, strict=False)]
     sought.wait_for_help()
-    return one.about_seconds
+    return min(abouts)
 
 
 @dataclass
@@ -102,6 +95,10 @@ class _Looking:
     enough: Event
     about_seconds: float = np.inf
 
+    def beside(self) -> _Looking:
+        """The same for another thread."""
+        return replace(self, look=self.look.beside())
+
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
@@ -114,17 +111,65 @@ class _Looking:
         for limit in limits:
             if self.is_late or (once and self.best.step_seconds < before):
                 break
-            here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
+            here = self._tightened(limit, self.best.step_seconds * (1 + _WORTH) - limit)
             self.about_seconds = min(self.about_seconds, here.sum_seconds + limit)
             self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
             _deepen(self.look, self.best, here, limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
 
-    def descends(self, width: int, limits: Sequence[float]) -> None:
-        """The same under one limit after the other, until one brings nothing."""
-        for limit in limits:
-            if not self.improves(width, [limit]):
-                return
+
+    def _tightened(self, limit: float, cutoff: float) -> Kept:
+        """What is left near the bound, up to the last gap: a part of the states, so that prices take a part of the time.
+
+        Of all, where the prices of the limit before have a bound that is too low.
+        """
+        glance = self.look.glanced(self.known, limit, cutoff)
+        near = (glance.sum_seconds + limit) * (1 + self.gaps[-1]) - limit
+        if near < cutoff:
+            few = self.look.glanced(replace(glance, sum_seconds=0.0), limit, near)
+            here = self.look.tightened(few, limit, near)
+            if here.sum_seconds < near:
+                return here
+            glance = replace(glance, prices_R=here.prices_R)
+        return self.look.tightened(glance, limit, cutoff)
+
+
+@dataclass
+class _Descent:
+    """Limits next to the best plan's own bottleneck, from it on again whenever a better one was met.
+
+    Attributes:
+        steps: these limits, in that one.
+    """
+
+    best: Incumbent
+    steps: Sequence[float]
+    _begin_seconds: float = np.inf
+    _num_taken: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def helped(self, looking: _Looking) -> float:
+        """Take limits, as other threads do, and look at them until all were looked at, or it is late.
+
+        Returns what no plan is much below, about.
+        """
+        assert self.best.plan is not None
+        look = looking.look.counting(len(self.best.plan.stages))
+        looking.look, looking.known, looking.about_seconds = look, look.everything_at(looking.known.prices_R), np.inf
+        while not looking.is_late and (limit := self._next(look.problem)) is not None:
+            looking.improves(_FINER_WIDTH, [limit])
+        return looking.about_seconds
+
+    def _next(self, problem: Problem) -> float | None:
+        assert self.best.plan is not None
+        with self._lock:
+            own_seconds = _bottleneck_seconds(problem, self.best.plan)
+            if own_seconds != self._begin_seconds:
+                self._begin_seconds, self._num_taken = own_seconds, 0
+            if self._num_taken == len(self.steps):
+                return None
+            self._num_taken += 1
+            return self.steps[self._num_taken - 1] * own_seconds
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
@@ -142,11 +187,11 @@ def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -
         if plan is None or best.elapsed_seconds > until_seconds:
             return look, limit, known
         assert plan.stages_3S is not None
-        deeper = look.counting(plan.stages_3S.shape[1])
+        deeper = look.counting(int(_MORE_STAGES * plan.stages_3S.shape[1]))
         if deeper is look:
             return look, limit, known
         low, high = math.log(limit), min(high, math.log(_MOST_HIGHER * limit))
-        look, top = deeper, replace(deeper.everything(), prices_R=known.prices_R, sum_seconds=top.sum_seconds)
+        look, top = deeper, replace(deeper.everything_at(known.prices_R), sum_seconds=top.sum_seconds)
 
 
 def _bottleneck_seconds(problem: Problem, plan: Plan) -> float:

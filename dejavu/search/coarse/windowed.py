@@ -135,10 +135,10 @@ class WindowedBound:
         if self._num_fewer is None:
             return [Leveled(relaxed.at_cuts(self._cuts, _PATIENCE))]
         fewer = boundaries(relaxed.problem, self._num_fewer)
-        looks = [Leveled(relaxed.at_cuts(cuts, _PATIENCE)) for cuts in (fewer, self._cuts)]
+        looks = [Leveled(relaxed.at_cuts(fewer, _PATIENCE)), Leveled(relaxed.at_cuts(self._cuts))]
         if self._is_helped:
             cuts = np.union1d(self._cuts, boundaries(relaxed.problem, _FEWER * self.num_cuts))
-            looks.append(Leveled(relaxed.at_cuts(cuts), Leveled(relaxed.at_cuts(self._cuts, is_near=True))))
+            looks.append(Leveled(relaxed.at_cuts(cuts)))
         return looks
 
     @property

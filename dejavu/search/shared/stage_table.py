@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,17 @@ class StageTable:
 
     @classmethod
     def of(cls, problem: Problem) -> StageTable:
+        """The table of a problem; made once, as that of thousands of layers takes a second and some hundred megabytes.
+
+        Searches that run one after the other, and beside each other, ask for the same.
+        """
+        table = _TABLES.get(problem)
+        if table is None:
+            table = _TABLES[problem] = cls._made(problem)
+        return table
+
+    @classmethod
+    def _made(cls, problem: Problem) -> StageTable:
         links = [problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC]
         nothing = np.zeros((1, 1, _COLUMNS)), np.zeros((1, 1, 3)), np.zeros((1, 1, 1))
         additive = isinstance(problem.costs, AdditiveCosts)
@@ -87,6 +99,9 @@ class StageTable:
             kinds=_kinds(problem),
             rules=(_needs(problem), problem.num_microbatches - 1, problem.use_all_devices),
         )
+
+
+_TABLES: WeakKeyDictionary[Problem, StageTable] = WeakKeyDictionary()  # while somebody holds the problem
 
 
 def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:

@@ -63,6 +63,8 @@ class Leveled:
     def beside(self, few: Leveled | None = None) -> Leveled:
         """The same for another thread; `prepare` comes first, and what it does is then shared."""
         other = copy(self)
+        if few is None and self._few is not None:
+            few = self._few.beside()
         other._few, other._rest_NAL1 = few, np.empty_like(self._rest_NAL1)
         return other
 
@@ -98,6 +100,10 @@ class Leveled:
         """Nothing is known yet."""
         C, L1 = self._relaxed.seconds_CL1.shape
         return Kept(np.arange(C), np.zeros(L1, dtype=np.int64), np.zeros(len(self._relaxed.devices.count_R)))
+
+    def everything_at(self, prices_R: Floats) -> Kept:
+        """Nothing is known yet but prices."""
+        return replace(self.everything(), prices_R=prices_R)
 
     def tightened(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> Kept:
         """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
