@@ -10,6 +10,7 @@ from threading import Event, Lock
 import numpy as np
 
 from dejavu.plans import Plan, Problem, price
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
@@ -63,14 +64,22 @@ def look_for_plans(
         one.improves(_WIDTHS[0], near)
         one.improves(_WIDTHS[1], [first, *near])
         return one.about_seconds
-    closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=(until[1], until[1])) for look in looks[1:]]
+    until = (until[1], until[1])
+    closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=until) for look in looks[1:]]
     descents = [_Descent(best, steps) for steps in (_FINER_STEPS, _FINEST_STEPS)]
+
+    def descend(lookings: Sequence[_Looking]) -> float:
+        prices_R = one.known.prices_R
+        for descent, looking in zip(descents, lookings, strict=False):
+            prices_R = descent.helped(looking, prices_R)
+        return min(looking.about_seconds for looking in lookings)
+
     if len(closer) > 1:
         helpers = [looking.beside() for looking in closer]
-        sought.give(lambda: [descent.helped(looking) for descent, looking in zip(descents, helpers, strict=False)])
-    abouts = [descent.helped(looking) for descent, looking in zip(descents, closer, strict=False)]
+        sought.give(lambda: descend(helpers))
+    about_seconds = descend(closer)
     sought.wait_for_help()
-    return min(abouts)
+    return about_seconds
 
 
 @dataclass
@@ -148,17 +157,17 @@ class _Descent:
     _num_taken: int = 0
     _lock: Lock = field(default_factory=Lock)
 
-    def helped(self, looking: _Looking) -> float:
+    def helped(self, looking: _Looking, prices_R: Floats) -> Floats:
         """Take limits, as other threads do, and look at them until all were looked at, or it is late.
 
-        Returns what no plan is much below, about.
+        From these prices on; returns the last ones.
         """
         assert self.best.plan is not None
         look = looking.look.counting(len(self.best.plan.stages))
-        looking.look, looking.known, looking.about_seconds = look, look.everything_at(looking.known.prices_R), np.inf
+        looking.look, looking.known, looking.about_seconds = look, look.everything_at(prices_R), np.inf
         while not looking.is_late and (limit := self._next(look.problem)) is not None:
             looking.improves(_FINER_WIDTH, [limit])
-        return looking.about_seconds
+        return looking.known.prices_R
 
     def _next(self, problem: Problem) -> float | None:
         assert self.best.plan is not None
