@@ -18,15 +18,15 @@ from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
-_MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
+_MOST_HIGHER = 3.0  # times as high the best limit is at most where more stages are counted
 _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
 _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_FINER_STEPS = (0.97, 1.0, 0.93, 0.89, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
+_FINER_STEPS = (0.97, 0.89, 1.0, 0.93, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
 _FINEST_STEPS = (0.97, 0.92)  # and over many times more
-_GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.005, 0.02, 0.06)  # the same over more cuts, where each takes longer
+_GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
+_FAR_GAPS, _FINER_GAPS = (0.02, 0.1, 1.0), (0.01, 0.04)  # the same under far limits, and over more cuts: fewer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
@@ -58,7 +58,8 @@ def look_for_plans(
     first, *near = [step * limit for step in _STEPS]
     found = one.improves(_WIDTHS[0], [first])
     if not found:  # one with a higher bottleneck may be many times better, too
-        found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
+        far = replace(one, gaps=_FAR_GAPS)
+        found = far.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
 
     if len(looks) == 1:
         one.improves(_WIDTHS[0], near)
