@@ -23,10 +23,11 @@ _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the ne
 _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_FINER_STEPS = (0.97, 0.89, 1.0, 0.93, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
+_FINER_STEPS = (0.97, None, 1.0, 0.93, 1.03)  # of the best plan's bottleneck, over more cuts; None: a bold one
+_BOLD = (0.85, 0.91)  # at least and at most: to the limit where the bound is least over few cuts
 _FINEST_STEPS = (0.97, 0.92)  # and over many times more
 _GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
-_FAR_GAPS, _FINER_GAPS = (0.02, 0.1, 1.0), (0.01, 0.04)  # the same under far limits, and over more cuts: fewer
+_FINER_GAPS, _WITHIN = (0.02,), 0.05  # the same over more cuts, and of which plans is known there what is left
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
@@ -58,8 +59,7 @@ def look_for_plans(
     first, *near = [step * limit for step in _STEPS]
     found = one.improves(_WIDTHS[0], [first])
     if not found:  # one with a higher bottleneck may be many times better, too
-        far = replace(one, gaps=_FAR_GAPS)
-        found = far.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
+        found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
 
     if len(looks) == 1:
         one.improves(_WIDTHS[0], near)
@@ -67,7 +67,7 @@ def look_for_plans(
         return one.about_seconds
     until = (until[1], until[1])
     closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=until) for look in looks[1:]]
-    descents = [_Descent(best, steps) for steps in (_FINER_STEPS, _FINEST_STEPS)]
+    descents = [_Descent(best, steps, limit) for steps in (_FINER_STEPS, _FINEST_STEPS)]
 
     def descend(lookings: Sequence[_Looking]) -> float:
         prices_R = one.known.prices_R
@@ -134,7 +134,7 @@ class _Looking:
         Of all, where the prices of the limit before have a bound that is too low.
         """
         glance = self.look.glanced(self.known, limit, cutoff)
-        near = (glance.sum_seconds + limit) * (1 + self.gaps[-1]) - limit
+        near = (glance.sum_seconds + limit) * (1 + max(_WITHIN, self.gaps[-1])) - limit
         if near < cutoff:
             few = self.look.glanced(replace(glance, sum_seconds=0.0), limit, near)
             here = self.look.tightened(few, limit, near)
@@ -149,11 +149,13 @@ class _Descent:
     """Limits next to the best plan's own bottleneck, from it on again whenever a better one was met.
 
     Attributes:
-        steps: these limits, in that one.
+        steps: these limits, in that one; None: as near to `about_seconds` as `_BOLD` says.
+        about_seconds: the limit where the bound is least, about.
     """
 
     best: Incumbent
-    steps: Sequence[float]
+    steps: Sequence[float | None]
+    about_seconds: float
     _begin_seconds: float = np.inf
     _num_taken: int = 0
     _lock: Lock = field(default_factory=Lock)
@@ -179,7 +181,9 @@ class _Descent:
             if self._num_taken == len(self.steps):
                 return None
             self._num_taken += 1
-            return self.steps[self._num_taken - 1] * own_seconds
+            step = self.steps[self._num_taken - 1]
+            low, high = _BOLD
+            return own_seconds * (min(max(self.about_seconds / own_seconds, low), high) if step is None else step)
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
