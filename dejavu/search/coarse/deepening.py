@@ -18,16 +18,15 @@ from dejavu.search.coarse.relaxed import Kept
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
-_MOST_HIGHER = 3.0  # times as high the best limit is at most where more stages are counted
+_MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
 _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
 _CLOSE = 0.06  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_FINER_STEPS = (0.97, None, 1.0, 0.93, 1.03)  # of the best plan's bottleneck, over more cuts; None: a bold one
-_BOLD = (0.85, 0.91)  # at least and at most: to the limit where the bound is least over few cuts
+_FINER_STEPS = (0.97, 1.0, 0.93, 0.89, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
 _FINEST_STEPS = (0.97, 0.92)  # and over many times more
-_GAPS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS, _WITHIN = (0.02,), 0.05  # the same over more cuts, and of which plans is known there what is left
+_GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
+_FINER_GAPS = (0.005, 0.02, 0.06)  # the same over more cuts, where each takes longer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
@@ -67,7 +66,7 @@ def look_for_plans(
         return one.about_seconds
     until = (until[1], until[1])
     closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=until) for look in looks[1:]]
-    descents = [_Descent(best, steps, limit) for steps in (_FINER_STEPS, _FINEST_STEPS)]
+    descents = [_Descent(best, steps) for steps in (_FINER_STEPS, _FINEST_STEPS)]
 
     def descend(lookings: Sequence[_Looking]) -> float:
         prices_R = one.known.prices_R
@@ -134,7 +133,7 @@ class _Looking:
         Of all, where the prices of the limit before have a bound that is too low.
         """
         glance = self.look.glanced(self.known, limit, cutoff)
-        near = (glance.sum_seconds + limit) * (1 + max(_WITHIN, self.gaps[-1])) - limit
+        near = (glance.sum_seconds + limit) * (1 + self.gaps[-1]) - limit
         if near < cutoff:
             few = self.look.glanced(replace(glance, sum_seconds=0.0), limit, near)
             here = self.look.tightened(few, limit, near)
@@ -149,13 +148,11 @@ class _Descent:
     """Limits next to the best plan's own bottleneck, from it on again whenever a better one was met.
 
     Attributes:
-        steps: these limits, in that one; None: as near to `about_seconds` as `_BOLD` says.
-        about_seconds: the limit where the bound is least, about.
+        steps: these limits, in that one.
     """
 
     best: Incumbent
-    steps: Sequence[float | None]
-    about_seconds: float
+    steps: Sequence[float]
     _begin_seconds: float = np.inf
     _num_taken: int = 0
     _lock: Lock = field(default_factory=Lock)
@@ -181,9 +178,7 @@ class _Descent:
             if self._num_taken == len(self.steps):
                 return None
             self._num_taken += 1
-            step = self.steps[self._num_taken - 1]
-            low, high = _BOLD
-            return own_seconds * (min(max(self.about_seconds / own_seconds, low), high) if step is None else step)
+            return self.steps[self._num_taken - 1] * own_seconds
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:

@@ -36,7 +36,6 @@ _THINNEST = 0.02  # of a range, a part of it
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _PATIENCE = 0.3  # see `CuttingPlanes`: plans are looked for at prices that need not be the best
-_EXACT = 0.1  # the same where beams should come as near to the bound as there are plans
 _FEWER = 3  # times fewer cuts, over which plans are looked for first, and times more, over which they are in the end
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 
@@ -136,10 +135,10 @@ class WindowedBound:
         if self._num_fewer is None:
             return [Leveled(relaxed.at_cuts(self._cuts, _PATIENCE))]
         fewer = boundaries(relaxed.problem, self._num_fewer)
-        looks = [Leveled(relaxed.at_cuts(fewer, _PATIENCE)), Leveled(relaxed.at_cuts(self._cuts, _EXACT))]
+        looks = [Leveled(relaxed.at_cuts(fewer, _PATIENCE)), Leveled(relaxed.at_cuts(self._cuts))]
         if self._is_helped:
             cuts = np.union1d(self._cuts, boundaries(relaxed.problem, _FEWER * self.num_cuts))
-            looks.append(Leveled(relaxed.at_cuts(cuts, _EXACT)))
+            looks.append(Leveled(relaxed.at_cuts(cuts)))
         return looks
 
     @property
