@@ -41,10 +41,10 @@ def look_for_plans(
 
     Args:
         looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
-            A third one is looked at beside the second, by who helps.
+            From the second on under limits next to the best plan's own bottleneck, by who helps, too.
         until_seconds: as the search's clock has it; as long again while the best plan is far from the bound, since
             below such a plan little can be proved.
-        sought: is told what is known, and given the third look.
+        sought: is told what is known, and given a part of the looks from the second on, where there are three.
     """
     if best.plan is None:
         return 0.0
@@ -126,9 +126,8 @@ class _Looking:
             _deepen(self.look, self.best, here, limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
 
-
     def _tightened(self, limit: float, cutoff: float) -> Kept:
-        """What is left near the bound, up to the last gap: a part of the states, so that prices take a part of the time.
+        """What is left near the bound, up to the last gap: of few states, so that prices take a part of the time.
 
         Of all, where the prices of the limit before have a bound that is too low.
         """

@@ -96,8 +96,12 @@ def beam(guide: Guide) -> Ints:
                 num_found = _best_of(found, num_found, most, L1 - 1, kept)
                 if num_found == aim.width:
                     most = min(most, found.seconds_MJ2[num_found - 1, 0])
-        begin, end = count, count + _best_of(found, num_found, best, L1 - 1, kept)
-        label_M4[begin:end], seconds_MJ1[begin:end] = found.label_M4[: end - begin], found.seconds_MJ2[: end - begin, 1:]
+        begin = count
+        end = count = begin + _best_of(found, num_found, best, L1 - 1, kept)
+        label_M4[begin:end], seconds_MJ1[begin:end] = (
+            found.label_M4[: end - begin],
+            found.seconds_MJ2[: end - begin, 1:],
+        )
         count = end
     stages = np.empty((3, N), np.int64)
     num = 0
