@@ -140,9 +140,10 @@ class Sought:
             self._helped.set()
 
     def wait_for_help(self) -> None:
-        """Until what was given is done."""
+        """Until what was given is done; then it is let go, with some hundred megabytes."""
         if self._work is not None:
             self._helped.wait()
+            self._work = None
 
     def end(self) -> None:
         for event in (self.counted, self.given, self.found):

@@ -102,7 +102,6 @@ def beam(guide: Guide) -> Ints:
             found.label_M4[: end - begin],
             found.seconds_MJ2[: end - begin, 1:],
         )
-        count = end
     stages = np.empty((3, N), np.int64)
     num = 0
     if last >= 0:
