@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,6 @@ from dejavu.search.shared.stage_table import StageTable
 
 _GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
 _MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
-_NEAR = 0.03  # of the price: of a plan this near to the bound rounds over clusters seldom find a better one
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
 
@@ -92,58 +90,44 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
-        bound, sought, ended = WindowedBound(problem, best), Sought(), Event()
+        improve = _Improving(problem, best, _FIRST_REACH)
+        bound, sought, ended = WindowedBound(problem, best, improve=improve), Sought(), Event()
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap, sought)
             proof.add_done_callback(lambda _: ended.set())
             helpers = [pool.submit(bound.help) for _ in range(min(num_cores(), _MOST_THREADS) - 2)]
             try:
-                about_seconds = self._look(bound, kept, best, num_clusters, seed, sought)
+                self._look(bound, kept, best, num_clusters, seed, sought)
             finally:
                 sought.end()
-            rounds = iter(range(self.num_rounds))
-            if about_seconds < best.step_seconds * (1 - _NEAR):
-                self._rounds(kept, best, num_clusters, seed, rounds, ended)
+            if not bound.counts_in_state:
+                self._rounds(kept, best, num_clusters, seed, ended)
             bound.help()
             for helper in helpers:
                 helper.result()
             proved_seconds = proof.result()
-        if not bound.is_late and proved_seconds < best.step_seconds * (1 - max(_NEAR, self.relative_gap)):
-            self._rounds(kept, best, num_clusters, seed, rounds, None)
         best.take_over()
         return self._combined(best, proved_seconds)
 
-    def _rounds(
-        self,
-        kept: Undominated,
-        best: Incumbent,
-        num_clusters: int,
-        seed: int,
-        rounds: Iterator[int],
-        ended: Event | None,
-    ) -> None:
-        """What is left of the rounds, while there is time and nothing has ended, each over one cluster more."""
-        while best.remaining_seconds > 0 and not (ended is not None and ended.is_set()):
-            k = next(rounds, None)
-            if k is None:
+    def _rounds(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, ended: Event) -> None:
+        """Search while there is time and the proof has not ended, each round over one cluster more."""
+        for k in range(self.num_rounds):
+            if best.remaining_seconds < 0 or ended.is_set():
                 return
             best.take_over()
             self._round(kept, best, num_clusters + k, seed, ended)
 
     def _look(
         self, bound: WindowedBound, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, sought: Sought
-    ) -> float:
-        """Look for plans before anything near is proved: the proof goes better below a good one.
-
-        Returns what no plan is much below, as far as that is known.
-        """
+    ) -> None:
+        """Look for plans before anything near is proved: the proof goes better below a good one."""
         if not bound.counts_in_state:
             self._round(kept, best, num_clusters, seed, None)
-            return 0.0
+            return
         problem = kept.original
         reach = max(_FIRST_REACH * problem.num_layers / bound.num_cuts, _FIRST_REACH)
         until_seconds = best.elapsed_seconds + self.guided_share * best.budget_seconds
-        return look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach), sought)
+        look_for_plans(bound.plan_looks(), best, until_seconds, _Improving(problem, best, reach), sought)
 
     def _combined(self, best: Incumbent, bound: float) -> Answer:
         """The answer with a bound on all plans of the original problem; inf: there are none."""

@@ -4,82 +4,79 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Event, Lock
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dejavu.plans import Plan, Problem, price
-from dejavu.plans.stage_costs import Floats
+from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
-from dejavu.search.coarse.relaxed import Kept
+from dejavu.search.coarse.relaxed import Kept, bottleneck_seconds
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
 _MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
 _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
-_CLOSE = 0.06  # limits whose logarithms are no further from each other are one
+_CLOSE = 0.1  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_FINER_STEPS = (0.97, 1.0, 0.93, 0.89, 1.03)  # of the best plan's bottleneck, over more cuts than it was met with
-_FINEST_STEPS = (0.97, 0.92)  # and over many times more
+_LOWER = 0.95  # times the limit before
+_MOST_IN_VAIN = 2  # limits without a better plan
+_RISES = 0.01  # of the least bound: from there on it rises
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.005, 0.02, 0.06)  # the same over more cuts, where each takes longer
+_FINER_GAPS = (0.01, 0.04)  # the same over more cuts, where each takes longer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
-_WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
+_WIDTHS, _FINER_WIDTH = (64, 1024), 2048  # of the beam, in labels at a cut
 
 
 def look_for_plans(
     looks: Sequence[Leveled], best: Incumbent, until_seconds: float, improve: Callable[[Plan], None], sought: Sought
-) -> float:
+) -> None:
     """Hand plans that are better than the best one, or little worse, to `improve`, which offers them.
-
-    Returns what no plan is much below, about: the least of the last looks.
 
     Args:
         looks: over few cuts first, then over more: where the bound is least, and at which prices, is nearly the same.
-            From the second on under limits next to the best plan's own bottleneck, by who helps, too.
         until_seconds: as the search's clock has it; as long again while the best plan is far from the bound, since
             below such a plan little can be proved.
-        sought: is told what is known, and given a part of the looks from the second on, where there are three.
+        sought: is told what is known.
     """
     if best.plan is None:
-        return 0.0
-    top = looks[0].glanced(looks[0].everything(), np.inf, np.inf)
+        return
+    top = looks[0].closer(looks[0].everything(), np.inf, np.inf)
     if top.sum_seconds == np.inf:
-        return np.inf
+        return
     until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
-    sought.count(quick.num_levels)
-    one = _Looking(quick, best, until, improve, quick.everything_at(known.prices_R), _GAPS, sought.enough)
+    one = _Looking(quick, best, until, improve, quick.everything_at(known.prices_R), _GAPS, sought)
     first, *near = [step * limit for step in _STEPS]
+    sought.count(quick.num_levels)
     found = one.improves(_WIDTHS[0], [first])
     if not found:  # one with a higher bottleneck may be many times better, too
         found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
-
     if len(looks) == 1:
         one.improves(_WIDTHS[0], near)
         one.improves(_WIDTHS[1], [first, *near])
-        return one.about_seconds
-    until = (until[1], until[1])
-    closer = [replace(one, look=look, gaps=_FINER_GAPS, until_seconds=until) for look in looks[1:]]
-    descents = [_Descent(best, steps) for steps in (_FINER_STEPS, _FINEST_STEPS)]
+        return
+    finer = looks[1].counting(len(best.plan.stages))
+    known = finer.everything_at(one.known.prices_R)
+    _descend(replace(one, look=finer, until_seconds=(until[1], until[1]), known=known, gaps=_FINER_GAPS))
 
-    def descend(lookings: Sequence[_Looking]) -> float:
-        prices_R = one.known.prices_R
-        for descent, looking in zip(descents, lookings, strict=False):
-            prices_R = descent.helped(looking, prices_R)
-        return min(looking.about_seconds for looking in lookings)
 
-    if len(closer) > 1:
-        helpers = [looking.beside() for looking in closer]
-        sought.give(lambda: descend(helpers))
-    about_seconds = descend(closer)
-    sought.wait_for_help()
-    return about_seconds
+def _descend(looking: _Looking) -> None:
+    """Lower and lower limits from the best plan's own bottleneck on, until the bound rises or no plans are met."""
+    best = looking.best
+    assert best.plan is not None
+    limit = bottleneck_seconds(looking.look.problem, best.plan)
+    num_in_vain, least_seconds = 0, np.inf
+    while num_in_vain < _MOST_IN_VAIN and not looking.is_late:
+        is_better, bound_seconds = looking.improves(_FINER_WIDTH, [limit]), looking.about_seconds
+        num_in_vain = 0 if is_better else num_in_vain + 1
+        if bound_seconds > least_seconds * (1 + _RISES):
+            return
+        least_seconds = min(bound_seconds, least_seconds)
+        limit *= _LOWER
 
 
 @dataclass
@@ -91,8 +88,8 @@ class _Looking:
         until_seconds: where the best plan is near the bound, and where it is far.
         known: of all plans, and prices.
         gaps: of the bound, above it, within which beams look for plans.
-        enough: see `Sought`.
-        about_seconds: the least bound that was met.
+        sought: is told what is known under each limit.
+        about_seconds: the last bound.
     """
 
     look: Leveled
@@ -101,18 +98,14 @@ class _Looking:
     improve: Callable[[Plan], None]
     known: Kept
     gaps: Sequence[float]
-    enough: Event
+    sought: Sought
     about_seconds: float = np.inf
-
-    def beside(self) -> _Looking:
-        """The same for another thread."""
-        return replace(self, look=self.look.beside())
 
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
         near_seconds, far_seconds = self.until_seconds
-        return self.enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
+        return self.sought.enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
 
     def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
         """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""
@@ -120,64 +113,12 @@ class _Looking:
         for limit in limits:
             if self.is_late or (once and self.best.step_seconds < before):
                 break
-            here = self._tightened(limit, self.best.step_seconds * (1 + _WORTH) - limit)
-            self.about_seconds = min(self.about_seconds, here.sum_seconds + limit)
+            here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
+            self.about_seconds = here.sum_seconds + limit
             self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
+            self.sought.met.append((limit, self.known))
             _deepen(self.look, self.best, here, limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
-
-    def _tightened(self, limit: float, cutoff: float) -> Kept:
-        """What is left near the bound, up to the last gap: of few states, so that prices take a part of the time.
-
-        Of all, where the prices of the limit before have a bound that is too low.
-        """
-        glance = self.look.glanced(self.known, limit, cutoff)
-        near = (glance.sum_seconds + limit) * (1 + self.gaps[-1]) - limit
-        if near < cutoff:
-            few = self.look.glanced(replace(glance, sum_seconds=0.0), limit, near)
-            here = self.look.tightened(few, limit, near)
-            if here.sum_seconds < near:
-                return here
-            glance = replace(glance, prices_R=here.prices_R)
-        return self.look.tightened(glance, limit, cutoff)
-
-
-@dataclass
-class _Descent:
-    """Limits next to the best plan's own bottleneck, from it on again whenever a better one was met.
-
-    Attributes:
-        steps: these limits, in that one.
-    """
-
-    best: Incumbent
-    steps: Sequence[float]
-    _begin_seconds: float = np.inf
-    _num_taken: int = 0
-    _lock: Lock = field(default_factory=Lock)
-
-    def helped(self, looking: _Looking, prices_R: Floats) -> Floats:
-        """Take limits, as other threads do, and look at them until all were looked at, or it is late.
-
-        From these prices on; returns the last ones.
-        """
-        assert self.best.plan is not None
-        look = looking.look.counting(len(self.best.plan.stages))
-        looking.look, looking.known, looking.about_seconds = look, look.everything_at(prices_R), np.inf
-        while not looking.is_late and (limit := self._next(look.problem)) is not None:
-            looking.improves(_FINER_WIDTH, [limit])
-        return looking.known.prices_R
-
-    def _next(self, problem: Problem) -> float | None:
-        assert self.best.plan is not None
-        with self._lock:
-            own_seconds = _bottleneck_seconds(problem, self.best.plan)
-            if own_seconds != self._begin_seconds:
-                self._begin_seconds, self._num_taken = own_seconds, 0
-            if self._num_taken == len(self.steps):
-                return None
-            self._num_taken += 1
-            return self.steps[self._num_taken - 1] * own_seconds
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
@@ -202,11 +143,6 @@ def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -
         look, top = deeper, replace(deeper.everything_at(known.prices_R), sum_seconds=top.sum_seconds)
 
 
-def _bottleneck_seconds(problem: Problem, plan: Plan) -> float:
-    cost = price(problem, plan)
-    return cost.step_seconds - sum(cost.stage_seconds) - sum(cost.transfer_seconds)
-
-
 def _least(
     look: Leveled, best: Incumbent, top: Kept, between: tuple[float, float], until_seconds: float
 ) -> tuple[float, Kept]:
@@ -218,7 +154,7 @@ def _least(
     for on the side of that plan's own bottleneck.
     """
     assert best.plan is not None
-    own_seconds, known = _bottleneck_seconds(look.problem, best.plan), replace(top, sum_seconds=0.0)
+    own_seconds, known = bottleneck_seconds(look.problem, best.plan), replace(top, sum_seconds=0.0)
 
     def bound(limit: float) -> float:
         nonlocal known
@@ -257,11 +193,9 @@ def _deepen(
         target = min(bound * (1 + gap), most)
         if here.sum_seconds + limit >= most or best.remaining_seconds < 0:
             return
-        tight = look.tightened(here, limit, target - limit)
-        if tight.sum_seconds < target - limit:
-            plan = look.plan_under(tight, limit, target - limit, width)
-            if plan is not None:
-                improve(plan)
-                return
+        plan = look.plan_under(here, limit, target - limit, width)
+        if plan is not None:
+            improve(plan)
+            return
         if target >= most:
             return

@@ -32,7 +32,8 @@ def load_compiled_loops() -> None:
     best.offer(plan)
     list(refined(problem, plan, 1, StageTable.of(problem)))
     relaxed, limit = Relaxed(problem, best), 2.0 * best.step_seconds
-    for bound in (Leveled(relaxed), Leveled(relaxed, num_levels=1), Windowed(relaxed)):
-        known = bound.tightened(bound.everything(), limit, np.inf)
-        cutoff = known.sum_seconds + 0.05 * best.step_seconds
-        bound.plan_under(bound.tightened(bound.everything(), limit, cutoff), limit, cutoff, 1)
+    windowed = Windowed(relaxed)
+    windowed.tightened(windowed.tightened(windowed.everything(), limit, np.inf), limit, np.inf)
+    for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=1)):
+        known = leveled.tightened(leveled.everything(), limit, np.inf)
+        leveled.plan_under(known, limit, known.sum_seconds + 0.05 * best.step_seconds, 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event
+
+import numpy as np
 
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.relaxed import Kept
@@ -13,55 +14,64 @@ from dejavu.search.coarse.relaxed import Kept
 Split = Callable[["Range", float], Iterable["Range"]]
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class Range:
-    """Plans with bottlenecks above `low`, up to `high`: none costs less than `bound`, or than what is being proved."""
+    """Plans with bottlenecks above `low`, up to `high`: none costs less than `bound`, or than what is being proved.
+
+    Attributes:
+        tie: its number.
+        turn: those with a lower one are looked at before; of equal ones the one with the least bound.
+    """
 
     bound: float
     tie: int
-    low: float = field(compare=False)
-    high: float = field(compare=False)
-    known: Kept = field(compare=False)
-    is_done: bool = field(compare=False, default=False)
+    low: float
+    high: float
+    known: Kept
+    is_done: bool = False
+    turn: float = np.inf
 
 
 class Ranges:
     """What is left of one proof after another. Everything here may be called from any thread.
 
     Attributes:
-        left: the ranges, the least bound first, once a proof has ended.
+        left: the ranges, once a proof has ended.
+        target: what is being proved.
+        step: what can be proved, by all that is known, is missed by this share of it: the less, the more ranges.
         is_late: a proof has ended for want of time.
     """
 
-    def __init__(self, best: Incumbent) -> None:
-        self._best, self._changed = best, Condition()
+    def __init__(self, best: Incumbent, step: float = 0.0) -> None:
+        self._best, self._changed, self.step = best, Condition(), step
         self.left: list[Range] = []
-        self._target, self._gap, self._until = 0.0, 0.0, Event()
+        self.target, self._gap, self._most_seconds, self._until = 0.0, 0.0, np.inf, Event()
         self._num_looked_at, self._is_closed, self.is_late = 0, False, False
 
     def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
         """What none of the ranges has a plan below: the best price less the gap, or what was reached in time.
 
-        Other threads that `help` look at ranges too.
+        Less than that where it cannot be proved; see `cap`. Other threads that `help` look at ranges too.
 
         Args:
             until: no range is looked at any more once it is set.
         """
         with self._changed:
-            self.left = sorted(ranges)
-            self._gap, self._target, self._until = gap, self._best.step_seconds * (1 - gap), until or Event()
+            self.left = list(ranges)
+            self._gap, self.target, self._until = gap, np.inf, until or Event()
             self._changed.notify_all()
         self._look(split, goes_on=False)
-        return min([self._target, *(part.bound for part in self.left[:1])])
+        with self._changed:
+            return min([self._aimed_at(), *(part.bound for part in self.left)])
 
     def help(self, split: Split) -> None:
         """Look at ranges of this proof and of those after it, until `close`."""
         self._look(split, goes_on=True)
 
-    def lower(self, target: float) -> None:
-        """Prove no more than this for now: what was looked at has shown that more cannot be proved."""
+    def cap(self, most_seconds: float) -> None:
+        """What was looked at has shown that no more than this can be proved."""
         with self._changed:
-            self._target = min(self._target, target)
+            self._most_seconds = min(self._most_seconds, most_seconds)
 
     def close(self) -> None:
         """Nothing more is to be proved."""
@@ -73,11 +83,10 @@ class Ranges:
         while (part := self._next(goes_on=goes_on)) is not None:
             found: Iterable[Range] = [replace(part, is_done=True)]  # where looking at it fails it is left as it was
             try:
-                found = split(part, self._target)
+                found = split(part, self.target)
             finally:
                 with self._changed:
-                    for one in found:
-                        heapq.heappush(self.left, one)
+                    self.left += found
                     self._num_looked_at -= 1
                     self._changed.notify_all()
 
@@ -85,66 +94,55 @@ class Ranges:
         """Wait for a range to look at; None: there will be none, or this proof has ended and nobody goes on."""
         with self._changed:
             while not self._is_closed:
-                if self._is_worth_looking():
+                worth = self._worth_looking_at()
+                if worth:
+                    part = min(worth, key=lambda one: (one.turn, one.bound))
+                    self.left.remove(part)
                     self._num_looked_at += 1
-                    return heapq.heappop(self.left)
+                    return part
                 if self._num_looked_at == 0 and not goes_on:
                     return None
                 self._changed.wait()
         return None
 
-    def _is_worth_looking(self) -> bool:
-        """Whether the range with the least bound says how far this proof gets, and could say more."""
+    def _worth_looking_at(self) -> list[Range]:
+        """Those of which more may be proved; none where the range with the least bound, which says how far this
+        proof gets, is done."""
         self.is_late = self.is_late or self._best.remaining_seconds < 0
-        # A better plan may have been met beside this proof.
-        self._target = min(self._target, self._best.step_seconds * (1 - self._gap))
-        least = self.left[0] if self.left else None
-        is_over = self.is_late or self._until.is_set()
-        return least is not None and not least.is_done and least.bound < self._target and not is_over
+        target = self._aimed_at()
+        below = [part for part in self.left if part.bound < target]
+        if self.is_late or self._until.is_set() or not below or min(below, key=lambda one: one.bound).is_done:
+            return []
+        return [part for part in below if not part.is_done]
+
+    def _aimed_at(self) -> float:
+        """What is being proved: a better plan may have been met beside this proof."""
+        most_seconds = self._most_seconds * (1 - self.step)
+        self.target = min(self.target, self._best.step_seconds * (1 - self._gap), most_seconds)
+        return self.target
 
 
 @dataclass(eq=False)
 class Sought:
-    """What the look for plans tells the proof beside it, and the part of it that the proof's thread may do.
+    """What the look for plans and the proof beside it tell each other.
 
     Attributes:
-        counted, given, found: it knows how many stages plans have; there is something to help with; it has ended.
+        counted, found: it knows how many stages plans have; it has ended.
         enough: the best plan is proved to be as near to the best as was asked; no better one is needed.
         num_levels: for so many stages.
+        met: limits, and the best prices there.
     """
 
     counted: Event = field(default_factory=Event)
-    given: Event = field(default_factory=Event)
     found: Event = field(default_factory=Event)
     enough: Event = field(default_factory=Event)
     num_levels: int = 0
-    _helped: Event = field(default_factory=Event)
-    _work: Callable[[], object] | None = None
+    met: list[tuple[float, Kept]] = field(default_factory=list)
 
     def count(self, num_levels: int) -> None:
         self.num_levels = num_levels
         self.counted.set()
 
-    def give(self, work: Callable[[], object]) -> None:
-        """Have somebody who helps do this."""
-        self._work = work
-        self.given.set()
-
-    def help(self) -> None:
-        """Wait for what there is to help with, if anything, and do it."""
-        self.given.wait()
-        try:
-            if self._work is not None:
-                self._work()
-        finally:
-            self._helped.set()
-
-    def wait_for_help(self) -> None:
-        """Until what was given is done; then it is let go, with some hundred megabytes."""
-        if self._work is not None:
-            self._helped.wait()
-            self._work = None
-
     def end(self) -> None:
-        for event in (self.counted, self.given, self.found):
+        for event in (self.counted, self.found):
             event.set()

@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plans import Plan, Problem, Stage
+from dejavu.plans import Problem
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.coarse import guided, windows
+from dejavu.search.coarse import windows
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
 from dejavu.search.exact.cutting_planes import PricedPlan
-from dejavu.search.shared.stage_table import StageTable
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +22,7 @@ _MOST_COUNTS = 8  # rounds of counting stages for one bound
 _LEAST_GAIN = 0.04  # of what is missing to the cutoff: a round of counting that gains less is the last
 _NEAR = 0.15  # of the best price: further from the cutoff than this counting finds next to nothing
 _STAGE_PRICES = (0.1, 0.4, 1.6)  # seconds that a stage costs more, in those that the cheapest plan's have each
-_MOST_LABELS = 600_000  # of a beam: 30 MB
+_PRICE_PRECISION = 1e-3  # of the best price: the bound under one limit is found to this
 _WHOLE = 1e-6  # a number of stages this much above a whole number is that number
 
 
@@ -44,7 +43,6 @@ class Windowed:
             class_before_AL1=np.zeros((A, L1), np.int32),
             to_AL1=np.empty((A, L1)),
         )
-        self._exactly: guided.Exactly | None = None
 
     @property
     def problem(self) -> Problem:
@@ -89,33 +87,6 @@ class Windowed:
         counted = self._counted(replace(found, prices_R=prices_R), limit, cutoff)
         return replace(counted, prices_R=known.prices_R)
 
-    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
-        """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
-        problem, devices = self._relaxed.problem, self._relaxed.devices
-        if not devices.bits or not self._windows(known, limit):
-            return None
-        if self._exactly is None:
-            need = [problem.in_flight(0, after + 1) for after in range(self._relaxed.most_stages)]
-            costs = StageTable.of(problem).costs
-            self._exactly = guided.Exactly(costs, self._relaxed.kept, np.array(need, dtype=np.int64))
-        self._cheapest(limit, known, known.prices_R)
-        found, starts, hows = guided.beam(
-            guided.Aim(limit, cutoff, width, _MOST_LABELS),
-            self._stages(known, known.prices_R),
-            self._relaxed.links,
-            self._choices,
-            devices.priced(known.prices_R, problem.use_all_devices),
-            self._exactly,
-        )
-        if found == np.inf:
-            return None
-        stops = [*starts[1:], problem.num_layers]
-        stages = (
-            Stage(int(start), int(stop), problem.configurations[self._relaxed.kept[c]])
-            for start, stop, c in zip(starts, stops, hows, strict=True)
-        )
-        return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
-
     def _windows(self, known: Kept, limit: float) -> bool:
         most_in_flight = float(self._relaxed.problem.in_flight(0, self._relaxed.problem.most_stages))
         among, after = known.among_K, known.after_L1
@@ -133,13 +104,15 @@ class Windowed:
             how, start, stop = plan.stages_3S
             return bool(is_among_C[how].all() and (self._furthest_CL[how, start] >= stop).all())
 
-        return self._relaxed.bound(
+        found = self._relaxed.bound(
+            self._relaxed.planes,
             lambda prices_R: self._cheapest(limit, known, prices_R),
             allows,
             cutoff,
             known.prices_R,
-            near_seconds=near_seconds,
+            self._relaxed.enough(_PRICE_PRECISION, near_seconds),
         )
+        return found.sum_seconds, found.prices_T
 
     def _stages(self, known: Kept, prices_R: Floats) -> windows.Stages:
         relaxed = self._relaxed

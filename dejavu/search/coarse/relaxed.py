@@ -6,30 +6,59 @@ devices of each type, then rounded counts of them; N = levels, see `coarse.level
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plans import Problem
+from dejavu.plans import Plan, Problem, price
 from dejavu.plans.stage_costs import AdditiveCosts, Floats
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse import guided, windows
+from dejavu.search.coarse import windows
 from dejavu.search.coarse.undominated import Undominated
-from dejavu.search.exact.cutting_planes import MOST_ROUNDS, CuttingPlanes, Enough, PricedPlan
+from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PricedPlan
 from dejavu.search.shared.options import link_classes
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 ROUNDING = 1e-8  # sums over thousands of layers, one after the other, err by less
-_PRICE_PRECISION = 1e-3  # of the best price: the bound under one limit is found to this
 _SMOOTHING = 0.6  # of the prices; a third to a half of the evaluations of none, for 20 to 30 prices
 _PATIENCE = 0.1  # see `CuttingPlanes`
 _MOST_BITS = 62  # of one integer; more types or devices are not packed, and no beam looks for plans
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Where stages are counted in the state: states, and the configurations of stages from there.
+
+    Attributes:
+        alive_NL1: of each level and cut.
+        used_NC: of each level.
+    """
+
+    alive_NL1: Flags
+    used_NC: Flags
+
+    @property
+    def among_K(self) -> Ints:
+        """The configurations of any level."""
+        return np.flatnonzero(self.used_NC.any(axis=0))
+
+    def among(self, other: States) -> States:
+        """Those of the other that are here, too."""
+        return States(self.alive_NL1 & other.alive_NL1, self.used_NC & other.used_NC)
+
+    def with_those(self, other: States | None) -> States:
+        """These and the others, where these are of as many levels and cuts."""
+        if other is None or other.alive_NL1.shape != self.alive_NL1.shape:
+            return self
+        return States(self.alive_NL1 | other.alive_NL1, self.used_NC | other.used_NC)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,20 +71,39 @@ class Kept:
         most_L1: and at most so many; None: that was not looked at.
         prices_R: the prices that proved most.
         sum_seconds: none of them has a lower Σ.
-        alive_NL1: they have these states only, where stages are counted in the state; see `levels.counted`.
+        states: they have these only; None: stages were not counted in the state.
+        near: those next to the plans that are the cheapest at the best prices; maybe those of another limit.
+        about_seconds: no prices prove more than this for Σ; inf: that is not known.
     """
 
     among_K: Ints
     after_L1: Ints
     prices_R: Floats
     sum_seconds: float = 0.0
-    alive_NL1: NDArray[np.bool_] | None = None
     most_L1: Ints | None = None
+    states: States | None = None
+    near: States | None = None
+    about_seconds: float = np.inf
+
+
+class Packed(NamedTuple):
+    """Devices packed into one number: a field for each type, with a spare bit above it.
+
+    Attributes:
+        packed_C: of a stage.
+        guard, have: all spare bits; all devices.
+        use_all: none may stay idle.
+    """
+
+    packed_C: Ints
+    guard: int
+    have: int
+    use_all: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The resources, and how the devices of a stage are packed into one number; see `guided.Devices`.
+    """The resources, and how the devices of a stage are packed into one number; see `Packed`.
 
     Attributes:
         bits: of one type's field; 0: there are too many.
@@ -95,14 +143,14 @@ class Devices:
             bits=bits,
         )
 
-    def priced(self, prices_R: Floats, use_all: bool) -> guided.Devices:
+    def packed(self, use_all: bool) -> Packed:
+        """`use_all`: none may stay idle."""
         shifts = self.bits * np.arange(self.num_types, dtype=np.int64)
-        return guided.Devices(
+        return Packed(
             packed_C=self.packed_C,
             guard=int(((1 << (self.bits - 1)) << shifts).sum()),
             have=int((self.count_R[: self.num_types] << shifts).sum()),
             use_all=use_all,
-            spent=float(self.count_R @ prices_R),
         )
 
 
@@ -113,7 +161,7 @@ class Relaxed:
         kept: the configurations of the problem that are looked at.
         devices, costs, links, class_C, seconds_CL1: see there, and `windows.Stages`.
         cuts_L1: which of the problem's cuts there are.
-        planes: the plans that prices brought forth, under any limit.
+        planes: the plans that prices brought forth, under any limit, without counting stages in the state.
     """
 
     def __init__(self, problem: Problem, best: Incumbent) -> None:
@@ -152,11 +200,8 @@ class Relaxed:
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
 
-    def at_cuts(self, cuts: Ints, patience: float = _PATIENCE, *, is_near: bool = False) -> Relaxed:
-        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'.
-
-        `patience`, `is_near`: see `CuttingPlanes`.
-        """
+    def at_cuts(self, cuts: Ints) -> Relaxed:
+        """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
         few = copy(self)
         few.cuts_L1 = cuts
         costs, last = self.costs, cuts[1:] - 1
@@ -170,7 +215,7 @@ class Relaxed:
             end_CL=_next_unusable(costs.end_CL[:, cuts[:-1]] > last),
         )
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
-        few.planes = replace(self.planes, known=[], patience=patience, is_near=is_near)
+        few.planes = self.planes.anew()
         return few
 
     @cached_property
@@ -201,32 +246,43 @@ class Relaxed:
 
     def bound(
         self,
+        planes: CuttingPlanes,
         cheapest: Callable[[Floats], PricedPlan | None],
         allows: Callable[[PricedPlan], bool],
         cutoff: float,
         prices_R: Floats,
-        most_rounds: int = MOST_ROUNDS,
-        near_seconds: float = 0.0,
-        also: Sequence[PricedPlan] = (),
-    ) -> tuple[float, Floats]:
+        enough: Enough,
+    ) -> Bounded:
         """See `CuttingPlanes.bound`."""
-        return self.planes.bound(
+        return planes.bound(
             cheapest,
             allows=allows,
             cutoff=cutoff,
             most_price=float(self.seconds_CL1[:, -1].max()) + 1e-12,
-            enough=Enough(_PRICE_PRECISION * self.best.step_seconds, near_seconds, most_rounds),
+            enough=enough,
             prices_T=prices_R,
             is_late=lambda: self.best.is_late,
-            also=also,
         )
+
+    def enough(self, share: float, near_seconds: float = 0.0) -> Enough:
+        """`share`: of the best price, to which a bound is found."""
+        return Enough(share * self.best.step_seconds, near_seconds)
 
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:
         """The plan of these stages (configuration, start, stop), which cost so much with prices."""
         how, start, stop = stages_3S
         busy = self.costs.busy_CL1[how, stop] - self.costs.busy_CL1[how, start] + self.costs.per_step_C[how]
+        before, after, links = self.class_C[how[:-1]], self.class_C[how[1:]], self.links
+        message = links.latency_AA[before, after] + links.per_byte_AA[before, after] * links.bytes_L1[start[1:]]
+        bottleneck_seconds = max(float(busy.max()), links.repeats * 2.0 * float(message.max(initial=0.0)))
         use_R = self.devices.use_CR[how].sum(axis=0)
-        return PricedPlan(float(priced_seconds - use_R @ prices_R), float(busy.max()), use_R, stages_3S)
+        return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck_seconds, use_R, stages_3S)
+
+
+def bottleneck_seconds(problem: Problem, plan: Plan) -> float:
+    """What a plan's step takes beside Σ of its stages and transfers."""
+    cost = price(problem, plan)
+    return cost.step_seconds - sum(cost.stage_seconds) - sum(cost.transfer_seconds)
 
 
 def _usable(costs: AdditiveCosts, price: float) -> NDArray[np.bool_]:

@@ -4,51 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, pairwise
 from threading import Event
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dejavu.plans import Problem
+from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, bottleneck_seconds
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
-_WEAK = 0.01  # of what is being proved: where few cuts leave more missing in a narrow range, less is to be proved
-_WEAKER = 0.25  # of that, by so much less still
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
-_MOST_GLANCES = 8  # at all cuts, each at the prices that are best for few and for what the glances before brought forth
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
-_WHOLE = 0.08  # of what is being proved: a range no wider is looked at whole, so that its parts have fewer states
-_SURE = 1.1  # times what few cuts leave missing, all may
-_THINNEST = 0.02  # of a range, a part of it
-_FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on prices are sought with few cuts at first
+_MORE_STAGES = 1.4  # than the best plan has: levels for plans with lower bottlenecks, which have more
+_FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
-_PATIENCE = 0.3  # see `CuttingPlanes`: plans are looked for at prices that need not be the best
-_FEWER = 3  # times fewer cuts, over which plans are looked for first, and times more, over which they are in the end
+_FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
-
-
-class Way(NamedTuple):
-    """How a range is looked at, whether that proves, and the widest range that is looked at more where it leaves some.
-
-    Of a range that is wider, by this share of what is being proved, parts are looked at; None: as is missing.
-    """
-
-    bounding: Callable[[Kept, float, float], Kept]
-    proves: bool = True
-    widest: float | None = None
+_EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)  # of the best plan's bottleneck: the ranges next to it are looked at first
+_NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
+_STEPS = (0.008, 0.002)  # see `Ranges`; the second where time is left
+_THINNEST = 0.02  # of a range, a part of it
+_WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at again
+_MOST_PASSES = 8  # of prices for one range
+_BEAM_WIDTH = 2048  # in labels at a level
+_BEAM_GAP = 0.015  # of the bound, above it
+_BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,46 +46,15 @@ class Looks:
     """What a thread looks at a range with.
 
     Attributes:
-        windowed, leveled, few: without stages in the state; with them; and these with some of the cuts only. None:
-            one evaluation takes too long; it takes so little that few cuts gain nothing.
+        windowed, leveled: without stages in the state; with them. None: one evaluation takes too long.
     """
 
     windowed: Windowed
     leveled: Leveled | None
-    few: Leveled | None
 
     def beside(self) -> Looks:
         """The same for another thread."""
-        few = None if self.few is None else self.few.beside()
-        return Looks(self.windowed.beside(), None if self.leveled is None else self.leveled.beside(few), few)
-
-    def ways(self, known: Kept, near_seconds: float, *, is_whole: bool) -> list[Way]:
-        """What a range is looked at with, the quickest first, and whether that proves.
-
-        Few cuts prove nothing of the others, but what is not so with them is seldom so with all: where they leave
-        something missing the range is split at once.
-
-        Args:
-            near_seconds: of what is missing, for which the range is split.
-            is_whole: what is left of it is looked at before it is split.
-        """
-        if self.leveled is None:
-            return [Way(self.windowed.tightened)]
-        looked = Way(partial(self.leveled.looked, near_seconds=near_seconds))
-        if self.few is None:
-            quick = [Way(self.windowed.tightened)] if known.alive_NL1 is None else []
-            return [*quick, Way(self.leveled.tightened), looked]
-        is_new = known.alive_NL1 is None
-        first = [Way(self.windowed.glanced, widest=np.inf if is_whole else None)] if is_new else []
-        guess = partial(self.leveled.guessed, near_seconds=near_seconds)
-        glanced = Way(self.leveled.glanced, widest=np.inf)
-        guessed = Way(guess, proves=False, widest=np.inf if is_new and is_whole else None)
-        again = [Way(guess, proves=False), glanced] * _MOST_GLANCES
-        return [*first, guessed, glanced, *again]
-
-    def tightened(self, known: Kept, limit: float, cutoff: float) -> Kept:
-        """What proves most; see there."""
-        return (self.leveled or self.windowed).tightened(known, limit, cutoff)
+        return Looks(self.windowed.beside(), None if self.leveled is None else self.leveled.beside())
 
 
 class WindowedBound:
@@ -106,14 +65,18 @@ class WindowedBound:
         num_cuts: over which plans are looked for.
     """
 
-    def __init__(self, problem: Problem, best: Incumbent, num_ranges: int = 1) -> None:
-        self._best, self.num_ranges = best, num_ranges
+    def __init__(
+        self, problem: Problem, best: Incumbent, num_ranges: int = 1, improve: Callable[[Plan], None] | None = None
+    ) -> None:
+        """`improve`: is handed plans that are met where the bound is least; None: none are looked for."""
+        self._best, self.num_ranges, self._improve = best, num_ranges, improve
         self._relaxed = relaxed = Relaxed(problem, best)
         self._cuts = _some_cuts(problem) if self._num_steps > _FEW_FROM_STEPS else None
         self.num_cuts = problem.num_layers if self._cuts is None else len(self._cuts)
-        self._looks = Looks(Windowed(relaxed), None, None)
-        self._ranges, self._is_prepared = Ranges(best), Event()
+        self._looks = Looks(Windowed(relaxed), None)
+        self._ranges, self._is_prepared = Ranges(best, _STEPS[0]), Event()
         self._tie = count()
+        self._met: list[tuple[float, Kept]] = []  # what is known under some limits
 
     @property
     def _num_steps(self) -> float:
@@ -132,25 +95,11 @@ class WindowedBound:
         relaxed = self._relaxed
         if self._cuts is None:
             return [Leveled(relaxed)]
-        if self._num_fewer is None:
-            return [Leveled(relaxed.at_cuts(self._cuts, _PATIENCE))]
-        fewer = boundaries(relaxed.problem, self._num_fewer)
-        looks = [Leveled(relaxed.at_cuts(fewer, _PATIENCE)), Leveled(relaxed.at_cuts(self._cuts))]
-        if self._is_helped:
-            cuts = np.union1d(self._cuts, boundaries(relaxed.problem, _FEWER * self.num_cuts))
-            looks.append(Leveled(relaxed.at_cuts(cuts)))
-        return looks
-
-    @property
-    def _num_fewer(self) -> int | None:
-        """The cuts over which plans are looked for first; None: there are few anyhow."""
+        looks = [Leveled(relaxed.at_cuts(self._cuts))]
         fewer = max(_FEWEST_CUTS, self.num_cuts // _FEWER)
-        return fewer if self._cuts is not None and 2 * fewer < self.num_cuts else None
-
-    @property
-    def _is_helped(self) -> bool:
-        """Whether the look for plans has a part for the proof's thread."""
-        return self._num_fewer is not None and 2 * _FEWER * self.num_cuts < self._relaxed.problem.num_layers
+        if 2 * fewer < self.num_cuts:
+            looks.insert(0, Leveled(relaxed.at_cuts(boundaries(relaxed.problem, fewer))))
+        return looks
 
     def prove(self, relative_gap: float, sought: Sought | None = None) -> float:
         """A bound on every plan, within the budget; inf: there is none.
@@ -197,38 +146,38 @@ class WindowedBound:
             return known.sum_seconds * (1 - ROUNDING)
         proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
-            until = sought.given if self._is_helped else sought.counted
-            proved = max(proved, self._proved(_FIRST_GAP, known, until=until))
-            if self._is_helped:
-                sought.help()
+            self._met = sought.met
+            proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             self._prepare(sought.num_levels)
             for gap in (_EARLY_GAP, *gaps):
                 proved = max(proved, self._proved(gap, known, until=sought.found))
-                if sought.found.is_set() or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
+                if sought.found.is_set() or not self._is_proved(proved, gap):
                     break
-            if proved >= self._best.step_seconds * (1 - relative_gap) * (1 - ROUNDING):
+            if self._is_proved(proved, relative_gap):
                 sought.enough.set()
             sought.found.wait()
         self._prepare()
-        for gap in gaps:
-            proved = max(proved, self._proved(gap, known))
-            if self._best.remaining_seconds < 0 or proved < self._best.step_seconds * (1 - gap) * (1 - ROUNDING):
-                break
+        for step in _STEPS:
+            self._ranges.step = step
+            for gap in gaps:
+                proved = max(proved, self._proved(gap, known))
+                if self._best.remaining_seconds < 0 or not self._is_proved(proved, gap):
+                    break
         return proved * (1 - ROUNDING)
+
+    def _is_proved(self, proved_seconds: float, gap: float) -> bool:
+        return proved_seconds >= self._best.step_seconds * (1 - gap) * (1 - ROUNDING)
 
     def _prepare(self, num_levels: int = 1) -> None:
         """Have what ranges are looked at with, for as many stages as the best plan has by now, or for these."""
-        leveled = self._looks.leveled
-        wanted = max(num_levels, Leveled.wanted_levels(self._relaxed, self._relaxed.num_stages))
-        if self.counts_in_state and (leveled is None or leveled.num_levels < wanted):
-            few = None
-            if self._cuts is not None:
-                few = Leveled(self._relaxed.at_cuts(self._cuts, is_near=True), num_levels=wanted)
-                few.prepare()
-            leveled = Leveled(self._relaxed, few, num_levels=wanted)
+        leveled, relaxed = self._looks.leveled, self._relaxed
+        least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
+        if self.counts_in_state and (leveled is None or leveled.num_levels < least):
+            more = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
+            leveled = Leveled(relaxed, max(num_levels, more))
             leveled.prepare()
-            self._looks = Looks(self._looks.windowed, leveled, few)
+            self._looks = Looks(self._looks.windowed, leveled)
         self._is_prepared.set()
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
@@ -241,56 +190,119 @@ class WindowedBound:
             known: of every plan.
         """
         least, left = known.sum_seconds, self._ranges.left
-        begin = max((part.high for part in left), default=0.0)
-        edges = np.linspace(begin, self._best.step_seconds * (1 - gap) - least, self.num_ranges + 1).tolist()
+        if self._looks.leveled is not None and not any(part.known.states for part in left):
+            left = []  # what was proved without levels is little
+        begin, end = max((part.high for part in left), default=0.0), self._best.step_seconds * (1 - gap) - least
+        edges = np.linspace(begin, max(begin, end), self.num_ranges + 1).tolist()
         ranges = [replace(part, known=replace(known, prices_R=part.known.prices_R), is_done=False) for part in left]
-        ranges += [Range(least + low, next(self._tie), low, high, known) for low, high in pairwise(edges) if high > low]
+        if not left and self._looks.leveled is not None:
+            ranges = self._around_the_best(edges, least, known)
+        else:
+            ranges += [self._range(least, low, high, known) for low, high in pairwise(edges) if high > low]
         return self._ranges.prove(ranges, gap, lambda at, target: self.split(at, target, self._looks), until)
 
+    def _range(self, least: float, low: float, high: float, known: Kept, turn: float = np.inf) -> Range:
+        return Range(least + low, next(self._tie), low, high, known, turn=turn)
+
+    def _around_the_best(self, edges: list[float], least: float, known: Kept) -> list[Range]:
+        """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on."""
+        assert self._best.plan is not None
+        own_seconds = bottleneck_seconds(self._relaxed.problem, self._best.plan)
+        more = [share * own_seconds for share in _EDGES if edges[0] < share * own_seconds < edges[-1]]
+        return [
+            self._range(least, low, high, known, abs(float(np.log(high / own_seconds))))
+            for low, high in pairwise(sorted({*edges, *more}))
+        ]
+
     def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
-        """The range, or its halves, with what is proved of them.
+        """The range, or its parts, with what is proved of them.
 
         A plan of it that is cheaper than the target has Σ below the target less its bottleneck, which is above `low`.
         """
+        if looks.leveled is None:
+            return self._split_aside(at, target, looks.windowed)
+        return self._split_counted(at, target, looks.leveled)
+
+    def _split_aside(self, at: Range, target: float, windowed: Windowed) -> list[Range]:
         width = at.high - at.low
-        known, bound = at.known, at.bound
-        ways = looks.ways(known, width / _WIDE, is_whole=width <= _WHOLE * target)
-        for bounding, proves, widest in ways:
-            found = bounding(known, at.high, target - at.low)
-            known = found if proves else replace(known, prices_R=found.prices_R)
-            about = min(target, found.sum_seconds + at.low)
-            bound = max(bound, about) if proves else bound
-            missing = target - max(bound, about)
-            is_weak = missing > _WEAK * target and width <= _WIDE * missing
-            if is_weak and not proves and known.alive_NL1 is not None:
-                self._ranges.lower(target - (1 + _WEAKER) * missing)
-                return [Range(bound, next(self._tie), at.low, at.high, known)]
-            if (proves and missing <= 0) or self._best.remaining_seconds < 0:
-                return [Range(bound, next(self._tie), at.low, at.high, at.known)]
-            most = _WIDE * missing if widest is None else widest * target
-            if missing > 0 and width > max(_NARROW * target, most):
-                return self._parts(at, target, bound, known, missing if proves else _SURE * missing)
+        known = windowed.tightened(at.known, at.high, target - at.low)
+        bound = max(at.bound, min(target, known.sum_seconds + at.low))
+        missing = target - bound
+        if missing <= 0 or self._best.remaining_seconds < 0:
+            return [Range(bound, next(self._tie), at.low, at.high, at.known)]
+        if width > max(_NARROW * target, _WIDE * missing):
+            return self._halves(at, target, bound, known)
         for share in _SHARES:  # what is known of plans below the target is known of those below less
             less = bound + share * missing
-            if looks.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
+            if windowed.tightened(known, at.high, less - at.low).sum_seconds >= less - at.low:
                 return [Range(less, next(self._tie), at.low, at.high, known, missing < _CLOSE * target)]
         if width > _NARROW * target:
-            return self._parts(at, target, bound, known, missing)
+            return self._halves(at, target, bound, known)
         return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
 
-    def _parts(
-        self, at: Range, target: float, bound: float, known: Kept, missing_seconds: float = np.inf
-    ) -> list[Range]:
-        """Two parts of a range, of which this bound is proved, and what is known; of the upper one maybe more.
-
-        Halves, or at what is missing: plans with a bottleneck that is by so much higher have nothing missing.
-        """
-        width = at.high - at.low
-        middle = at.low + min(max(missing_seconds, _THINNEST * width), 0.5 * width)
+    def _halves(self, at: Range, target: float, bound: float, known: Kept) -> list[Range]:
+        middle = 0.5 * (at.low + at.high)
         above = max(bound, min(target, known.sum_seconds + middle))
         return [
             Range(bound, next(self._tie), at.low, middle, known),
             Range(above, next(self._tie), middle, at.high, known),
+        ]
+
+    def _split_counted(self, at: Range, target: float, leveled: Leveled) -> list[Range]:
+        """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
+        known, bound, missing = at.known, at.bound, 0.0
+        if known.states is None:
+            known = self._beginning_near(known, at.high)
+        for _ in range(_MOST_PASSES):
+            known = leveled.closer(known, at.high, target - at.low)
+            self._met.append((at.high, known))
+            bound = max(bound, min(target, known.sum_seconds + at.low))
+            if bound >= target or self._best.remaining_seconds < 0:
+                return [Range(bound, next(self._tie), at.low, at.high, known)]
+            missing = target - at.low - known.about_seconds
+            is_proved_above = at.high - (target - known.sum_seconds) > _WORTH * (at.high - at.low)
+            if missing > 0 or is_proved_above:
+                break
+        about_seconds = known.about_seconds + at.high
+        self._look_for_a_plan(known, at, leveled)
+        if missing > 0 and about_seconds < target * (1 + 0.5 * self._ranges.step):
+            self._ranges.cap(about_seconds)
+            return [Range(bound, next(self._tie), at.low, at.high, known)]
+        if at.high - at.low <= _NARROW * target:
+            return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
+        return self._parts(at, target, known, missing if missing > 0 else target - bound)
+
+    def _beginning_near(self, known: Kept, limit: float) -> Kept:
+        """With prices that were met under the nearest limit, and the states next to the cheapest plans there."""
+        if not self._met:
+            return known
+        _, near = min(self._met, key=lambda one: abs(one[0] - limit))
+        return replace(known, prices_R=near.prices_R, near=near.near)
+
+    def _look_for_a_plan(self, known: Kept, at: Range, leveled: Leveled) -> None:
+        """With every cut, where one may be better than the best, and states of such plans are left."""
+        best_seconds, limit = self._best.step_seconds, at.high
+        bound = known.sum_seconds + limit
+        is_left = at.high - at.low >= best_seconds - self._ranges.target
+        if self._improve is None or known.near is None or bound >= best_seconds * (1 - _BETTER) or not is_left:
+            return
+        cutoff = min(bound * (1 + _BEAM_GAP), best_seconds) - limit
+        plan = leveled.plan_under(replace(known, states=known.near), limit, cutoff, _BEAM_WIDTH)
+        if plan is not None:
+            self._improve(plan)
+
+    def _parts(self, at: Range, target: float, known: Kept, missing_seconds: float) -> list[Range]:
+        """Of a range, of which this is known: what is proved above, and what is below, next to it and further down."""
+        if 0 < target - known.sum_seconds < at.high:
+            missing_seconds = min(missing_seconds, target - known.sum_seconds - at.low)
+        width = at.high - at.low
+        middle = at.low + min(max(missing_seconds, _THINNEST * width), (1 - _THINNEST) * width)
+        edges = [at.low, middle, at.high]
+        if middle - at.low > 1.5 * _NEXT * target:
+            edges.insert(1, middle - _NEXT * target)
+        return [
+            Range(max(at.bound, min(target, known.sum_seconds + low)), next(self._tie), low, high, known)
+            for low, high in pairwise(edges)
         ]
 
 

@@ -6,7 +6,8 @@ Letters: T = device types.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,18 @@ class PricedPlan:
     use_T: NDArray[np.int64]
     stages_3S: NDArray[np.int64] | None = None
 
+    def bound_seconds(self, prices_T: Floats, count_T: NDArray[np.int64]) -> float:
+        """What no plan within these counts has a lower Σ than, where this one is the cheapest at these prices."""
+        return self.sum_seconds + float((self.use_T - count_T) @ prices_T)
+
+
+class Bounded(NamedTuple):
+    """The most that was proved of Σ, and its prices; and what no prices prove more than, as far as that is known."""
+
+    sum_seconds: float
+    prices_T: Floats
+    most_seconds: float
+
 
 @dataclass(frozen=True)
 class Enough:
@@ -62,6 +75,8 @@ class CuttingPlanes:
             staying there (1): with many prices proposals jump, and halfway there are fewer of them (Wentges, 1997).
         patience: what the planes leave to be gained is not looked for where it is less than this, as a share of what
             is missing to the cutoff even so.
+        is_near: of prices that seem to reach the cutoff the nearest to the best so far are taken (a level method,
+            Lemaréchal and others, 1995), since planes say nothing of what far ones bring forth.
         known: the plans that prices brought forth so far.
     """
 
@@ -71,6 +86,10 @@ class CuttingPlanes:
     patience: float = 0.0
     is_near: bool = False
     known: list[PricedPlan] = field(default_factory=list)
+
+    def anew(self) -> CuttingPlanes:
+        """The same, which has met no plans."""
+        return replace(self, known=[])
 
     def bound(
         self,
@@ -82,38 +101,35 @@ class CuttingPlanes:
         enough: Enough,
         prices_T: Floats,
         is_late: Callable[[], bool],
-        also: Sequence[PricedPlan] = (),
-    ) -> tuple[float, Floats]:
-        """The bound, up to the cutoff, and its prices; inf if there is no plan.
+    ) -> Bounded:
+        """The bound, up to the cutoff; inf if there is no plan.
 
         Args:
             cheapest: the cheapest plan at the prices it is given; None: there is no plan.
             allows: whether a plan that was met before, under other limits, is one that is bounded now.
             prices_T: to begin with.
             is_late: whether to stop with what there is.
-            also: plans that are bounded too, though `cheapest` may not know them.
         """
-        best, best_prices = -np.inf, prices_T
-        known = [*also, *(plan for plan in self.known[-_MOST_PLANES:] if allows(plan))]
+        best, best_prices, top = -np.inf, prices_T, np.inf
+        known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
         bounds = [(-most_price if t < self.num_signed else 0.0, most_price) for t in range(len(self.count_T))]
         for _ in range(enough.most_rounds):
             plan = cheapest(prices_T)
-            if plan is None and not also:
-                return np.inf, prices_T
-            found = [*also] if plan is None else [*also, plan]
-            value = min(one.sum_seconds + float((one.use_T - self.count_T) @ prices_T) for one in found)
+            if plan is None:
+                return Bounded(np.inf, prices_T, np.inf)
+            value = plan.bound_seconds(prices_T, self.count_T)
             if value > best:
                 best, best_prices = value, prices_T
             if best >= cutoff or is_late():
                 break
-            if plan is not None:
-                known.append(plan)
-                self.known.append(plan)
+            known.append(plan)
+            self.known.append(plan)
             planes = _Planes.of(known, self.count_T, bounds)
             proposed = planes.best()
             if proposed is None:
                 break
             most, prices_T = proposed
+            top = min(top, most)
             if most - best <= max(enough.precision_seconds, self.patience * min(cutoff - most, abs(most))):
                 break
             if most < cutoff < best + enough.near_seconds:
@@ -122,7 +138,7 @@ class CuttingPlanes:
             if self.is_near and most >= cutoff:
                 level = best + _LEVEL * (min(most, cutoff + _BEYOND * (cutoff - best)) - best)
                 prices_T = planes.nearest(level, best_prices, prices_T)
-        return best, best_prices
+        return Bounded(best, best_prices, top)
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,7 +117,7 @@ class PricedOptions:
             sum_seconds = float(tables[1].min() - use_T @ prices_T)
             return PricedPlan(sum_seconds, self.bottleneck_seconds(rows.rows[chosen]), use_T)
 
-        return self._planes.bound(
+        found = self._planes.bound(
             cheapest,
             allows=lambda plan: plan.bottleneck_seconds <= rows.limit,
             cutoff=cutoff,
@@ -126,6 +126,7 @@ class PricedOptions:
             prices_T=prices_T,
             is_late=lambda: self.best.is_late,
         )
+        return found.sum_seconds, found.prices_T
 
     def fixed(self, rows: Rows, cutoff: float, prices_T: Floats) -> Rows:
         """Without the options that no plan with Σ below the cutoff can have."""

@@ -106,8 +106,10 @@ def busy_stops(limit: float, costs: Costs, among_K: Ints) -> Stops:
 
 
 @njit(cache=True, nogil=True)
-def looked_at(better_KK: Flags, among_K: Ints, band_N2: Ints, fitting_N1CL: Stops, busy_KL: Stops) -> Flags:
-    """[n, k]: from this level no other configuration is as good in every layer and reaches as far.
+def looked_at(
+    used_NK: Flags, better_KK: Flags, among_K: Ints, band_N2: Ints, fitting_N1CL: Stops, busy_KL: Stops
+) -> Flags:
+    """[n, k]: used from this level, where no other configuration is as good in every layer and reaches as far.
 
     What one that is left out does, the other does with as many stages, no later and no busier, so that no plan is lost
     that has a bottleneck below any limit.
@@ -116,11 +118,11 @@ def looked_at(better_KK: Flags, among_K: Ints, band_N2: Ints, fitting_N1CL: Stop
         better_KK: [j, k] j takes what k takes, and in no layer more seconds or a busier device.
     """
     N, K = len(band_N2), len(among_K)
-    found = np.ones((N, K), np.bool_)
+    found = used_NK.copy()
     for n in range(1, N):
         low, high = band_N2[n, 0], band_N2[n, 1]
         for k in range(K):
-            for j in range(K):
+            for j in range(K if found[n, k] else 0):
                 if not better_KK[j, k] or not found[n, j]:
                     continue
                 as_far = True
@@ -251,25 +253,32 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
 
 
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
-def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
-    """The least Σ with prices of whole plans that have each state, [n, cut], and that have each configuration, [k].
+def through(
+    limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats, turns: bool
+) -> tuple[Floats, Floats]:
+    """The least Σ with prices of whole plans that have each state, [n, cut], and each configuration there, [n, k].
 
-    `rest_NAL1` is as `downstream` filled it at the same prices.
+    Args:
+        rest_NAL1: as `downstream` filled it at the same prices.
+        turns: it is filled anew, with what is before each state, [n, a, cut]: Σ with prices of the stages up to there,
+            and the transfer from them to a stage of class a. The last level must not be open.
     """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
-    through_NL1, through_K = np.full((N, L1), np.inf), np.full(len(among_K), np.inf)
+    through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
     to_AL1 = np.full((A, L1), np.inf)  # all before a state of this level, and the transfer to a stage of class a there
     here_AL1, here_A, least_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A), np.empty(A)
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
     begin_B, crossing = np.empty(L1 + 1, np.int64), minima.crossing(links, False)
     if levels.is_open and N > 1:
-        _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_K)
+        _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_NK)
     for n in range(N - 2 if levels.is_open else N - 1, 0, -1):
         # `to` is of level n now; what stages from there lead to is of level n − 1.
         if levels.alive_NL1[n, 0]:
             to_AL1[:, 0] = 0.0
             through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
+        if turns:
+            rest_NAL1[n] = to_AL1
         first, last = levels.band_N2[n, 0], levels.band_N2[n - 1, 1]
         here_AL1[:] = np.inf
         for k in np.flatnonzero(levels.looked_NK[n]) if first < last else np.empty(0, np.int64):
@@ -281,14 +290,14 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
             minima.least_behind(value_B, end_B, begin_B, upto_B, least_B[: len(here_B)])
             minima.sums(least_B, seconds_CL1[c, after], 1.0, value_B[: len(here_B)])
             most = minima.through(value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after])
-            through_K[k] = min(through_K[k], most)
+            through_NK[n, k] = most
         to_AL1[:] = np.inf
         for cut in range(first + 1, min(last, L1 - 2) + 1):
             if levels.alive_NL1[n - 1, cut]:
                 here_A[:] = here_AL1[:, cut]
                 minima.transferred(limit, crossing, cut, here_A, least_A, to_A)
                 to_AL1[:, cut] = to_A
-    return through_NL1, through_K
+    return through_NL1, through_NK
 
 
 @njit(cache=True, nogil=True)
@@ -300,7 +309,7 @@ def _open_through(
     rest_NAL1: Floats,
     before_AL1: Floats,
     through_NL1: Floats,
-    through_K: Floats,
+    through_NK: Floats,
 ) -> None:
     """The last level, whose stages lead to the one before, of which `before_AL1` is filled, or stay."""
     among_K, price_K, class_K, seconds_CL1 = ways
@@ -335,7 +344,7 @@ def _open_through(
                 for level in range(n - 1, N):
                     whole = total + rest_NAL1[level, a, stop]
                     through_NL1[level, stop] = min(through_NL1[level, stop], whole)
-                    through_K[k] = min(through_K[k], whole)
+                    through_NK[n, k] = min(through_NK[n, k], whole)
         if stop < L1 - 1:
             minima.transferred(limit, crossing, stop, here_A, least_A, to_A)
             if levels.alive_NL1[n, stop]:
