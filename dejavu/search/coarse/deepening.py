@@ -21,14 +21,14 @@ _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the ne
 _CLOSE = 0.1  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_LOWER = 0.95  # times the limit before
+_LOWER = 0.94  # times the limit before
 _MOST_IN_VAIN = 2  # limits without a better plan
 _RISES = 0.01  # of the least bound: from there on it rises
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.01, 0.04)  # the same over more cuts, where each takes longer
+_FINER_GAPS = (0.02,)  # the same over more cuts, where each takes longer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
-_WIDTHS, _FINER_WIDTH = (64, 1024), 2048  # of the beam, in labels at a cut
+_WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
 
 
 def look_for_plans(

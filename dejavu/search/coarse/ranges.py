@@ -127,14 +127,13 @@ class Sought:
     """What the look for plans and the proof beside it tell each other.
 
     Attributes:
-        counted, found: it knows how many stages plans have; it has ended.
-        enough: the best plan is proved to be as near to the best as was asked; no better one is needed.
+        counted: it knows how many stages plans have.
+        enough: all is proved that was asked, or that can be; no better plan is needed.
         num_levels: for so many stages.
         met: limits, and the best prices there.
     """
 
     counted: Event = field(default_factory=Event)
-    found: Event = field(default_factory=Event)
     enough: Event = field(default_factory=Event)
     num_levels: int = 0
     met: list[tuple[float, Kept]] = field(default_factory=list)
@@ -144,5 +143,4 @@ class Sought:
         self.counted.set()
 
     def end(self) -> None:
-        for event in (self.counted, self.found):
-            event.set()
+        self.counted.set()

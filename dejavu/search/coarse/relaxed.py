@@ -62,6 +62,27 @@ class States:
 
 
 @dataclass(frozen=True, eq=False)
+class Through:
+    """The least Σ with prices of plans that have a state, or a configuration there, under a limit or a lower one.
+
+    Attributes:
+        seconds_NL1, seconds_NC: inf: there is no such plan whose Σ is below the cutoff.
+        spent_seconds: what all devices cost at these prices.
+    """
+
+    seconds_NL1: Floats
+    seconds_NC: Floats
+    spent_seconds: float
+    cutoff: float
+
+    def below(self, sum_seconds: float) -> States:
+        """Those with a plan whose Σ is no more than this, as far as these prices say."""
+        most = sum_seconds + self.spent_seconds
+        most += ROUNDING * (abs(sum_seconds) + abs(self.spent_seconds))
+        return States(self.seconds_NL1 <= most, self.seconds_NC <= most)
+
+
+@dataclass(frozen=True, eq=False)
 class Kept:
     """What is known of some plans: those within a range of bottlenecks, and cheaper than some price.
 
@@ -73,6 +94,8 @@ class Kept:
         sum_seconds: none of them has a lower Σ.
         states: they have these only; None: stages were not counted in the state.
         near: those next to the plans that are the cheapest at the best prices; maybe those of another limit.
+        through: of the states that were left before, at the prices that were known then.
+        cutoff: of Σ of the plans that these states hold.
         about_seconds: no prices prove more than this for Σ; inf: that is not known.
     """
 
@@ -83,6 +106,8 @@ class Kept:
     most_L1: Ints | None = None
     states: States | None = None
     near: States | None = None
+    through: Through | None = None
+    cutoff: float = np.inf
     about_seconds: float = np.inf
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from threading import Event
 
 import numpy as np
@@ -16,7 +16,7 @@ from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, bottleneck_seconds
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, Through, bottleneck_seconds
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
@@ -30,7 +30,15 @@ _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
-_EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)  # of the best plan's bottleneck: the ranges next to it are looked at first
+_EDGES = (
+    0.5,
+    0.65,
+    0.8,
+    0.87,
+    0.93,
+    1.0,
+    1.07,
+)  # of the best plan's bottleneck: the ranges next to it are looked at first
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _STEPS = (0.008, 0.002)  # see `Ranges`; the second where time is left
 _THINNEST = 0.02  # of a range, a part of it
@@ -77,6 +85,8 @@ class WindowedBound:
         self._ranges, self._is_prepared = Ranges(best, _STEPS[0]), Event()
         self._tie = count()
         self._met: list[tuple[float, Kept]] = []  # what is known under some limits
+        self._through: list[tuple[float, Through]] = []  # and of all plans there
+        self._beams = set[float]()  # the limits under which plans were looked for
 
     @property
     def _num_steps(self) -> float:
@@ -150,20 +160,15 @@ class WindowedBound:
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             self._prepare(sought.num_levels)
-            for gap in (_EARLY_GAP, *gaps):
-                proved = max(proved, self._proved(gap, known, until=sought.found))
-                if sought.found.is_set() or not self._is_proved(proved, gap):
-                    break
-            if self._is_proved(proved, relative_gap):
-                sought.enough.set()
-            sought.found.wait()
-        self._prepare()
-        for step in _STEPS:
+            gaps = [_EARLY_GAP, *gaps]
+        for step, gap in product(_STEPS, gaps):
             self._ranges.step = step
-            for gap in gaps:
-                proved = max(proved, self._proved(gap, known))
-                if self._best.remaining_seconds < 0 or not self._is_proved(proved, gap):
-                    break
+            self._prepare()
+            proved = max(proved, self._proved(gap, known))
+            if self._best.remaining_seconds < 0 or self._is_proved(proved, relative_gap):
+                break
+        if sought is not None and self._is_proved(proved, relative_gap):
+            sought.enough.set()
         return proved * (1 - ROUNDING)
 
     def _is_proved(self, proved_seconds: float, gap: float) -> bool:
@@ -177,7 +182,7 @@ class WindowedBound:
             more = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
             leveled = Leveled(relaxed, max(num_levels, more))
             leveled.prepare()
-            self._looks = Looks(self._looks.windowed, leveled)
+            self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
@@ -252,9 +257,12 @@ class WindowedBound:
         """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
         known, bound, missing = at.known, at.bound, 0.0
         if known.states is None:
-            known = self._beginning_near(known, at.high)
+            known = self._beginning_near(known, at.high, target - at.low)
         for _ in range(_MOST_PASSES):
             known = leveled.closer(known, at.high, target - at.low)
+            if known.through is not None and known.through.cutoff == np.inf:
+                self._through.append((at.high, known.through))
+            known = replace(known, through=None)
             self._met.append((at.high, known))
             bound = max(bound, min(target, known.sum_seconds + at.low))
             if bound >= target or self._best.remaining_seconds < 0:
@@ -272,22 +280,29 @@ class WindowedBound:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
         return self._parts(at, target, known, missing if missing > 0 else target - bound)
 
-    def _beginning_near(self, known: Kept, limit: float) -> Kept:
-        """With prices that were met under the nearest limit, and the states next to the cheapest plans there."""
+    def _beginning_near(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """With prices that were met under the nearest limit, and the states next to the cheapest plans there; without
+        what comes to the cutoff at prices that were met under a higher limit."""
         if not self._met:
             return known
         _, near = min(self._met, key=lambda one: abs(one[0] - limit))
-        return replace(known, prices_R=near.prices_R, near=near.near)
+        known = replace(known, prices_R=near.prices_R, near=near.near)
+        for above, through in self._through:
+            if above >= limit and through.cutoff >= cutoff:
+                left = through.below(cutoff)
+                states = left if known.states is None else left.among(known.states)
+                known = replace(known, states=states, cutoff=cutoff)
+        return known
 
     def _look_for_a_plan(self, known: Kept, at: Range, leveled: Leveled) -> None:
         """With every cut, where one may be better than the best, and states of such plans are left."""
         best_seconds, limit = self._best.step_seconds, at.high
         bound = known.sum_seconds + limit
-        is_left = at.high - at.low >= best_seconds - self._ranges.target
-        if self._improve is None or known.near is None or bound >= best_seconds * (1 - _BETTER) or not is_left:
+        most = min(bound * (1 + _BEAM_GAP), best_seconds, self._ranges.target + limit - at.low)
+        if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds or limit in self._beams:
             return
-        cutoff = min(bound * (1 + _BEAM_GAP), best_seconds) - limit
-        plan = leveled.plan_under(replace(known, states=known.near), limit, cutoff, _BEAM_WIDTH)
+        self._beams.add(limit)
+        plan = leveled.plan_under(replace(known, states=known.near), limit, most - limit, _BEAM_WIDTH)
         if plan is not None:
             self._improve(plan)
 

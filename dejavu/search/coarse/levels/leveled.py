@@ -16,7 +16,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.levels.minima import Stops
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, States
+from dejavu.search.coarse.relaxed import Kept, Relaxed, States, Through
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 
 Ints = NDArray[np.int64]
@@ -135,15 +135,19 @@ class Leveled:
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= cutoff or relaxed.best.is_late:
             return known
-        through_NL1, through_NK = counted.through(limit, ways, relaxed.links, levels, self._rest_NAL1, False)
-        slack = ROUNDING * (abs(cutoff) + float(count_R @ np.abs(prices_R)))
-        most = cutoff + spent + slack
-        near = sum_seconds + spent + _NEAR * max(relaxed.best.step_seconds, _SPENT * spent)
-        left = self._below(states, through_NL1, through_NK, most)
-        around = self._below(states, through_NL1, through_NK, near).with_those(known.near).among(left)
+        through = replace(self._through(limit, ways, levels, states, spent), cutoff=known.cutoff)
+        left = through.below(cutoff).among(states)
+        near = _NEAR * max(relaxed.best.step_seconds, _SPENT * spent)
+        around = through.below(sum_seconds + near).with_those(known.near).among(left)
         best = self._best_prices(around, limit, cutoff, prices_R)
         return replace(
-            known, states=left, near=around, prices_R=best.prices_T, about_seconds=max(best.most_seconds, sum_seconds)
+            known,
+            states=left,
+            near=around,
+            through=through,
+            cutoff=cutoff,
+            prices_R=best.prices_T,
+            about_seconds=max(best.most_seconds, sum_seconds),
         )
 
     def _best_prices(self, states: States, limit: float, cutoff: float, prices_R: Floats) -> Bounded:
@@ -172,8 +176,7 @@ class Leveled:
         for is_last in (False, True):  # the second time with fewer states
             levels, ways = self._levels(states, limit)._replace(is_open=False), self._ways(states, prices_R)
             counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
-            through_NL1, through_NK = counted.through(limit, ways, relaxed.links, levels, self._rest_NAL1, is_last)
-            states = self._below(states, through_NL1, through_NK, cutoff + spent)
+            states = self._through(limit, ways, levels, states, spent, turns=is_last).below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None
         guide = leveled_beam.Guide(
@@ -208,11 +211,21 @@ class Leveled:
         used_NC[:, known.among_K] = True
         return States(alive_NL1, used_NC)
 
-    def _below(self, states: States, through_NL1: Floats, through_NK: Floats, most: float) -> States:
-        """Those with a plan that comes to no more than this."""
-        used_NC = np.zeros_like(states.used_NC)
-        used_NC[:, states.among_K] = through_NK <= most
-        return States(states.alive_NL1 & (through_NL1 <= most), used_NC)
+    def _through(
+        self,
+        limit: float,
+        ways: counted.Ways,
+        levels: counted.Levels,
+        states: States,
+        spent: float,
+        *,
+        turns: bool = False,
+    ) -> Through:
+        """After `counted.downstream` with the same."""
+        through_NL1, through_NK = counted.through(limit, ways, self._relaxed.links, levels, self._rest_NAL1, turns)
+        through_NC = np.full(states.used_NC.shape, np.inf)
+        through_NC[:, states.among_K] = through_NK
+        return Through(through_NL1, through_NC, spent, np.inf)
 
     def _levels(self, states: States, limit: float) -> counted.Levels:
         among_K, better_CC, costs = states.among_K, self._relaxed.better_CC, self._relaxed.costs
