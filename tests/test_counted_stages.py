@@ -66,7 +66,7 @@ def test_no_bound_is_above_the_best_of_all_plans(schedule: str) -> None:
 @pytest.mark.parametrize("use_all", [False, True])
 def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -> None:
     """Σ, states and configurations under any limit and cutoff that the best plan keeps to; with a last level that is
-    open, and with prices from few cuts."""
+    open, too, and as left under a higher limit."""
     looked = 0
     for seed in range(5):
         problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14, schedule=schedule)
@@ -76,18 +76,25 @@ def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -
             continue
         sum_seconds, bottleneck = parts(problem, result.plan)
         relaxed = Relaxed(problem, with_plan(problem, result.plan))
-        few = Leveled(relaxed.at_cuts(np.array([0, 3, 4, 7, 9, 12, 14])))
-        for leveled in (Leveled(relaxed), Leveled(relaxed, few), Leveled(relaxed, num_levels=2)):
+        instead = Undominated.of(problem).plan(result.plan)
+        kept = [problem.configurations[c] for c in relaxed.kept]
+        for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=2)):
+            above = leveled.closer(leveled.everything(), bottleneck * 1.5, np.inf)
+            assert above.through is not None
             for wider in (1.0001, 1.05, 1.3):
                 known = leveled.everything()
-                for _ in range(2):  # from what is known more follows
-                    known = leveled.tightened(known, bottleneck * wider, sum_seconds * wider)
-                assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
-                assert known.alive_NL1 is not None
-                for k, stage in enumerate(result.plan.stages):
-                    level = min(len(result.plan.stages) - k, len(known.alive_NL1) - 1)
-                    assert known.alive_NL1[level, stage.start], (seed, wider)
-                looked += 1
+                for begin in (known, replace(known, states=above.through.below(sum_seconds * wider))):
+                    known = begin
+                    for _ in range(2):  # from what is known more follows
+                        known = leveled.tightened(known, bottleneck * wider, sum_seconds * wider)
+                    assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
+                    assert known.states is not None
+                    for k, stage in enumerate(result.plan.stages):
+                        level = min(len(result.plan.stages) - k, leveled.num_levels)
+                        assert known.states.alive_NL1[level, stage.start], (seed, wider)
+                        c = kept.index(instead.stages[k].configuration)
+                        assert known.states.used_NC[level, c] or instead.stages[k] != stage, (seed, wider)
+                    looked += 1
     assert looked > 8
 
 

@@ -1,4 +1,4 @@
-"""Prices on devices: the bound against a linear program over all plans, with nearest prices and with plans besides."""
+"""Prices on devices: the bound against a linear program over all plans, with nearest prices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linprog
 
 from dejavu.search.coarse.ranges import Sought
-from dejavu.search.exact.cutting_planes import CuttingPlanes, Enough, PricedPlan
+from dejavu.search.exact.cutting_planes import Bounded, CuttingPlanes, Enough, PricedPlan
 
 SEEDS = range(12)
 MOST_PRICE = 50.0
@@ -40,9 +40,8 @@ def _bound(
     planes: CuttingPlanes,
     found: list[PricedPlan],
     cutoff: float,
-    also: list[PricedPlan],
     most_rounds: int = 400,
-) -> tuple[float, np.ndarray]:
+) -> Bounded:
     count_T = planes.count_T
 
     def cheapest(prices_T: np.ndarray) -> PricedPlan | None:
@@ -56,7 +55,6 @@ def _bound(
         enough=Enough(PRECISION, most_rounds=most_rounds),
         prices_T=np.zeros(len(count_T)),
         is_late=lambda: False,
-        also=also,
     )
 
 
@@ -68,9 +66,10 @@ def test_the_bound_is_the_dual_of_all_plans(seed: int, smoothing: float, is_near
     count_T = rng.integers(2, 8, 3)
     plans = _plans(rng, 3, 60)
     planes = CuttingPlanes(count_T, 0, smoothing=smoothing, is_near=is_near)
-    bound, prices_T = _bound(planes, plans, np.inf, [])
+    bound, prices_T, most = _bound(planes, plans, np.inf)
     assert bound == pytest.approx(_value(plans, count_T, prices_T))
     assert bound == pytest.approx(_dual(plans, count_T), abs=1e-4)
+    assert most >= _dual(plans, count_T) - 1e-4, "no prices prove more than this"
 
 
 @pytest.mark.parametrize("is_near", [False, True])
@@ -82,28 +81,13 @@ def test_a_cutoff_is_reached_where_prices_allow_it_and_not_elsewhere(seed: int, 
     dual = _dual(plans, count_T)
     for share, is_reached in ((0.9, True), (0.99, True), (1.05, False)):
         planes = CuttingPlanes(count_T, 0, smoothing=0.6, is_near=is_near)
-        bound, prices_T = _bound(planes, plans, share * dual, [])
+        bound, prices_T, _ = _bound(planes, plans, share * dual)
         assert (bound >= share * dual) == is_reached
         assert bound == pytest.approx(_value(plans, count_T, prices_T))
 
 
-@pytest.mark.parametrize("is_near", [False, True])
-@pytest.mark.parametrize("num_found", [0, 1, 20])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_plans_besides_are_bounded_too(seed: int, num_found: int, is_near: bool) -> None:
-    """Also where the search itself finds none."""
-    rng = np.random.default_rng(200 + seed)
-    count_T = rng.integers(2, 8, 3)
-    plans = _plans(rng, 3, 40)
-    planes = CuttingPlanes(count_T, 0, smoothing=0.6, is_near=is_near)
-    bound, prices_T = _bound(planes, plans[:num_found], np.inf, plans[num_found:])
-    assert bound == pytest.approx(_value(plans, count_T, prices_T))
-    assert bound == pytest.approx(_dual(plans, count_T), abs=1e-4)
-    assert all(plan in plans[:num_found] for plan in planes.known), "only what was found is kept"
-
-
 def test_no_plan_at_all_has_no_bound() -> None:
-    bound, _ = _bound(CuttingPlanes(np.array([3, 3]), 0), [], 1.0, [])
+    bound, _, _ = _bound(CuttingPlanes(np.array([3, 3]), 0), [], 1.0)
     assert bound == np.inf
 
 
@@ -116,35 +100,16 @@ def test_nearest_prices_are_no_further_than_the_best(seed: int) -> None:
     cutoff = 0.8 * _dual(plans, count_T)
     spent = {}
     for is_near in (False, True):
-        bound, prices_T = _bound(CuttingPlanes(count_T, 0, is_near=is_near), plans, cutoff, [])
+        bound, prices_T, _ = _bound(CuttingPlanes(count_T, 0, is_near=is_near), plans, cutoff)
         assert bound >= cutoff
         spent[is_near] = float(count_T @ prices_T)
     assert spent[True] <= spent[False] * (1 + 1e-6) + 1e-9
 
 
-def test_what_is_given_is_done_by_who_helps() -> None:
-    sought, done = Sought(), []
-    helper = threading.Thread(target=sought.help)
-    helper.start()
-    sought.give(lambda: done.append(threading.get_ident()))
-    sought.wait_for_help()
-    helper.join()
-    assert done == [helper.ident]
-
-
 def test_the_end_leaves_nobody_waiting() -> None:
     sought = Sought()
-    helper = threading.Thread(target=sought.help)
-    helper.start()
+    waits = threading.Thread(target=sought.counted.wait)
+    waits.start()
     sought.end()
-    helper.join(timeout=30.0)
-    assert not helper.is_alive()
-    sought.wait_for_help()
-
-
-def test_help_that_fails_is_not_waited_for() -> None:
-    sought = Sought()
-    sought.give(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        sought.help()
-    sought.wait_for_help()
+    waits.join(timeout=30.0)
+    assert not waits.is_alive()

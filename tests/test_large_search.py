@@ -179,28 +179,6 @@ def test_what_is_known_of_plans_holds_for_the_best_one(use_all: bool, schedule: 
     assert looked > 20 and binding > 0
 
 
-def test_a_beam_gives_plans_that_keep_to_what_was_asked() -> None:
-    found = 0
-    for seed in range(6):
-        problem = operators(seed, num_operators=120, num_devices=12, num_types=2)
-        problem = replace(problem, max_stages=4 if seed % 2 else problem.max_stages, use_all_devices=seed % 3 == 0)
-        best = Incumbent(problem, "test", 20.0)
-        result = answer(Coarse(num_clusters=40), problem)
-        if result is None:
-            continue
-        best.offer(result.plan)
-        windowed = Windowed(Relaxed(problem, best))
-        for limit in np.array([0.9, 0.8, 0.7]) * result.step_seconds:
-            cutoff = 1.3 * result.step_seconds - limit
-            known = windowed.tightened(windowed.everything(), limit, cutoff)
-            plan = windowed.plan_under(known, limit, cutoff, 16) if known.sum_seconds < cutoff else None
-            if plan is not None:
-                check(problem, plan)
-                assert step_seconds(problem, plan) <= (limit + cutoff) * (1 + 1e-9)
-                found += 1
-    assert found > 1
-
-
 def test_what_is_left_out_as_dominated_changes_nothing() -> None:
     for seed in range(40):
         problem = random_problem(seed, max_layers=8, max_devices=5)

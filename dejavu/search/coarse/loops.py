@@ -33,7 +33,8 @@ def load_compiled_loops() -> None:
     list(refined(problem, plan, 1, StageTable.of(problem)))
     relaxed, limit = Relaxed(problem, best), 2.0 * best.step_seconds
     windowed = Windowed(relaxed)
-    windowed.tightened(windowed.tightened(windowed.everything(), limit, np.inf), limit, np.inf)
+    known = windowed.tightened(windowed.everything(), limit, np.inf)
+    windowed.tightened(windowed.everything(), limit, known.sum_seconds + 0.05 * best.step_seconds)
     for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=1)):
         known = leveled.tightened(leveled.everything(), limit, np.inf)
         leveled.plan_under(known, limit, known.sum_seconds + 0.05 * best.step_seconds, 1)

@@ -40,7 +40,7 @@ _EDGES = (
     1.07,
 )  # of the best plan's bottleneck: the ranges next to it are looked at first
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
-_STEPS = (0.008, 0.002)  # see `Ranges`; the second where time is left
+_STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
 _THINNEST = 0.02  # of a range, a part of it
 _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at again
 _MOST_PASSES = 8  # of prices for one range
