@@ -67,7 +67,7 @@ class Through:
 
     Attributes:
         seconds_NL1, seconds_NC: inf: there is no such plan whose Σ is below the cutoff.
-        spent_seconds: what all devices cost at these prices.
+        spent_seconds: what all devices cost at these prices, and what sums may err by.
     """
 
     seconds_NL1: Floats
@@ -77,8 +77,7 @@ class Through:
 
     def below(self, sum_seconds: float) -> States:
         """Those with a plan whose Σ is no more than this, as far as these prices say."""
-        most = sum_seconds + self.spent_seconds
-        most += ROUNDING * (abs(sum_seconds) + abs(self.spent_seconds))
+        most = sum_seconds + self.spent_seconds + ROUNDING * abs(sum_seconds)
         return States(self.seconds_NL1 <= most, self.seconds_NC <= most)
 
 

@@ -263,7 +263,7 @@ class WindowedBound:
             if known.through is not None and known.through.cutoff == np.inf:
                 self._through.append((at.high, known.through))
             known = replace(known, through=None)
-            self._met.append((at.high, known))
+            self._met.append((at.high, replace(known, states=None)))
             bound = max(bound, min(target, known.sum_seconds + at.low))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]

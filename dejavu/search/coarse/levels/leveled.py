@@ -16,7 +16,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.levels.minima import Stops
-from dejavu.search.coarse.relaxed import Kept, Relaxed, States, Through
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, States, Through
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 
 Ints = NDArray[np.int64]
@@ -135,7 +135,7 @@ class Leveled:
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= cutoff or relaxed.best.is_late:
             return known
-        through = replace(self._through(limit, ways, levels, states, spent), cutoff=known.cutoff)
+        through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
         near = _NEAR * max(relaxed.best.step_seconds, _SPENT * spent)
         around = through.below(sum_seconds + near).with_those(known.near).among(left)
@@ -176,7 +176,7 @@ class Leveled:
         for is_last in (False, True):  # the second time with fewer states
             levels, ways = self._levels(states, limit)._replace(is_open=False), self._ways(states, prices_R)
             counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
-            states = self._through(limit, ways, levels, states, spent, turns=is_last).below(cutoff).among(states)
+            states = self._through(limit, ways, levels, states, prices_R, turns=is_last).below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None
         guide = leveled_beam.Guide(
@@ -217,7 +217,7 @@ class Leveled:
         ways: counted.Ways,
         levels: counted.Levels,
         states: States,
-        spent: float,
+        prices_R: Floats,
         *,
         turns: bool = False,
     ) -> Through:
@@ -225,7 +225,9 @@ class Leveled:
         through_NL1, through_NK = counted.through(limit, ways, self._relaxed.links, levels, self._rest_NAL1, turns)
         through_NC = np.full(states.used_NC.shape, np.inf)
         through_NC[:, states.among_K] = through_NK
-        return Through(through_NL1, through_NC, spent, np.inf)
+        count_R = self._relaxed.devices.count_R
+        most_spent = float(count_R @ prices_R) + ROUNDING * float(count_R @ np.abs(prices_R))
+        return Through(through_NL1, through_NC, most_spent, np.inf)
 
     def _levels(self, states: States, limit: float) -> counted.Levels:
         among_K, better_CC, costs = states.among_K, self._relaxed.better_CC, self._relaxed.costs
