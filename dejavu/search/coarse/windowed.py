@@ -30,8 +30,15 @@ _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
-# Of the best plan's bottleneck: the ranges next to it are looked at first.
-_EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)
+_EDGES = (
+    0.5,
+    0.65,
+    0.8,
+    0.87,
+    0.93,
+    1.0,
+    1.07,
+)  # of the best plan's bottleneck: the ranges next to it are looked at first
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
 _THINNEST = 0.02  # of a range, a part of it
@@ -172,8 +179,6 @@ class WindowedBound:
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
         if self.counts_in_state and (leveled is None or leveled.num_levels < least):
-            if leveled is None:
-                self._ranges.left = []  # what was proved without levels is little
             more = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
             leveled = Leveled(relaxed, max(num_levels, more))
             leveled.prepare()
@@ -190,6 +195,8 @@ class WindowedBound:
             known: of every plan.
         """
         least, left = known.sum_seconds, self._ranges.left
+        if self._looks.leveled is not None and not any(part.known.states for part in left):
+            left = []  # what was proved without levels is little
         begin, end = max((part.high for part in left), default=0.0), self._best.step_seconds * (1 - gap) - least
         edges = np.linspace(begin, max(begin, end), self.num_ranges + 1).tolist()
         ranges = [replace(part, known=replace(known, prices_R=part.known.prices_R), is_done=False) for part in left]
