@@ -38,12 +38,13 @@ class Ranges:
     Attributes:
         left: the ranges, once a proof has ended.
         target: what is being proved.
+        final_gap: that of the last proof; what is known of ranges holds up to there.
         step: what can be proved, by all that is known, is missed by this share of it: the less, the more ranges.
         is_late: a proof has ended for want of time.
     """
 
     def __init__(self, best: Incumbent, step: float = 0.0) -> None:
-        self._best, self._changed, self.step = best, Condition(), step
+        self._best, self._changed, self.step, self.final_gap = best, Condition(), step, 0.0
         self.left: list[Range] = []
         self.target, self._gap, self._most_seconds, self._until = 0.0, 0.0, np.inf, Event()
         self._num_looked_at, self._is_closed, self.is_late = 0, False, False
@@ -72,6 +73,13 @@ class Ranges:
         """What was looked at has shown that no more than this can be proved."""
         with self._changed:
             self._most_seconds = min(self._most_seconds, most_seconds)
+
+    @property
+    def final_target(self) -> float:
+        """What the last of these proofs may come to."""
+        with self._changed:
+            final = min(self._best.step_seconds * (1 - self.final_gap), self._most_seconds)
+            return max(final, self.target)
 
     def close(self) -> None:
         """Nothing more is to be proved."""

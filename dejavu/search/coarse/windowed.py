@@ -41,6 +41,8 @@ _EDGES = (
 )  # of the best plan's bottleneck: the ranges next to it are looked at first
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
+_PRECISE = 0.001  # of what is being proved: better prices that may prove so little more are not looked for
+_NEARLY = 0.25  # of a range: where more than the rest is proved, the rest is looked at by itself
 _THINNEST = 0.02  # of a range, a part of it
 _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at again
 _MOST_PASSES = 8  # of prices for one range
@@ -154,6 +156,7 @@ class WindowedBound:
             return np.inf
         if self._best.plan is None:
             return known.sum_seconds * (1 - ROUNDING)
+        self._ranges.final_gap = relative_gap
         proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
             self._met = sought.met
@@ -188,8 +191,8 @@ class WindowedBound:
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.
 
-        Goes on from the ranges that a proof of less has left, with what was proved of them; what else was known of them
-        held below that.
+        Goes on from the ranges that a proof of less has left, with what was proved of them, and what else is known of
+        them where that holds of all plans below the price less the gap.
 
         Args:
             known: of every plan.
@@ -199,12 +202,20 @@ class WindowedBound:
             left = []  # what was proved without levels is little
         begin, end = max((part.high for part in left), default=0.0), self._best.step_seconds * (1 - gap) - least
         edges = np.linspace(begin, max(begin, end), self.num_ranges + 1).tolist()
-        ranges = [replace(part, known=replace(known, prices_R=part.known.prices_R), is_done=False) for part in left]
+        ranges = [self._again(part, known, self._best.step_seconds * (1 - gap)) for part in left]
         if not left and self._looks.leveled is not None:
             ranges = self._around_the_best(edges, least, known)
         else:
             ranges += [self._range(least, low, high, known) for low, high in pairwise(edges) if high > low]
         return self._ranges.prove(ranges, gap, lambda at, target: self.split(at, target, self._looks), until)
+
+    def _again(self, part: Range, known: Kept, target: float) -> Range:
+        """A range that a proof has left, for one up to this price; `known`: of every plan."""
+        has, leveled, cutoff = part.known, self._looks.leveled, target - part.low
+        counts_as_many = has.states is not None and leveled is not None and len(has.states.alive_NL1) > leveled.num_levels
+        if not counts_as_many or has.cutoff < cutoff:
+            return replace(part, known=replace(known, prices_R=has.prices_R), is_done=False)
+        return replace(part, bound=max(part.bound, min(target, has.sum_seconds + part.low)), is_done=False)
 
     def _range(self, least: float, low: float, high: float, known: Kept, turn: float = np.inf) -> Range:
         return Range(least + low, next(self._tie), low, high, known, turn=turn)
@@ -255,15 +266,18 @@ class WindowedBound:
 
     def _split_counted(self, at: Range, target: float, leveled: Leveled) -> list[Range]:
         """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
-        known, bound, missing = at.known, at.bound, 0.0
+        known, bound, missing, cutoff = at.known, at.bound, 0.0, self._ranges.final_target - at.low
         if known.states is None:
-            known = self._beginning_near(known, at.high, target - at.low)
+            known = self._beginning_near(known, at.high, cutoff)
+        through = None
         for _ in range(_MOST_PASSES):
-            known = leveled.closer(known, at.high, target - at.low)
-            if known.through is not None and known.through.cutoff == np.inf:
-                self._through.append((at.high, known.through))
-            known = replace(known, through=None)
-            self._met.append((at.high, replace(known, states=None)))
+            if known.about_seconds - known.sum_seconds > _PRECISE * target:  # else better prices prove no more
+                known = leveled.closer(known, at.high, cutoff, target - at.low)
+                through = known.through
+                if through is not None and through.cutoff == np.inf:
+                    self._through.append((at.high, through))
+                known = replace(known, through=None)
+                self._met.append((at.high, replace(known, states=None)))
             bound = max(bound, min(target, known.sum_seconds + at.low))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]
@@ -278,7 +292,7 @@ class WindowedBound:
             return [Range(bound, next(self._tie), at.low, at.high, known)]
         if at.high - at.low <= _NARROW * target:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
-        return self._parts(at, target, known, missing if missing > 0 else target - bound)
+        return self._parts(at, target, replace(known, through=through), missing if missing > 0 else target - bound)
 
     def _beginning_near(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """With prices that were met under the nearest limit, and the states next to the cheapest plans there; without
@@ -308,17 +322,31 @@ class WindowedBound:
 
     def _parts(self, at: Range, target: float, known: Kept, missing_seconds: float) -> list[Range]:
         """Of a range, of which this is known: what is proved above, and what is below, next to it and further down."""
-        if 0 < target - known.sum_seconds < at.high:
-            missing_seconds = min(missing_seconds, target - known.sum_seconds - at.low)
-        width = at.high - at.low
+        width, proved_from = at.high - at.low, target - known.sum_seconds - at.low
+        if 0 < proved_from < width:
+            missing_seconds = proved_from if proved_from < _NEARLY * width else min(missing_seconds, proved_from)
         middle = at.low + min(max(missing_seconds, _THINNEST * width), (1 - _THINNEST) * width)
         edges = [at.low, middle, at.high]
         if middle - at.low > 1.5 * _NEXT * target:
             edges.insert(1, middle - _NEXT * target)
         return [
-            Range(max(at.bound, min(target, known.sum_seconds + low)), next(self._tie), low, high, known)
+            Range(
+                max(at.bound, min(target, known.sum_seconds + low)),
+                next(self._tie),
+                low,
+                high,
+                self._part_of(known, low - at.low, high == at.high),
+            )
             for low, high in pairwise(edges)
         ]
+
+    def _part_of(self, known: Kept, up_seconds: float, is_same_limit: bool) -> Kept:
+        """What is known of a part of a range that begins so much further up."""
+        through, cutoff = known.through, known.cutoff - up_seconds
+        known = replace(known, through=None, about_seconds=known.about_seconds if is_same_limit else np.inf)
+        if through is None or known.states is None or up_seconds <= 0:
+            return known
+        return replace(known, states=through.below(cutoff).among(known.states), cutoff=cutoff)
 
 
 def _some_cuts(problem: Problem) -> NDArray[np.int64] | None:

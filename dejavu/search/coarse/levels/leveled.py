@@ -115,12 +115,15 @@ class Leveled:
                 break
         return known
 
-    def closer(self, known: Kept, limit: float, cutoff: float) -> Kept:
+    def closer(self, known: Kept, limit: float, cutoff: float, enough: float | None = None) -> Kept:
         """What the known prices say of Σ, and what is left at them; then the best prices of what is near.
 
         Of all states that are left these prices prove something, the next ones are the best for the few that are next
         to the cheapest plans: of those all plans are known at once, where a plan at a time says little of the others.
         States and configurations go whose every plan comes to the cutoff.
+
+        Args:
+            enough: more need not be proved of Σ; what the cutoff is where it is not given.
         """
         relaxed, prices_R = self._relaxed, known.prices_R
         states = self._states(known)
@@ -133,7 +136,7 @@ class Leveled:
         count_R = relaxed.devices.count_R
         sum_seconds, spent = plan.bound_seconds(prices_R, count_R), float(count_R @ prices_R)
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
-        if sum_seconds >= cutoff or relaxed.best.is_late:
+        if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
