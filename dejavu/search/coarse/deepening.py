@@ -21,11 +21,11 @@ _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the ne
 _CLOSE = 0.1  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_LOWER = 0.94  # times the limit before
-_MOST_IN_VAIN = 2  # limits without a better plan
-_RISES = 0.01  # of the least bound: from there on it rises
+_LOWER, _HIGHER = 0.85, 1.15  # times the limit before
+_FURTHEST = 1.25  # times the least bound: limits with higher ones are not surveyed
+_NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.02,)  # the same over more cuts, where each takes longer
+_FINER_GAPS = (0.02, 0.05)  # the same over more cuts, where each takes longer
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
@@ -61,22 +61,11 @@ def look_for_plans(
         return
     finer = looks[1].counting(len(best.plan.stages))
     known = finer.everything_at(one.known.prices_R)
-    _descend(replace(one, look=finer, until_seconds=(until[1], until[1]), known=known, gaps=_FINER_GAPS))
-
-
-def _descend(looking: _Looking) -> None:
-    """Lower and lower limits from the best plan's own bottleneck on, until the bound rises or no plans are met."""
-    best = looking.best
-    assert best.plan is not None
-    limit = bottleneck_seconds(looking.look.problem, best.plan)
-    num_in_vain, least_seconds = 0, np.inf
-    while num_in_vain < _MOST_IN_VAIN and not looking.is_late:
-        is_better, bound_seconds = looking.improves(_FINER_WIDTH, [limit]), looking.about_seconds
-        num_in_vain = 0 if is_better else num_in_vain + 1
-        if bound_seconds > least_seconds * (1 + _RISES):
-            return
-        least_seconds = min(bound_seconds, least_seconds)
-        limit *= _LOWER
+    one = replace(one, look=finer, until_seconds=(until[1], until[1]), known=known, gaps=_FINER_GAPS)
+    limit = one.surveyed(bottleneck_seconds(finer.problem, best.plan))
+    sought.survey(limit)
+    for step in _NEAR_STEPS:
+        one.improves(_FINER_WIDTH, [step * limit])
 
 
 @dataclass
@@ -101,6 +90,17 @@ class _Looking:
     sought: Sought
     about_seconds: float = np.inf
 
+    def surveyed(self, limit: float) -> float:
+        """The limit at which the bound is least, of some below this one, and some above; what is met is told."""
+        found_seconds = dict[float, float]()
+        for step in (_LOWER, _HIGHER):
+            at, least_seconds = limit, np.inf
+            while not self.is_late and (found := self._bounded(at)) <= _FURTHEST * least_seconds:
+                found_seconds[at] = found
+                least_seconds = min(least_seconds, found)
+                at *= step
+        return min(found_seconds, key=found_seconds.__getitem__, default=limit)
+
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
@@ -113,12 +113,19 @@ class _Looking:
         for limit in limits:
             if self.is_late or (once and self.best.step_seconds < before):
                 break
-            here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
-            self.about_seconds = here.sum_seconds + limit
-            self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
-            self.sought.met.append((limit, self.known))
-            _deepen(self.look, self.best, here, limit, width, self.improve, self.gaps)
+            _deepen(self.look, self.best, self._at(limit), limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
+
+    def _bounded(self, limit: float) -> float:
+        return self._at(limit).sum_seconds + limit
+
+    def _at(self, limit: float) -> Kept:
+        """What the best prices say under this limit."""
+        here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
+        self.about_seconds = here.sum_seconds + limit
+        self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
+        self.sought.met.append((limit, self.known))
+        return here
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:

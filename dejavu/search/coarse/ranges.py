@@ -136,19 +136,28 @@ class Sought:
 
     Attributes:
         counted: it knows how many stages plans have.
+        surveyed: and under which limit the bound is least, and the best prices there and around.
         enough: all is proved that was asked, or that can be; no better plan is needed.
         num_levels: for so many stages.
+        limit: that with the least bound; 0: that is not known.
         met: limits, and the best prices there.
     """
 
     counted: Event = field(default_factory=Event)
+    surveyed: Event = field(default_factory=Event)
     enough: Event = field(default_factory=Event)
     num_levels: int = 0
+    limit: float = 0.0
     met: list[tuple[float, Kept]] = field(default_factory=list)
 
     def count(self, num_levels: int) -> None:
         self.num_levels = num_levels
         self.counted.set()
 
+    def survey(self, limit: float) -> None:
+        self.limit = limit
+        self.surveyed.set()
+
     def end(self) -> None:
         self.counted.set()
+        self.surveyed.set()

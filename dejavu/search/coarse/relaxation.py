@@ -6,6 +6,7 @@ Shape suffixes as in `coarse.relaxed`.
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,12 @@ class Windowed:
     """The relaxed problem, for one limit on the bottleneck after another, without counting stages in the state.
 
     `max_stages` is not looked at. Memory is that of the fewest stages that may come after.
+
+    Attributes:
+        until: once it is set, what is known by then is said.
     """
+
+    until: Event | None = None
 
     def __init__(self, relaxed: Relaxed) -> None:
         self._relaxed, self._best = relaxed, relaxed.best
@@ -45,12 +51,18 @@ class Windowed:
         )
 
     @property
+    def _is_over(self) -> bool:
+        return self._best.is_late or (self.until is not None and self.until.is_set())
+
+    @property
     def problem(self) -> Problem:
         return self._relaxed.problem
 
     def beside(self) -> Windowed:
         """The same for another thread."""
-        return Windowed(self._relaxed)
+        other = Windowed(self._relaxed)
+        other.until = self.until
+        return other
 
     def everything(self) -> Kept:
         """Nothing is known yet."""
@@ -70,7 +82,7 @@ class Windowed:
             known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds))
             missing = cutoff - sum_seconds
             is_far = missing > _NEAR * self._best.step_seconds
-            if missing <= 0 or is_far or sum_seconds - before < _LEAST_GAIN * missing or self._best.is_late:
+            if missing <= 0 or is_far or sum_seconds - before < _LEAST_GAIN * missing or self._is_over:
                 break
             before = sum_seconds
             known = self._counted(known, limit, cutoff)
@@ -78,21 +90,12 @@ class Windowed:
                 return replace(known, sum_seconds=np.inf)
         return known
 
-    def glanced(self, known: Kept, limit: float, cutoff: float) -> Kept:
-        """What prices say, from those known on, until they cannot reach the cutoff; then stages are counted."""
-        sum_seconds, prices_R = self._bound(known, limit, cutoff, near_seconds=np.inf)
-        found = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
-        if sum_seconds >= cutoff or cutoff == np.inf or self._best.is_late:
-            return found
-        counted = self._counted(replace(found, prices_R=prices_R), limit, cutoff)
-        return replace(counted, prices_R=known.prices_R)
-
     def _windows(self, known: Kept, limit: float) -> bool:
         most_in_flight = float(self._relaxed.problem.in_flight(0, self._relaxed.problem.most_stages))
         among, after = known.among_K, known.after_L1
         return windows.furthest_stops(limit, most_in_flight, self._relaxed.costs, among, after, self._furthest_CL)
 
-    def _bound(self, known: Kept, limit: float, cutoff: float, near_seconds: float = 0.0) -> tuple[float, Floats]:
+    def _bound(self, known: Kept, limit: float, cutoff: float) -> tuple[float, Floats]:
         """A bound on Σ, up to the cutoff, and its prices."""
         if not self._windows(known, limit):
             return np.inf, known.prices_R
@@ -110,7 +113,8 @@ class Windowed:
             allows,
             cutoff,
             known.prices_R,
-            self._relaxed.enough(_PRICE_PRECISION, near_seconds),
+            self._relaxed.enough(_PRICE_PRECISION),
+            self.until,
         )
         return found.sum_seconds, found.prices_T
 

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,16 @@ class States:
     def among_K(self) -> Ints:
         """The configurations of any level."""
         return np.flatnonzero(self.used_NC.any(axis=0))
+
+    @property
+    def num_levels(self) -> int:
+        """Without that of no stages."""
+        return len(self.alive_NL1) - 1
+
+    def deeper(self, num_levels: int) -> States:
+        """The same, where the last level stood for all from it on."""
+        more = ((0, num_levels - self.num_levels), (0, 0))
+        return States(np.pad(self.alive_NL1, more, mode="edge"), np.pad(self.used_NC, more, mode="edge"))
 
     def among(self, other: States) -> States:
         """Those of the other that are here, too."""
@@ -276,8 +287,9 @@ class Relaxed:
         cutoff: float,
         prices_R: Floats,
         enough: Enough,
+        until: Event | None = None,
     ) -> Bounded:
-        """See `CuttingPlanes.bound`."""
+        """See `CuttingPlanes.bound`; `until`: it stops once this is set."""
         return planes.bound(
             cheapest,
             allows=allows,
@@ -285,7 +297,7 @@ class Relaxed:
             most_price=float(self.seconds_CL1[:, -1].max()) + 1e-12,
             enough=enough,
             prices_T=prices_R,
-            is_late=lambda: self.best.is_late,
+            is_late=lambda: self.best.is_late or (until is not None and until.is_set()),
         )
 
     def enough(self, share: float, near_seconds: float = 0.0) -> Enough:

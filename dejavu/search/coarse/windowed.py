@@ -26,6 +26,7 @@ _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
 _MORE_STAGES = 1.4  # than the best plan has: levels for plans with lower bottlenecks, which have more
+_FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
@@ -48,6 +49,7 @@ _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at
 _MOST_PASSES = 8  # of prices for one range
 _BEAM_WIDTH = 2048  # in labels at a level
 _BEAM_GAP = 0.015  # of the bound, above it
+_NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
 
 
@@ -88,6 +90,7 @@ class WindowedBound:
         self._tie = count()
         self._met: list[tuple[float, Kept]] = []  # what is known under some limits
         self._through: list[tuple[float, Through]] = []  # and of all plans there
+        self._least_at = 0.0  # the limit with the least bound; 0: that is not known
         self._beams = set[float]()  # the limits under which plans were looked for
 
     @property
@@ -163,6 +166,8 @@ class WindowedBound:
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             self._prepare(sought.num_levels)
+            sought.surveyed.wait()
+            self._least_at = sought.limit
             gaps = [_EARLY_GAP, *gaps]
         for step, gap in product(_STEPS, gaps):
             self._ranges.step = step
@@ -181,7 +186,7 @@ class WindowedBound:
         """Have what ranges are looked at with, for as many stages as the best plan has by now, or for these."""
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
-        if self.counts_in_state and (leveled is None or leveled.num_levels < least):
+        if self.counts_in_state and (leveled is None or _FEW_MORE * leveled.num_levels < least):
             more = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
             leveled = Leveled(relaxed, max(num_levels, more))
             leveled.prepare()
@@ -197,6 +202,7 @@ class WindowedBound:
         Args:
             known: of every plan.
         """
+        self._looks.windowed.until = until
         least, left = known.sum_seconds, self._ranges.left
         if self._looks.leveled is not None and not any(part.known.states for part in left):
             left = []  # what was proved without levels is little
@@ -211,10 +217,12 @@ class WindowedBound:
 
     def _again(self, part: Range, known: Kept, target: float) -> Range:
         """A range that a proof has left, for one up to this price; `known`: of every plan."""
-        has, leveled, cutoff = part.known, self._looks.leveled, target - part.low
-        counts_as_many = has.states is not None and leveled is not None and len(has.states.alive_NL1) > leveled.num_levels
-        if not counts_as_many or has.cutoff < cutoff:
+        has, leveled = part.known, self._looks.leveled
+        if leveled is None or has.states is None or has.cutoff < target - part.low:
             return replace(part, known=replace(known, prices_R=has.prices_R), is_done=False)
+        if has.states.num_levels < leveled.num_levels:
+            has = replace(has, states=has.states.deeper(leveled.num_levels), near=None, about_seconds=np.inf)
+            part = replace(part, known=has)
         return replace(part, bound=max(part.bound, min(target, has.sum_seconds + part.low)), is_done=False)
 
     def _range(self, least: float, low: float, high: float, known: Kept, turn: float = np.inf) -> Range:
@@ -223,7 +231,7 @@ class WindowedBound:
     def _around_the_best(self, edges: list[float], least: float, known: Kept) -> list[Range]:
         """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on."""
         assert self._best.plan is not None
-        own_seconds = bottleneck_seconds(self._relaxed.problem, self._best.plan)
+        own_seconds = self._least_at or bottleneck_seconds(self._relaxed.problem, self._best.plan)
         more = [share * own_seconds for share in _EDGES if edges[0] < share * own_seconds < edges[-1]]
         return [
             self._range(least, low, high, known, abs(float(np.log(high / own_seconds))))
@@ -311,9 +319,11 @@ class WindowedBound:
     def _look_for_a_plan(self, known: Kept, at: Range, leveled: Leveled) -> None:
         """With every cut, where one may be better than the best, and states of such plans are left."""
         best_seconds, limit = self._best.step_seconds, at.high
-        bound = known.sum_seconds + limit
-        most = min(bound * (1 + _BEAM_GAP), best_seconds, self._ranges.target + limit - at.low)
-        if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds or limit in self._beams:
+        bound, about = known.sum_seconds + limit, known.about_seconds + limit
+        if about - bound > _NEAR_BEST * best_seconds or limit in self._beams:
+            return
+        most = min(about * (1 + _BEAM_GAP), best_seconds)
+        if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds:
             return
         self._beams.add(limit)
         plan = leveled.plan_under(replace(known, states=known.near), limit, most - limit, _BEAM_WIDTH)
