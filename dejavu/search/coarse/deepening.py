@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dejavu.plans import Plan
+from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
@@ -25,7 +26,7 @@ _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are not surveyed
 _NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.02, 0.05)  # the same over more cuts, where each takes longer
+_FINER_GAPS = (0.02, 0.05, 0.1, 0.3, 1.0)  # the same over more cuts
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
@@ -49,7 +50,7 @@ def look_for_plans(
         return
     until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
-    one = _Looking(quick, best, until, improve, quick.everything_at(known.prices_R), _GAPS, sought)
+    one = _Looking(quick, best, until, improve, known.prices_R, _GAPS, sought)
     first, *near = [step * limit for step in _STEPS]
     sought.count(quick.num_levels)
     found = one.improves(_WIDTHS[0], [first])
@@ -59,9 +60,8 @@ def look_for_plans(
         one.improves(_WIDTHS[0], near)
         one.improves(_WIDTHS[1], [first, *near])
         return
-    finer = looks[1].counting(len(best.plan.stages))
-    known = finer.everything_at(one.known.prices_R)
-    one = replace(one, look=finer, until_seconds=(until[1], until[1]), known=known, gaps=_FINER_GAPS)
+    finer = looks[1].counting(max(len(best.plan.stages), quick.num_levels - 1))
+    one = replace(one, look=finer, until_seconds=(until[1], until[1]), gaps=_FINER_GAPS)
     limit = one.surveyed(bottleneck_seconds(finer.problem, best.plan))
     sought.survey(limit)
     for step in _NEAR_STEPS:
@@ -75,7 +75,7 @@ class _Looking:
     Attributes:
         look, best, improve: see `look_for_plans`.
         until_seconds: where the best plan is near the bound, and where it is far.
-        known: of all plans, and prices.
+        prices_R: where none of a limit are known.
         gaps: of the bound, above it, within which beams look for plans.
         sought: is told what is known under each limit.
         about_seconds: the last bound.
@@ -85,7 +85,7 @@ class _Looking:
     best: Incumbent
     until_seconds: tuple[float, float]
     improve: Callable[[Plan], None]
-    known: Kept
+    prices_R: Floats
     gaps: Sequence[float]
     sought: Sought
     about_seconds: float = np.inf
@@ -93,11 +93,11 @@ class _Looking:
     def surveyed(self, limit: float) -> float:
         """The limit at which the bound is least, of some below this one, and some above; what is met is told."""
         found_seconds = dict[float, float]()
-        for step in (_LOWER, _HIGHER):
-            at, least_seconds = limit, np.inf
-            while not self.is_late and (found := self._bounded(at)) <= _FURTHEST * least_seconds:
-                found_seconds[at] = found
-                least_seconds = min(least_seconds, found)
+        for step, at in ((_HIGHER, limit), (_LOWER, _LOWER * limit)):
+            while not self.is_late:
+                found_seconds[at] = self._at(at, _FURTHEST * min(found_seconds.values(), default=np.inf)).sum_seconds + at
+                if found_seconds[at] >= _FURTHEST * min(found_seconds.values()):
+                    break
                 at *= step
         return min(found_seconds, key=found_seconds.__getitem__, default=limit)
 
@@ -116,15 +116,13 @@ class _Looking:
             _deepen(self.look, self.best, self._at(limit), limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
 
-    def _bounded(self, limit: float) -> float:
-        return self._at(limit).sum_seconds + limit
-
-    def _at(self, limit: float) -> Kept:
-        """What the best prices say under this limit."""
-        here = self.look.tightened(self.known, limit, self.best.step_seconds * (1 + _WORTH) - limit)
+    def _at(self, limit: float, most_seconds: float = np.inf) -> Kept:
+        """What the best prices say under this limit, of plans that cost no more than this."""
+        most_seconds = min(most_seconds, self.best.step_seconds * (1 + _WORTH))
+        known = self.look.beginning_near(self.sought.met, limit, self.look.everything_at(self.prices_R))
+        here = self.look.tightened(known, limit, most_seconds - limit)
         self.about_seconds = here.sum_seconds + limit
-        self.known = replace(self.known, prices_R=here.prices_R)  # what else is known now holds under this limit
-        self.sought.met.append((limit, self.known))
+        self.sought.met.append(self.look.what_was_met(limit, here))
         return here
 
 

@@ -9,7 +9,7 @@ from threading import Condition, Event
 import numpy as np
 
 from dejavu.search._base import Incumbent
-from dejavu.search.coarse.relaxed import Kept
+from dejavu.search.coarse.relaxed import Kept, Met
 
 Split = Callable[["Range", float], Iterable["Range"]]
 
@@ -140,7 +140,7 @@ class Sought:
         enough: all is proved that was asked, or that can be; no better plan is needed.
         num_levels: for so many stages.
         limit: that with the least bound; 0: that is not known.
-        met: limits, and the best prices there.
+        met: what is known under some limits.
     """
 
     counted: Event = field(default_factory=Event)
@@ -148,7 +148,7 @@ class Sought:
     enough: Event = field(default_factory=Event)
     num_levels: int = 0
     limit: float = 0.0
-    met: list[tuple[float, Kept]] = field(default_factory=list)
+    met: list[Met] = field(default_factory=list)
 
     def count(self, num_levels: int) -> None:
         self.num_levels = num_levels

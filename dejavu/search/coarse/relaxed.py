@@ -121,6 +121,13 @@ class Kept:
     about_seconds: float = np.inf
 
 
+class Met(NamedTuple):
+    """Prices that were the best under some limit, and the states near there."""
+
+    limit: float
+    known: Kept
+
+
 class Packed(NamedTuple):
     """Devices packed into one number: a field for each type, with a spare bit above it.
 
@@ -197,6 +204,7 @@ class Relaxed:
         devices, costs, links, class_C, seconds_CL1: see there, and `windows.Stages`.
         cuts_L1: which of the problem's cuts there are.
         planes: the plans that prices brought forth, under any limit, without counting stages in the state.
+        met: the same with stages in the state, over any of the problem's cuts.
     """
 
     def __init__(self, problem: Problem, best: Incumbent) -> None:
@@ -234,6 +242,7 @@ class Relaxed:
         )
         num_signed = self.devices.num_types if problem.use_all_devices else 0
         self.planes = CuttingPlanes(self.devices.count_R, num_signed, _SMOOTHING, _PATIENCE)
+        self.met: list[PricedPlan] = []
 
     def at_cuts(self, cuts: Ints) -> Relaxed:
         """The same with these cuts only, 0 and L among them, without plans: quick, and no bound on the others'."""
@@ -252,6 +261,13 @@ class Relaxed:
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
         few.planes = self.planes.anew()
         return few
+
+    @property
+    def place_L1(self) -> Ints:
+        """Of the problem's cuts among these; −1: it is none of them."""
+        place_L1 = np.full(self.problem.num_layers + 1, -1)
+        place_L1[self.cuts_L1] = np.arange(len(self.cuts_L1))
+        return place_L1
 
     @cached_property
     def better_CC(self) -> NDArray[np.bool_]:
@@ -312,7 +328,8 @@ class Relaxed:
         message = links.latency_AA[before, after] + links.per_byte_AA[before, after] * links.bytes_L1[start[1:]]
         bottleneck_seconds = max(float(busy.max()), links.repeats * 2.0 * float(message.max(initial=0.0)))
         use_R = self.devices.use_CR[how].sum(axis=0)
-        return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck_seconds, use_R, stages_3S)
+        of_problem_3S = np.stack([how, self.cuts_L1[start], self.cuts_L1[stop]])
+        return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck_seconds, use_R, of_problem_3S)
 
 
 def bottleneck_seconds(problem: Problem, plan: Plan) -> float:

@@ -16,7 +16,7 @@ from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, Through, bottleneck_seconds
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, bottleneck_seconds
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
@@ -88,7 +88,7 @@ class WindowedBound:
         self._looks = Looks(Windowed(relaxed), None)
         self._ranges, self._is_prepared = Ranges(best, _STEPS[0]), Event()
         self._tie = count()
-        self._met: list[tuple[float, Kept]] = []  # what is known under some limits
+        self._met: list[Met] = []  # what is known under some limits
         self._through: list[tuple[float, Through]] = []  # and of all plans there
         self._least_at = 0.0  # the limit with the least bound; 0: that is not known
         self._beams = set[float]()  # the limits under which plans were looked for
@@ -111,9 +111,8 @@ class WindowedBound:
         if self._cuts is None:
             return [Leveled(relaxed)]
         looks = [Leveled(relaxed.at_cuts(self._cuts))]
-        fewer = max(_FEWEST_CUTS, self.num_cuts // _FEWER)
-        if 2 * fewer < self.num_cuts:
-            looks.insert(0, Leveled(relaxed.at_cuts(boundaries(relaxed.problem, fewer))))
+        if self.num_cuts > 2 * _FEWEST_CUTS:
+            looks.insert(0, Leveled(relaxed.at_cuts(np.union1d(self._cuts[::_FEWER], self._cuts[-1:]))))
         return looks
 
     def prove(self, relative_gap: float, sought: Sought | None = None) -> float:
@@ -276,7 +275,7 @@ class WindowedBound:
         """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
         known, bound, missing, cutoff = at.known, at.bound, 0.0, self._ranges.final_target - at.low
         if known.states is None:
-            known = self._beginning_near(known, at.high, cutoff)
+            known = self._without_dear(leveled.beginning_near(self._met, at.high, known), at.high, cutoff)
         through = None
         for _ in range(_MOST_PASSES):
             if known.about_seconds - known.sum_seconds > _PRECISE * target:  # else better prices prove no more
@@ -284,8 +283,8 @@ class WindowedBound:
                 through = known.through
                 if through is not None and through.cutoff == np.inf:
                     self._through.append((at.high, through))
+                self._met.append(leveled.what_was_met(at.high, known))
                 known = replace(known, through=None)
-                self._met.append((at.high, replace(known, states=None)))
             bound = max(bound, min(target, known.sum_seconds + at.low))
             if bound >= target or self._best.remaining_seconds < 0:
                 return [Range(bound, next(self._tie), at.low, at.high, known)]
@@ -302,13 +301,8 @@ class WindowedBound:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
         return self._parts(at, target, replace(known, through=through), missing if missing > 0 else target - bound)
 
-    def _beginning_near(self, known: Kept, limit: float, cutoff: float) -> Kept:
-        """With prices that were met under the nearest limit, and the states next to the cheapest plans there; without
-        what comes to the cutoff at prices that were met under a higher limit."""
-        if not self._met:
-            return known
-        _, near = min(self._met, key=lambda one: abs(one[0] - limit))
-        known = replace(known, prices_R=near.prices_R, near=near.near)
+    def _without_dear(self, known: Kept, limit: float, cutoff: float) -> Kept:
+        """Without the states that come to the cutoff at prices that were met under a higher limit."""
         for above, through in self._through:
             if above >= limit and through.cutoff >= cutoff:
                 left = through.below(cutoff)

@@ -19,6 +19,7 @@ MOST_ROUNDS = 30  # of prices for one limit
 _LEVEL = 0.9  # of what planes allow, as far as it is wanted: from where on prices are near enough to the best
 _BEYOND = 0.3  # of what is missing, beyond the cutoff: further prices need not reach
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next
+_MOST_LOOKED_AT = 1000  # for some of these, that are allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class CuttingPlanes:
             is_late: whether to stop with what there is.
         """
         best, best_prices, top = -np.inf, prices_T, np.inf
-        known = [plan for plan in self.known[-_MOST_PLANES:] if allows(plan)]
+        known = [plan for plan in self.known[-_MOST_LOOKED_AT:] if allows(plan)][-_MOST_PLANES:]
         bounds = [(-most_price if t < self.num_signed else 0.0, most_price) for t in range(len(self.count_T))]
         for _ in range(enough.most_rounds):
             plan = cheapest(prices_T)

@@ -5,6 +5,8 @@ Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +18,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.levels.minima import Stops
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Relaxed, States, Through
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, States, Through
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 
 Ints = NDArray[np.int64]
@@ -26,6 +28,7 @@ _MOST_BYTES = 1.3e9  # of what is kept for each level
 _NEAR = 0.003  # of the best price, and of what prices take from it: states are next to a plan that is dearer by less
 _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
+_NEARLY = 4.0  # times this, where it was not found more precisely
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 8
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
@@ -50,7 +53,7 @@ class Leveled:
         self._is_open = self._num < most
         self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
-        self._planes = replace(relaxed.planes.anew(), patience=_PATIENCE, is_near=True)
+        self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)
 
     @property
     def problem(self) -> Problem:
@@ -103,15 +106,36 @@ class Leveled:
         """Nothing is known yet but prices."""
         return replace(self.everything(), prices_R=prices_R)
 
+    def beginning_near(self, met: Sequence[Met], limit: float, known: Kept) -> Kept:
+        """With the prices that were met under the nearest limit, maybe with other cuts, and the states near to it."""
+        if not met:
+            return known
+        nearest = min(reversed(met), key=lambda one: abs(math.log(one.limit / limit))).known
+        return replace(known, prices_R=nearest.prices_R, near=nearest.near)
+
+    def what_was_met(self, limit: float, known: Kept) -> Met:
+        """Without what holds under this limit only; near are the states that are at the last prices."""
+        near = known.near
+        if known.through is not None and near is not None and known.about_seconds < known.cutoff:
+            near = known.through.below(known.about_seconds + self._near_seconds(known, limit)).among(near)
+        return Met(limit, replace(self.everything_at(known.prices_R), near=near))
+
+    def _near_seconds(self, known: Kept, limit: float) -> float:
+        """States are near whose plans are dearer than the cheapest by less."""
+        about = min(known.sum_seconds + limit, self._relaxed.best.step_seconds)
+        return _NEAR * max(about, _SPENT * float(self._relaxed.devices.count_R @ known.prices_R))
+
     def tightened(self, known: Kept, limit: float, cutoff: float, most_passes: int = _MOST_PASSES) -> Kept:
         """The same of the plans with no bottleneck above the limit and Σ below the cutoff; Σ inf: there is none.
 
         As `closer`, until the best prices are known, or the cutoff is reached.
         """
         for _ in range(most_passes):
-            known = self.closer(known, limit, cutoff)
+            before, known = known, self.closer(known, limit, cutoff)
             missing = min(known.about_seconds, cutoff) - known.sum_seconds
-            if missing <= _PRECISION * self._relaxed.best.step_seconds or self._relaxed.best.is_late:
+            is_the_same = known.sum_seconds <= before.sum_seconds and known.about_seconds >= before.about_seconds
+            enough = (_NEARLY if is_the_same else 1.0) * _PRECISION * self._relaxed.best.step_seconds
+            if missing <= enough or self._relaxed.best.is_late:
                 break
         return known
 
@@ -133,16 +157,14 @@ class Leveled:
         if plan is None:
             return replace(known, sum_seconds=np.inf)
         self._planes.known.append(plan)
-        count_R = relaxed.devices.count_R
-        sum_seconds, spent = plan.bound_seconds(prices_R, count_R), float(count_R @ prices_R)
+        sum_seconds = plan.bound_seconds(prices_R, relaxed.devices.count_R)
         known = replace(known, sum_seconds=max(sum_seconds, known.sum_seconds))
         if sum_seconds >= (cutoff if enough is None else enough) or relaxed.best.is_late:
             return known
         through = replace(self._through(limit, ways, levels, states, prices_R), cutoff=known.cutoff)
         left = through.below(cutoff).among(states)
-        near = _NEAR * max(relaxed.best.step_seconds, _SPENT * spent)
-        around = through.below(sum_seconds + near).with_those(known.near).among(left)
-        best = self._best_prices(around, limit, cutoff, prices_R)
+        around = through.below(sum_seconds + self._near_seconds(known, limit)).with_those(known.near).among(left)
+        best = self._best_prices(around, left, limit, cutoff, prices_R)
         return replace(
             known,
             states=left,
@@ -153,13 +175,13 @@ class Leveled:
             about_seconds=max(best.most_seconds, sum_seconds),
         )
 
-    def _best_prices(self, states: States, limit: float, cutoff: float, prices_R: Floats) -> Bounded:
-        """Those that prove most of plans that have these states only, up to the cutoff."""
-        levels = self._levels(states, limit)
+    def _best_prices(self, near: States, left: States, limit: float, cutoff: float, prices_R: Floats) -> Bounded:
+        """Those that prove most, up to the cutoff, of plans with states that are near, and of those that were met."""
+        levels = self._levels(near, limit)
         return self._relaxed.bound(
             self._planes,
-            lambda prices_R: self._cheapest(limit, self._ways(states, prices_R), levels, prices_R),
-            lambda plan: self._allows(plan, states, levels, limit),
+            lambda prices_R: self._cheapest(limit, self._ways(near, prices_R), levels, prices_R),
+            lambda plan: self._allows(plan, left, limit),
             cutoff,
             prices_R,
             self._relaxed.enough(_PRECISION),
@@ -267,12 +289,14 @@ class Leveled:
             total, prices_R, counted.followed(limit, ways, self._relaxed.links, levels, rest_NAL1)
         )
 
-    def _allows(self, plan: PricedPlan, states: States, levels: counted.Levels, limit: float) -> bool:
-        """Whether a plan that was met before has states and stages that are left."""
+    def _allows(self, plan: PricedPlan, states: States, limit: float) -> bool:
+        """Whether a plan that was met before, maybe with other cuts, has states and stages that are left."""
         assert plan.stages_3S is not None
-        how, start, stop = plan.stages_3S
+        how, (start, stop) = plan.stages_3S[0], self._relaxed.place_L1[plan.stages_3S[1:]]
+        if start.min() < 0 or stop.min() < 0:
+            return False
         level = np.minimum(np.arange(len(how), 0, -1), self._num)
         if plan.bottleneck_seconds > limit or (len(how) > self._num and not self._is_open):
             return False
         is_left = states.alive_NL1[level, start] & states.used_NC[level, how]
-        return bool((is_left & (levels.fitting_N1CL[level - 1, how, start] >= stop)).all())
+        return bool((is_left & (self._fitting_N1CL[level - 1, how, start] >= stop)).all())
