@@ -24,6 +24,7 @@ _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, 
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are not surveyed
+_BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
 _NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.02, 0.05, 0.1, 0.3, 1.0)  # the same over more cuts
@@ -62,8 +63,8 @@ def look_for_plans(
         return
     finer = looks[1].counting(max(len(best.plan.stages), quick.num_levels - 1))
     one = replace(one, look=finer, until_seconds=(until[1], until[1]), gaps=_FINER_GAPS)
-    limit = one.surveyed(bottleneck_seconds(finer.problem, best.plan))
-    sought.survey(limit)
+    sought.survey(found := one.surveyed(bottleneck_seconds(finer.problem, best.plan)))
+    limit = min(found, key=found.__getitem__)
     for step in _NEAR_STEPS:
         one.improves(_FINER_WIDTH, [step * limit])
 
@@ -90,16 +91,32 @@ class _Looking:
     sought: Sought
     about_seconds: float = np.inf
 
-    def surveyed(self, limit: float) -> float:
-        """The limit at which the bound is least, of some below this one, and some above; what is met is told."""
-        found_seconds = dict[float, float]()
+    def surveyed(self, limit: float) -> dict[float, float]:
+        """What no plan is below under some limits, around the one with the least bound and down to where there is none.
+
+        Up from this limit, then down, to where the bound is far above the least; then further down to one below which
+        no plan is better than the best one; last, next to the least. The prices of each are told.
+        """
+        found = dict[float, float]()
+
+        def look(at: float) -> float:
+            least = min(found.values(), default=np.inf)
+            found[at] = at + self._at(at, min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH)) - at).sum_seconds
+            return found[at]
+
         for step, at in ((_HIGHER, limit), (_LOWER, _LOWER * limit)):
-            while not self.is_late:
-                found_seconds[at] = self._at(at, _FURTHEST * min(found_seconds.values(), default=np.inf)).sum_seconds + at
-                if found_seconds[at] >= _FURTHEST * min(found_seconds.values()):
-                    break
+            while not self.is_late and look(at) < min(_FURTHEST * min(found.values()), self.best.step_seconds):
                 at *= step
-        return min(found_seconds, key=found_seconds.__getitem__, default=limit)
+        while not self.is_late and at > _LEAST_SHARE * self.best.step_seconds:
+            if self._at(at, self.best.step_seconds).sum_seconds >= self.best.step_seconds:
+                found[at] = at + self.best.step_seconds
+                break
+            at *= _LOWER
+        least_at = min(found, key=found.__getitem__, default=limit)
+        for step in _BETWEEN:
+            if not self.is_late:
+                look(step * least_at)
+        return found or {limit: np.inf}
 
     @property
     def is_late(self) -> bool:
@@ -116,11 +133,11 @@ class _Looking:
             _deepen(self.look, self.best, self._at(limit), limit, width, self.improve, self.gaps)
         return self.best.step_seconds < before
 
-    def _at(self, limit: float, most_seconds: float = np.inf) -> Kept:
-        """What the best prices say under this limit, of plans that cost no more than this."""
-        most_seconds = min(most_seconds, self.best.step_seconds * (1 + _WORTH))
+    def _at(self, limit: float, cutoff: float | None = None) -> Kept:
+        """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
+        cutoff = self.best.step_seconds * (1 + _WORTH) - limit if cutoff is None else cutoff
         known = self.look.beginning_near(self.sought.met, limit, self.look.everything_at(self.prices_R))
-        here = self.look.tightened(known, limit, most_seconds - limit)
+        here = self.look.tightened(known, limit, cutoff)
         self.about_seconds = here.sum_seconds + limit
         self.sought.met.append(self.look.what_was_met(limit, here))
         return here

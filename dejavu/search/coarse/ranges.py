@@ -136,10 +136,10 @@ class Sought:
 
     Attributes:
         counted: it knows how many stages plans have.
-        surveyed: and under which limit the bound is least, and the best prices there and around.
+        surveyed: and what the bound is under some limits, and the best prices there.
         enough: all is proved that was asked, or that can be; no better plan is needed.
         num_levels: for so many stages.
-        limit: that with the least bound; 0: that is not known.
+        bounds_seconds: of these limits.
         met: what is known under some limits.
     """
 
@@ -147,15 +147,15 @@ class Sought:
     surveyed: Event = field(default_factory=Event)
     enough: Event = field(default_factory=Event)
     num_levels: int = 0
-    limit: float = 0.0
+    bounds_seconds: dict[float, float] = field(default_factory=dict)
     met: list[Met] = field(default_factory=list)
 
     def count(self, num_levels: int) -> None:
         self.num_levels = num_levels
         self.counted.set()
 
-    def survey(self, limit: float) -> None:
-        self.limit = limit
+    def survey(self, bounds_seconds: dict[float, float]) -> None:
+        self.bounds_seconds = bounds_seconds
         self.surveyed.set()
 
     def end(self) -> None:

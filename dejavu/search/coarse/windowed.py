@@ -90,7 +90,7 @@ class WindowedBound:
         self._tie = count()
         self._met: list[Met] = []  # what is known under some limits
         self._through: list[tuple[float, Through]] = []  # and of all plans there
-        self._least_at = 0.0  # the limit with the least bound; 0: that is not known
+        self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
         self._beams = set[float]()  # the limits under which plans were looked for
 
     @property
@@ -166,7 +166,7 @@ class WindowedBound:
             sought.counted.wait()
             self._prepare(sought.num_levels)
             sought.surveyed.wait()
-            self._least_at = sought.limit
+            self._surveyed = sought.bounds_seconds
             gaps = [_EARLY_GAP, *gaps]
         for step, gap in product(_STEPS, gaps):
             self._ranges.step = step
@@ -228,13 +228,24 @@ class WindowedBound:
         return Range(least + low, next(self._tie), low, high, known, turn=turn)
 
     def _around_the_best(self, edges: list[float], least: float, known: Kept) -> list[Range]:
-        """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on."""
+        """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on.
+
+        Or at the limits that were surveyed, of which prices are known, from the one with the least bound on. Below one
+        where Σ alone comes to what is being proved nothing is split.
+        """
         assert self._best.plan is not None
-        own_seconds = self._least_at or bottleneck_seconds(self._relaxed.problem, self._best.plan)
-        more = [share * own_seconds for share in _EDGES if edges[0] < share * own_seconds < edges[-1]]
+        begin, end = edges[0], edges[-1]
+        own_seconds = bottleneck_seconds(self._relaxed.problem, self._best.plan)
+        between = [share * own_seconds for share in _EDGES]
+        if len(self._surveyed) > 1:
+            own_seconds = min(self._surveyed, key=self._surveyed.__getitem__)
+            proved = [at for at, bound in self._surveyed.items() if bound - at >= least + end]
+            lowest = max(proved, default=0.0)
+            edges = [begin, *(edge for edge in edges if edge > lowest)]
+            between = [at for at in self._surveyed if at >= lowest]
         return [
             self._range(least, low, high, known, abs(float(np.log(high / own_seconds))))
-            for low, high in pairwise(sorted({*edges, *more}))
+            for low, high in pairwise(sorted({*edges, *(at for at in between if begin < at < end)}))
         ]
 
     def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
