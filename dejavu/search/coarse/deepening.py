@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dejavu.plans import Plan
-from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, bottleneck_seconds
+from dejavu.search.coarse.survey import Survey
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
@@ -22,14 +22,10 @@ _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the ne
 _CLOSE = 0.1  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_LOWER, _HIGHER = 0.85, 1.15  # times the limit before
-_FURTHEST = 1.25  # times the least bound: limits with higher ones are not surveyed
-_BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
 _NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
-_FINER_GAPS = (0.02, 0.05, 0.1, 0.3, 1.0)  # the same over more cuts
+_FINER_GAPS = (0.03, 0.3)  # the same over more cuts
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
-_WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
 
 
@@ -51,7 +47,11 @@ def look_for_plans(
         return
     until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
     quick, limit, known = _counting(looks[0], best, top, until_seconds)
-    one = _Looking(quick, best, until, improve, known.prices_R, _GAPS, sought)
+
+    def is_late() -> bool:
+        return sought.enough.is_set() or best.elapsed_seconds > until[1]
+
+    one = _Looking(Survey(quick, best, sought, known.prices_R, is_late), best, until, improve, _GAPS)
     first, *near = [step * limit for step in _STEPS]
     sought.count(quick.num_levels)
     found = one.improves(_WIDTHS[0], [first])
@@ -62,11 +62,11 @@ def look_for_plans(
         one.improves(_WIDTHS[1], [first, *near])
         return
     finer = looks[1].counting(max(len(best.plan.stages), quick.num_levels - 1))
-    one = replace(one, look=finer, until_seconds=(until[1], until[1]), gaps=_FINER_GAPS)
-    sought.survey(found := one.surveyed(bottleneck_seconds(finer.problem, best.plan)))
-    limit = min(found, key=found.__getitem__)
-    for step in _NEAR_STEPS:
-        one.improves(_FINER_WIDTH, [step * limit])
+    survey = replace(one.survey, look=finer)
+    limit = survey.around(bottleneck_seconds(finer.problem, best.plan))
+    sought.survey(survey.bounds_seconds)
+    one = replace(one, survey=survey, until_seconds=(until[1], until[1]), gaps=_FINER_GAPS)
+    one.improves(_FINER_WIDTH, [step * limit for step in _NEAR_STEPS])
 
 
 @dataclass
@@ -74,55 +74,26 @@ class _Looking:
     """Looks for plans over some cuts.
 
     Attributes:
-        look, best, improve: see `look_for_plans`.
+        survey: over these.
+        best, improve: see `look_for_plans`.
         until_seconds: where the best plan is near the bound, and where it is far.
-        prices_R: where none of a limit are known.
         gaps: of the bound, above it, within which beams look for plans.
-        sought: is told what is known under each limit.
         about_seconds: the last bound.
     """
 
-    look: Leveled
+    survey: Survey
     best: Incumbent
     until_seconds: tuple[float, float]
     improve: Callable[[Plan], None]
-    prices_R: Floats
     gaps: Sequence[float]
-    sought: Sought
     about_seconds: float = np.inf
-
-    def surveyed(self, limit: float) -> dict[float, float]:
-        """What no plan is below under some limits, around the one with the least bound and down to where there is none.
-
-        Up from this limit, then down, to where the bound is far above the least; then further down to one below which
-        no plan is better than the best one; last, next to the least. The prices of each are told.
-        """
-        found = dict[float, float]()
-
-        def look(at: float) -> float:
-            least = min(found.values(), default=np.inf)
-            found[at] = at + self._at(at, min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH)) - at).sum_seconds
-            return found[at]
-
-        for step, at in ((_HIGHER, limit), (_LOWER, _LOWER * limit)):
-            while not self.is_late and look(at) < min(_FURTHEST * min(found.values()), self.best.step_seconds):
-                at *= step
-        while not self.is_late and at > _LEAST_SHARE * self.best.step_seconds:
-            if self._at(at, self.best.step_seconds).sum_seconds >= self.best.step_seconds:
-                found[at] = at + self.best.step_seconds
-                break
-            at *= _LOWER
-        least_at = min(found, key=found.__getitem__, default=limit)
-        for step in _BETWEEN:
-            if not self.is_late:
-                look(step * least_at)
-        return found or {limit: np.inf}
 
     @property
     def is_late(self) -> bool:
         is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
         near_seconds, far_seconds = self.until_seconds
-        return self.sought.enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
+        enough = self.survey.sought.enough
+        return enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)
 
     def improves(self, width: int, limits: Sequence[float], *, once: bool = False) -> bool:
         """Whether a beam of this width meets a better plan under one of the limits; `once`: the first is enough."""
@@ -130,17 +101,24 @@ class _Looking:
         for limit in limits:
             if self.is_late or (once and self.best.step_seconds < before):
                 break
-            _deepen(self.look, self.best, self._at(limit), limit, width, self.improve, self.gaps)
+            here = self.survey.at(limit)
+            self.about_seconds = here.sum_seconds + limit
+            self._deepen(here, limit, width)
         return self.best.step_seconds < before
 
-    def _at(self, limit: float, cutoff: float | None = None) -> Kept:
-        """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
-        cutoff = self.best.step_seconds * (1 + _WORTH) - limit if cutoff is None else cutoff
-        known = self.look.beginning_near(self.sought.met, limit, self.look.everything_at(self.prices_R))
-        here = self.look.tightened(known, limit, cutoff)
-        self.about_seconds = here.sum_seconds + limit
-        self.sought.met.append(self.look.what_was_met(limit, here))
-        return here
+    def _deepen(self, here: Kept, limit: float, width: int) -> None:
+        """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
+        bound, most = here.sum_seconds + limit, self.survey.most_seconds
+        for gap in self.gaps:
+            target = min(bound * (1 + gap), most)
+            if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
+                return
+            plan = self.survey.look.plan_under(here, limit, target - limit, width)
+            if plan is not None:
+                self.improve(plan)
+                return
+            if target >= most:
+                return
 
 
 def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
@@ -198,26 +176,3 @@ def _least(
             b = low + _GOLDEN * (high - low)
             at_b = bound(math.exp(b))
     return math.exp(a if at_a < at_b else b), known
-
-
-def _deepen(
-    look: Leveled,
-    best: Incumbent,
-    here: Kept,
-    limit: float,
-    width: int,
-    improve: Callable[[Plan], None],
-    gaps: Sequence[float],
-) -> None:
-    """Plans with a bottleneck of about the limit: what is proved not to be there widens the gap at once."""
-    bound, most = here.sum_seconds + limit, best.step_seconds * (1 + _WORTH)
-    for gap in gaps:
-        target = min(bound * (1 + gap), most)
-        if here.sum_seconds + limit >= most or best.remaining_seconds < 0:
-            return
-        plan = look.plan_under(here, limit, target - limit, width)
-        if plan is not None:
-            improve(plan)
-            return
-        if target >= most:
-            return

@@ -64,6 +64,11 @@ class Leveled:
         """Without that of no stages."""
         return self._num
 
+    @property
+    def num_cuts(self) -> int:
+        """Without the first."""
+        return len(self._relaxed.cuts_L1) - 1
+
     def beside(self) -> Leveled:
         """The same for another thread; `prepare` comes first, and what it does is then shared."""
         other = copy(self)

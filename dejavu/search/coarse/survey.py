@@ -1,0 +1,114 @@
+"""What some of the cuts say of one limit after another: where the bound is least, and prices that are about right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dejavu.plans.stage_costs import Floats
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.ranges import Sought
+from dejavu.search.coarse.relaxed import Kept
+
+_LOWER, _HIGHER = 0.85, 1.15  # times the limit before
+_FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
+_BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
+_WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
+_LEAST_SHARE = 0.02  # of the best price: lower limits are not worth a look
+
+
+@dataclass
+class Survey:
+    """Bounds over some cuts, and their prices, told to the proof, which has every cut.
+
+    Attributes:
+        look: over these cuts.
+        best, sought: see `deepening.look_for_plans`.
+        prices_R: where none of a limit are known.
+        is_late: whether to stop with what there is.
+        bounds_seconds: of the limits that were looked at, as they are with every cut.
+    """
+
+    look: Leveled
+    best: Incumbent
+    sought: Sought
+    prices_R: Floats
+    is_late: Callable[[], bool]
+    bounds_seconds: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Of a limit over these cuts the one with every cut that allows about as much.
+
+        Stages end at the last cut before they are too busy, so they are shorter by half of what is between two cuts.
+        """
+        all_cuts, own_cuts = self.look.problem.num_layers, self.look.num_cuts
+        return 1.0 / (1.0 + 0.5 * self.look.num_levels * (1.0 / own_cuts - 1.0 / all_cuts))
+
+    def at(self, limit: float, cutoff: float | None = None) -> Kept:
+        """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
+        cutoff = self.most_seconds - limit if cutoff is None else cutoff
+        known = self.look.beginning_near(self.sought.met, self.share * limit, self.look.everything_at(self.prices_R))
+        here = self.look.tightened(known, limit, cutoff)
+        self.sought.met.append(self.look.what_was_met(self.share * limit, here))
+        return here
+
+    @property
+    def most_seconds(self) -> float:
+        """Dearer plans are of no interest."""
+        return self.best.step_seconds * (1 + _WORTH)
+
+    def around(self, limit: float) -> float:
+        """The limit under which the bound is least, or about so, of some above and below this one.
+
+        Both ways to where the bound is far above the least; then further down to one below which no plan is better than
+        the best one; last, next to the least.
+        """
+        self.look.prepare()
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            up = pool.submit(self._onward, limit, _HIGHER)
+            down = pool.submit(self._beside()._onward, _LOWER * limit, _LOWER)
+            up.result()
+            lowest = down.result()
+            least_at = self._least_at(limit)
+            between = pool.submit(lambda: [self._bound(step * least_at) for step in _BETWEEN])
+            self._beside()._down_to_none(lowest)
+            between.result()
+        return self._least_at(limit)
+
+    def _beside(self) -> Survey:
+        """The same for another thread."""
+        return replace(self, look=self.look.beside())
+
+    def _least_at(self, otherwise: float) -> float:
+        bounds = self.bounds_seconds
+        return min(bounds, key=bounds.__getitem__) / self.share if bounds else otherwise
+
+    def _onward(self, limit: float, step: float) -> float:
+        """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
+        while not self.is_late():
+            seconds = self._bound(limit)
+            if seconds >= min(_FURTHEST * min(self.bounds_seconds.values()), self.best.step_seconds):
+                break
+            limit *= step
+        return limit
+
+    def _bound(self, limit: float) -> float:
+        if self.is_late():
+            return np.inf
+        least = min(self.bounds_seconds.values(), default=np.inf)
+        found = limit + self.at(limit, min(_FURTHEST * least, self.most_seconds) - limit).sum_seconds
+        self.bounds_seconds[self.share * limit] = found
+        return found
+
+    def _down_to_none(self, limit: float) -> None:
+        while not self.is_late() and limit > _LEAST_SHARE * self.best.step_seconds:
+            sum_seconds = self.at(limit, self.best.step_seconds).sum_seconds
+            if sum_seconds >= self.best.step_seconds:
+                self.bounds_seconds[self.share * limit] = limit + sum_seconds
+                return
+            limit *= _LOWER
