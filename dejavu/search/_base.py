@@ -128,6 +128,10 @@ class Incumbent:
                 self._history.append((self.elapsed_seconds, seconds))
         return seconds
 
+    def catch_up(self) -> None:
+        """Say that this thread has waited for others of this search, so that its time is theirs; see `SearchClock`."""
+        self._clock.catch_up()
+
     def take_over(self) -> None:
         """Offer what a search beside this one left, if it left a plan of this problem."""
         handed = self._handed

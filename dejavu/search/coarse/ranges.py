@@ -111,6 +111,7 @@ class Ranges:
                 if self._num_looked_at == 0 and not goes_on:
                     return None
                 self._changed.wait()
+                self._best.catch_up()
         return None
 
     def _worth_looking_at(self) -> list[Range]:

@@ -70,14 +70,15 @@ class Survey:
         """
         self.look.prepare()
         with ThreadPoolExecutor(max_workers=2) as pool:
-            up = pool.submit(self._onward, limit, _HIGHER)
-            down = pool.submit(self._beside()._onward, _LOWER * limit, _LOWER)
+            up = pool.submit(self._beside()._onward, limit, _HIGHER)
+            lowest = self._onward(_LOWER * limit, _LOWER)
             up.result()
-            lowest = down.result()
             least_at = self._least_at(limit)
-            between = pool.submit(lambda: [self._bound(step * least_at) for step in _BETWEEN])
-            self._beside()._down_to_none(lowest)
-            between.result()
+            between = [pool.submit(self._beside()._bound, step * least_at) for step in _BETWEEN]
+            self._down_to_none(lowest)
+            for one in between:
+                one.result()
+        self.best.catch_up()
         return self._least_at(limit)
 
     def _beside(self) -> Survey:

@@ -166,6 +166,7 @@ class WindowedBound:
             sought.counted.wait()
             self._prepare(sought.num_levels)
             sought.surveyed.wait()
+            self._best.catch_up()
             self._surveyed = sought.bounds_seconds
             gaps = [_EARLY_GAP, *gaps]
         for step, gap in product(_STEPS, gaps):

@@ -15,7 +15,8 @@ class SearchClock:
 
     Other programs, other threads of this process, and waiting for another search count nothing. Where one search works
     in several threads (`coarse`'s proof beside its rounds), a thread goes on from where the others were when it first
-    looked, and each sees its own time: threads beside each other are not added up. So that a search ends even where it
+    looked, or when it last caught up, having waited for them, and each sees its own time: threads beside each other are
+    not added up. So that a search ends even where it
     is starved, a tenth of the real time counts at least.
     """
 
@@ -35,6 +36,12 @@ class SearchClock:
             elapsed = max(now - self._began_of[thread], real)
             self._latest = max(self._latest, elapsed)
             return elapsed
+
+    def catch_up(self) -> None:
+        """Go on from where any thread is that has looked: this one has waited for others."""
+        elapsed, thread = self.elapsed_seconds, threading.get_ident()
+        with self._lock:
+            self._began_of[thread] -= max(0.0, self._latest - elapsed)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
