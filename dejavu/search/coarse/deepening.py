@@ -19,7 +19,8 @@ _GOLDEN = 0.5 * (5**0.5 - 1)
 _LEAST_SHARE = 0.02  # of the first plan's price: lower limits are not worth a look
 _MOST_HIGHER = 1.6  # times as high the best limit is at most where more stages are counted
 _MORE_STAGES = 1.2  # times as many as that plan has: as levels are added the next one has more
-_CLOSE = 0.1  # limits whose logarithms are no further from each other are one
+_ROUGHLY = 0.02  # of the best price, by which bounds that were found in a few passes may be too low
+_CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 _NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
@@ -46,27 +47,36 @@ def look_for_plans(
     if top.sum_seconds == np.inf:
         return
     until = (until_seconds, 2.0 * until_seconds - best.elapsed_seconds)
-    quick, limit, known = _counting(looks[0], best, top, until_seconds)
 
     def is_late() -> bool:
         return sought.enough.is_set() or best.elapsed_seconds > until[1]
 
-    one = _Looking(Survey(quick, best, sought, known.prices_R, is_late), best, until, improve, _GAPS)
+    survey, limit = _counting(Survey(looks[0], best, sought, top.prices_R, is_late), top, until_seconds)
+    sought.count(survey.look.num_levels)
+    one = _Looking(survey, best, until, improve, _GAPS)
     first, *near = [step * limit for step in _STEPS]
-    sought.count(quick.num_levels)
+    if len(looks) > 1 and _over_more(looks[1], one, limit):
+        return
     found = one.improves(_WIDTHS[0], [first])
     if not found:  # one with a higher bottleneck may be many times better, too
-        found = one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
-    if len(looks) == 1:
-        one.improves(_WIDTHS[0], near)
-        one.improves(_WIDTHS[1], [first, *near])
+        one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
+    if len(looks) > 1:
+        _over_more(looks[1], one, limit)
         return
-    finer = looks[1].counting(max(len(best.plan.stages), quick.num_levels - 1))
-    survey = replace(one.survey, look=finer)
-    limit = survey.around(bottleneck_seconds(finer.problem, best.plan))
-    sought.survey(survey.bounds_seconds)
-    one = replace(one, survey=survey, until_seconds=(until[1], until[1]), gaps=_FINER_GAPS)
-    one.improves(_FINER_WIDTH, [step * limit for step in _NEAR_STEPS])
+    one.improves(_WIDTHS[0], near)
+    one.improves(_WIDTHS[1], [first, *near])
+
+
+def _over_more(look: Leveled, few: _Looking, limit: float) -> bool:
+    """Whether a better plan is met over more cuts; `limit`: that with the least bound over few of them."""
+    finer = look.counting(few.survey.look.num_levels - 1)
+    survey, until_seconds = replace(few.survey, look=finer), few.until_seconds[1]
+    one = replace(few, survey=survey, until_seconds=(until_seconds, until_seconds), gaps=_FINER_GAPS)
+    least_at = survey.around(limit * few.survey.share / survey.share)
+    first, *near = [step * least_at for step in _NEAR_STEPS]
+    found = one.improves(_FINER_WIDTH, [first])
+    survey.sought.survey(survey.bounds_seconds)
+    return one.improves(_FINER_WIDTH, near) or found
 
 
 @dataclass
@@ -121,52 +131,49 @@ class _Looking:
                 return
 
 
-def _counting(look: Leveled, best: Incumbent, top: Kept, until_seconds: float) -> tuple[Leveled, float, Kept]:
-    """The look with as many levels as the cheapest relaxed plan has stages, and what `_least` says of it.
+def _counting(survey: Survey, top: Kept, until_seconds: float) -> tuple[Survey, float]:
+    """With as many levels as the cheapest relaxed plan has stages, and the limit with about the least bound.
 
     A first plan that is slow may have few stages where good ones have many.
     """
+    look, best = survey.look, survey.best
     most, least = best.step_seconds - top.sum_seconds, best.step_seconds * _LEAST_SHARE
     if most <= least:  # of one microbatch the busiest stage adds little, or nothing
-        return look, max(most, 0.0), replace(top, sum_seconds=0.0)
+        return survey, max(most, 0.0)
     low, high = math.log(least), math.log(most)
     while True:
-        limit, known = _least(look, best, top, (low, high), until_seconds)
-        plan = look.cheapest(known, limit)
+        limit = _least(survey, (low, high), until_seconds)
+        plan = look.cheapest(survey.nearest(limit), limit)
         if plan is None or best.elapsed_seconds > until_seconds:
-            return look, limit, known
+            return survey, limit
         assert plan.stages_3S is not None
         deeper = look.counting(int(_MORE_STAGES * plan.stages_3S.shape[1]))
         if deeper is look:
-            return look, limit, known
+            return survey, limit
         low, high = math.log(limit), min(high, math.log(_MOST_HIGHER * limit))
-        look, top = deeper, replace(deeper.everything_at(known.prices_R), sum_seconds=top.sum_seconds)
+        survey, look = replace(survey, look=deeper), deeper
 
 
-def _least(
-    look: Leveled, best: Incumbent, top: Kept, between: tuple[float, float], until_seconds: float
-) -> tuple[float, Kept]:
-    """The limit at which the bound on Σ, with the limit itself, is least: by golden section; and prices there.
+def _least(survey: Survey, between: tuple[float, float], until_seconds: float) -> float:
+    """The limit at which the bound on Σ, with the limit itself, is about the least: by golden section.
 
     Between two logarithms, as a first plan may be many times as slow as the best one.
 
     Where the bounds at two limits say no more than that no plan is better than the best one, the least one is looked
     for on the side of that plan's own bottleneck.
     """
+    best = survey.best
     assert best.plan is not None
-    own_seconds, known = bottleneck_seconds(look.problem, best.plan), replace(top, sum_seconds=0.0)
+    own_seconds = bottleneck_seconds(survey.look.problem, best.plan)
 
     def bound(limit: float) -> float:
-        nonlocal known
-        found = look.tightened(known, limit, best.step_seconds - limit)
-        known = replace(known, prices_R=found.prices_R)
-        return found.sum_seconds + limit
+        return limit + survey.at(limit, best.step_seconds - limit).sum_seconds
 
     low, high = between
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_a, at_b = bound(math.exp(a)), bound(math.exp(b))
     while high - low > _CLOSE and best.elapsed_seconds < until_seconds:
-        says_nothing = min(at_a, at_b) >= best.step_seconds
+        says_nothing = min(at_a, at_b) >= best.step_seconds * (1 - _ROUGHLY)
         if own_seconds < math.exp(b) if says_nothing else at_a < at_b:
             high, b, at_b = b, a, at_a
             a = high - _GOLDEN * (high - low)
@@ -175,4 +182,4 @@ def _least(
             low, a, at_a = a, b, at_b
             b = low + _GOLDEN * (high - low)
             at_b = bound(math.exp(b))
-    return math.exp(a if at_a < at_b else b), known
+    return math.exp(a if at_a < at_b else b)

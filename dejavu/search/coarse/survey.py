@@ -52,15 +52,19 @@ class Survey:
     def at(self, limit: float, cutoff: float | None = None) -> Kept:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
         cutoff = self.most_seconds - limit if cutoff is None else cutoff
-        known = self.look.beginning_near(self.sought.met, self.share * limit, self.look.everything_at(self.prices_R))
-        here = self.look.tightened(known, limit, cutoff)
+        here = self.look.tightened(self.nearest(limit), limit, cutoff)
         self.sought.met.append(self.look.what_was_met(self.share * limit, here))
         return here
+
+    def nearest(self, limit: float) -> Kept:
+        """The prices of the nearest limit that was looked at."""
+        return self.look.beginning_near(self.sought.met, self.share * limit, self.look.everything_at(self.prices_R))
 
     @property
     def most_seconds(self) -> float:
         """Dearer plans are of no interest."""
-        return self.best.step_seconds * (1 + _WORTH)
+        least = min(self.bounds_seconds.values(), default=np.inf)
+        return min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
 
     def around(self, limit: float) -> float:
         """The limit under which the bound is least, or about so, of some above and below this one.
@@ -93,7 +97,7 @@ class Survey:
         """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
         while not self.is_late():
             seconds = self._bound(limit)
-            if seconds >= min(_FURTHEST * min(self.bounds_seconds.values()), self.best.step_seconds):
+            if seconds >= self.most_seconds * (1 - _WORTH):
                 break
             limit *= step
         return limit
@@ -101,15 +105,17 @@ class Survey:
     def _bound(self, limit: float) -> float:
         if self.is_late():
             return np.inf
-        least = min(self.bounds_seconds.values(), default=np.inf)
-        found = limit + self.at(limit, min(_FURTHEST * least, self.most_seconds) - limit).sum_seconds
+        found = limit + self.at(limit).sum_seconds
         self.bounds_seconds[self.share * limit] = found
         return found
 
     def _down_to_none(self, limit: float) -> None:
-        while not self.is_late() and limit > _LEAST_SHARE * self.best.step_seconds:
-            sum_seconds = self.at(limit, self.best.step_seconds).sum_seconds
-            if sum_seconds >= self.best.step_seconds:
-                self.bounds_seconds[self.share * limit] = limit + sum_seconds
+        """Further down until Σ alone is as high, and one more: with every cut there may be plans."""
+        is_last = False
+        while not self.is_late() and limit > _LEAST_SHARE * self.most_seconds:
+            sum_seconds = self.at(limit, self.most_seconds).sum_seconds
+            self.bounds_seconds[self.share * limit] = limit + sum_seconds
+            if is_last:
                 return
+            is_last = sum_seconds >= self.most_seconds * (1 - _WORTH)
             limit *= _LOWER

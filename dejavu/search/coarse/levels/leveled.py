@@ -30,7 +30,7 @@ _SPENT = 0.3  # of what all devices cost, so much counts as the best price there
 _PRECISION = 0.003  # of the best price: to this the best prices of states near the cheapest plans are found
 _NEARLY = 4.0  # times this, where it was not found more precisely
 _PATIENCE = 0.02  # see `CuttingPlanes`
-_MOST_PASSES = 8
+_MOST_PASSES = 12
 _SHORT = 2**16  # layers, from which on a stop takes four bytes
 
 
