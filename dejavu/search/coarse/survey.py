@@ -110,12 +110,10 @@ class Survey:
         return found
 
     def _down_to_none(self, limit: float) -> None:
-        """Further down until Σ alone is as high, and one more: with every cut there may be plans."""
-        is_last = False
+        """Further down until Σ alone is as high."""
         while not self.is_late() and limit > _LEAST_SHARE * self.most_seconds:
             sum_seconds = self.at(limit, self.most_seconds).sum_seconds
             self.bounds_seconds[self.share * limit] = limit + sum_seconds
-            if is_last:
+            if sum_seconds >= self.most_seconds * (1 - _WORTH):
                 return
-            is_last = sum_seconds >= self.most_seconds * (1 - _WORTH)
             limit *= _LOWER

@@ -41,7 +41,6 @@ _EDGES = (
     1.07,
 )  # of the best plan's bottleneck: the ranges next to it are looked at first
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
-_A_STEP_LOWER = 0.8  # the limits that are surveyed are no further apart than this
 _FAR_DOWN = 0.7  # of its upper end: a part below this is left whole, since next to nothing keeps to such a limit
 _STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
 _PRECISE = 0.001  # of what is being proved: better prices that may prove so little more are not looked for
@@ -233,8 +232,8 @@ class WindowedBound:
     def _around_the_best(self, edges: list[float], least: float, known: Kept) -> list[Range]:
         """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on.
 
-        Or at the limits that were surveyed, of which prices are known, from the one with the least bound on. Further
-        than a step below one where Σ alone comes to what is being proved nothing is split.
+        Or at the limits that were surveyed, of which prices are known, from the one with the least bound on. Below one
+        where Σ alone comes to what is being proved nothing is split.
         """
         assert self._best.plan is not None
         begin, end = edges[0], edges[-1]
@@ -243,7 +242,7 @@ class WindowedBound:
         if len(self._surveyed) > 1:
             own_seconds = min(self._surveyed, key=self._surveyed.__getitem__)
             proved = [at for at, bound in self._surveyed.items() if bound - at >= least + end]
-            lowest = _A_STEP_LOWER * max(proved, default=0.0)
+            lowest = max(proved, default=0.0)
             edges = [begin, *(edge for edge in edges if edge > lowest)]
             between = [at for at in self._surveyed if at >= lowest]
         return [
