@@ -26,6 +26,7 @@ _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these bri
 _NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.03, 0.3)  # the same over more cuts
+_BETTER = 0.004  # of the best price: plans that are cheaper by less are not looked for
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
 
@@ -76,7 +77,8 @@ def _over_more(look: Leveled, few: _Looking, limit: float) -> bool:
     first, *near = [step * least_at for step in _NEAR_STEPS]
     found = one.improves(_FINER_WIDTH, [first])
     survey.sought.survey(survey.bounds_seconds)
-    return one.improves(_FINER_WIDTH, near) or found
+    has_a_better_one = min(survey.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER)
+    return (has_a_better_one and one.improves(_FINER_WIDTH, near)) or found
 
 
 @dataclass

@@ -25,7 +25,7 @@ _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split furt
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
-_MORE_STAGES = 1.4  # than the best plan has: levels for plans with lower bottlenecks, which have more
+_MORE_STAGES = 1.1  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
 _FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
@@ -90,7 +90,9 @@ class WindowedBound:
         self._ranges, self._is_prepared = Ranges(best, _STEPS[0]), Event()
         self._tie = count()
         self._met: list[Met] = []  # what is known under some limits
+        self._met_over_few: list[Met] = []  # with few cuts
         self._through: list[tuple[float, Through]] = []  # and of all plans there
+        self._deepest: Leveled | None = None  # with the most levels so far
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
         self._beams = set[float]()  # the limits under which plans were looked for
 
@@ -162,12 +164,14 @@ class WindowedBound:
         self._ranges.final_gap = relative_gap
         proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
-            self._met = sought.met
+            self._met_over_few = sought.met
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             self._prepare(sought.num_levels)
             sought.surveyed.wait()
             self._best.catch_up()
+            if self._deepest is not None:
+                self._looks = Looks(windowed, None)  # for as many stages as the plan has that was met meanwhile
             self._surveyed = sought.bounds_seconds
             gaps = [_EARLY_GAP, *gaps]
         for step, gap in product(_STEPS, gaps):
@@ -184,14 +188,19 @@ class WindowedBound:
         return proved_seconds >= self._best.step_seconds * (1 - gap) * (1 - ROUNDING)
 
     def _prepare(self, num_levels: int = 1) -> None:
-        """Have what ranges are looked at with, for as many stages as the best plan has by now, or for these."""
+        """Have what ranges are looked at with, for as many stages as the best plan has by now, and some more.
+
+        Args:
+            num_levels: what is found out once and for all is found out for so many.
+        """
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
         if self.counts_in_state and (leveled is None or _FEW_MORE * leveled.num_levels < least):
-            more = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
-            leveled = Leveled(relaxed, max(num_levels, more))
-            leveled.prepare()
-            self._looks, self._through = Looks(self._looks.windowed, leveled), []
+            wanted = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
+            if self._deepest is None or self._deepest.num_levels < least:
+                self._deepest = Leveled(relaxed, max(num_levels, wanted))
+                self._deepest.prepare()
+            self._looks, self._through = Looks(self._looks.windowed, self._deepest.with_fewer(wanted)), []
         self._is_prepared.set()
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
@@ -288,7 +297,7 @@ class WindowedBound:
         """Prices for the upper end; plans whose bottleneck is so near to it that they come to the target are proved."""
         known, bound, missing, cutoff = at.known, at.bound, 0.0, self._ranges.final_target - at.low
         if known.states is None:
-            known = self._without_dear(leveled.beginning_near(self._met, at.high, known), at.high, cutoff)
+            known = self._without_dear(self._beginning(leveled, known, at.high), at.high, cutoff)
         through = None
         for _ in range(_MOST_PASSES):
             if known.about_seconds - known.sum_seconds > _PRECISE * target:  # else better prices prove no more
@@ -313,6 +322,16 @@ class WindowedBound:
         if at.high - at.low <= _NARROW * target:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
         return self._parts(at, target, replace(known, through=through), missing if missing > 0 else target - bound)
+
+    def _beginning(self, leveled: Leveled, known: Kept, limit: float) -> Kept:
+        """With prices of the nearest limit.
+
+        With few cuts they say where the bound is least, but not why there are no plans under a low limit.
+        """
+        met = self._met_over_few + self._met
+        if self._met and self._surveyed.get(limit, 0.0) >= self._best.step_seconds:
+            met = self._met
+        return leveled.beginning_near(met, limit, known)
 
     def _without_dear(self, known: Kept, limit: float, cutoff: float) -> Kept:
         """Without the states that come to the cutoff at prices that were met under a higher limit."""

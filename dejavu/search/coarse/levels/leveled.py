@@ -80,6 +80,15 @@ class Leveled:
         wanted = self.wanted_levels(self._relaxed, num_stages)
         return self if wanted <= self._num else Leveled(self._relaxed, wanted)
 
+    def with_fewer(self, num_levels: int) -> Leveled:
+        """The same with levels up to this one only, where there are more: the last one then says less."""
+        self.prepare()
+        other, fewer = self.beside(), min(num_levels, self._num)
+        other._num, other._is_open = fewer, self._is_open or fewer < self._num
+        other._need_N1, other._rest_NAL1 = self._need_N1[:fewer], np.empty_like(self._rest_NAL1[: fewer + 1])
+        other._fitting_N1CL = self._fitting_N1CL[:fewer]
+        return other
+
     @staticmethod
     def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:
         """Some more than such a plan has stages, where plans can have them and memory has room."""
