@@ -25,21 +25,14 @@ _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split furt
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
 _MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
-_MORE_STAGES = 1.1  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
+_MORE_STAGES = 1.25  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
 _FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
 _FEWEST_CUTS, _LAYERS_EACH = 256, 10  # of those few
 _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
-_EDGES = (
-    0.5,
-    0.65,
-    0.8,
-    0.87,
-    0.93,
-    1.0,
-    1.07,
-)  # of the best plan's bottleneck: the ranges next to it are looked at first
+# Of the best plan's bottleneck: the ranges next to it are looked at first.
+_EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _FAR_DOWN = 0.7  # of its upper end: a part below this is left whole, since next to nothing keeps to such a limit
 _STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
