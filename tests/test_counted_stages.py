@@ -18,10 +18,12 @@ from dejavu.plans.schedule import SCHEDULES
 from dejavu.search import Coarse, Exact, Exhaustive
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windowed
+from dejavu.search.coarse.clusters import boundaries, clustered, unclustered
 from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.ranges import Range, Ranges
+from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import Kept, Relaxed
+from dejavu.search.coarse.survey import Survey
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from tests.test_search import answer, small
@@ -78,7 +80,7 @@ def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -
         relaxed = Relaxed(problem, with_plan(problem, result.plan))
         instead = Undominated.of(problem).plan(result.plan)
         kept = [problem.configurations[c] for c in relaxed.kept]
-        for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=2)):
+        for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=2), Leveled(relaxed).with_fewer(2)):
             above = leveled.closer(leveled.everything(), bottleneck * 1.5, np.inf)
             assert above.through is not None
             for wider in (1.0001, 1.05, 1.3):
@@ -89,13 +91,64 @@ def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -
                         known = leveled.tightened(known, bottleneck * wider, sum_seconds * wider)
                     assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, wider)
                     assert known.states is not None
-                    for k, stage in enumerate(result.plan.stages):
-                        level = min(len(result.plan.stages) - k, leveled.num_levels)
-                        assert known.states.alive_NL1[level, stage.start], (seed, wider)
-                        c = kept.index(instead.stages[k].configuration)
-                        assert known.states.used_NC[level, c] or instead.stages[k] != stage, (seed, wider)
+                    for states in (known.states, known.states.deeper(leveled.num_levels + 3)):
+                        for k, stage in enumerate(result.plan.stages):
+                            level = min(len(result.plan.stages) - k, states.num_levels)
+                            assert states.alive_NL1[level, stage.start], (seed, wider)
+                            c = kept.index(instead.stages[k].configuration)
+                            assert states.used_NC[level, c] or instead.stages[k] != stage, (seed, wider)
                     looked += 1
     assert looked > 8
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+def test_where_less_is_enough_states_hold_all_plans_up_to_the_cutoff(schedule: str) -> None:
+    """A proof of more goes on with what a proof of less left: plans that cost more than was proved are still there."""
+    looked = 0
+    for seed in range(6):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14, schedule=schedule)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        sum_seconds, bottleneck = parts(problem, result.plan)
+        leveled = Leveled(Relaxed(problem, with_plan(problem, result.plan)))
+        known = leveled.everything()
+        for enough in (0.8, 0.9, 0.97, 1.1):
+            for _ in range(2):
+                known = leveled.closer(known, bottleneck * 1.02, sum_seconds * 1.1, enough * sum_seconds)
+                assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, enough)
+        assert known.states is not None
+        for k, stage in enumerate(result.plan.stages):
+            assert known.states.alive_NL1[len(result.plan.stages) - k, stage.start], seed
+        looked += 1
+    assert looked > 3
+
+
+@pytest.mark.parametrize("use_all", [False, True])
+def test_what_a_survey_says_of_a_limit_is_a_bound_over_its_cuts(use_all: bool) -> None:
+    """The best plan over some cuts is no cheaper under any limit that it keeps to; where it is least is told."""
+    looked = 0
+    for seed in range(8):
+        problem = replace(heterogeneous(seed, num_types=2, num_devices=9, num_layers=16), use_all_devices=use_all)
+        cuts = boundaries(problem, 8)
+        few = clustered(problem, cuts)
+        over_few = answer(Exact(), few)
+        if over_few is None:
+            continue
+        sum_seconds, bottleneck = parts(few, over_few.plan)
+        best, sought = with_plan(problem, unclustered(over_few.plan, cuts), 1.2), Sought()
+        look = Leveled(Relaxed(problem, best).at_cuts(cuts))
+        survey = Survey(look, best, sought, look.everything().prices_R, lambda: False)
+        limit = survey.around(bottleneck * 1.3)
+        assert survey.share < 1
+        assert {one.limit for one in sought.met} >= set(survey.bounds_seconds)
+        assert survey.bounds_seconds[survey.share * limit] == min(survey.bounds_seconds.values())
+        for at, bound_seconds in survey.bounds_seconds.items():
+            if at / survey.share >= bottleneck * (1 + 1e-9):
+                assert bound_seconds <= (at / survey.share + sum_seconds) * (1 + 1e-7), (seed, at)
+        assert min(survey.bounds_seconds.values()) <= survey.bounds_seconds[survey.share * bottleneck * 1.3]
+        looked += 1
+    assert looked > 3
 
 
 def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:

@@ -24,24 +24,25 @@ class SearchClock:
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._latest = 0.0  # what any thread has seen
-        self._began_of: dict[int, float] = {threading.get_ident(): time.thread_time()}
+        self._own = threading.local()  # not by the thread's number, which another may have after it
+        self._own.began = time.thread_time()
 
     @property
     def elapsed_seconds(self) -> float:
-        now, thread = time.thread_time(), threading.get_ident()
+        now = time.thread_time()
         with self._lock:
-            if thread not in self._began_of:
-                self._began_of[thread] = now - self._latest
+            if not hasattr(self._own, "began"):
+                self._own.began = now - self._latest
             real = (time.perf_counter() - self._began) / _MOST_WAITING
-            elapsed = max(now - self._began_of[thread], real)
+            elapsed: float = max(now - self._own.began, real)
             self._latest = max(self._latest, elapsed)
             return elapsed
 
     def catch_up(self) -> None:
         """Go on from where any thread is that has looked: this one has waited for others."""
-        elapsed, thread = self.elapsed_seconds, threading.get_ident()
+        now = time.thread_time()
         with self._lock:
-            self._began_of[thread] -= max(0.0, self._latest - elapsed)
+            self._own.began = min(getattr(self._own, "began", now), now - self._latest)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -50,9 +51,8 @@ class SearchClock:
         yield
         with self._lock:
             self._began += time.perf_counter() - real
-            thread = threading.get_ident()
-            if thread in self._began_of:
-                self._began_of[thread] += time.thread_time() - processor
+            if hasattr(self._own, "began"):
+                self._own.began += time.thread_time() - processor
 
 
 class ThreadClock:
