@@ -55,30 +55,33 @@ def look_for_plans(
     survey, limit = _counting(Survey(looks[0], best, sought, top.prices_R, is_late), top, until_seconds)
     sought.count(survey.look.num_levels)
     one = _Looking(survey, best, until, improve, _GAPS)
-    first, *near = [step * limit for step in _STEPS]
-    if len(looks) > 1 and _over_more(looks[1], one, limit):
-        return
-    found = one.improves(_WIDTHS[0], [first])
-    if not found:  # one with a higher bottleneck may be many times better, too
-        one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
     if len(looks) > 1:
         _over_more(looks[1], one, limit)
         return
+    _far_and_near(one, limit)
+    first, *near = [step * limit for step in _STEPS]
     one.improves(_WIDTHS[0], near)
     one.improves(_WIDTHS[1], [first, *near])
 
 
-def _over_more(look: Leveled, few: _Looking, limit: float) -> bool:
-    """Whether a better plan is met over more cuts; `limit`: that with the least bound over few of them."""
+def _far_and_near(one: _Looking, limit: float) -> None:
+    """Under this limit, or where that brings no plan under higher ones: such a plan may be many times better, too."""
+    if not one.improves(_WIDTHS[0], [limit]):
+        one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
+
+
+def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
+    """Survey more cuts and look for plans over them; `limit`: that with the least bound over few of them."""
     finer = look.counting(few.survey.look.num_levels - 1)
-    survey, until_seconds = replace(few.survey, look=finer), few.until_seconds[1]
+    survey, until_seconds = replace(few.survey, look=finer, bounds_seconds={}), few.until_seconds[1]
     one = replace(few, survey=survey, until_seconds=(until_seconds, until_seconds), gaps=_FINER_GAPS)
     least_at = survey.around(limit * few.survey.share / survey.share)
     first, *near = [step * least_at for step in _NEAR_STEPS]
-    found = one.improves(_FINER_WIDTH, [first])
+    if not one.improves(_FINER_WIDTH, [first]):
+        _far_and_near(few, limit)
     survey.sought.survey(survey.bounds_seconds)
-    has_a_better_one = min(survey.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER)
-    return (has_a_better_one and one.improves(_FINER_WIDTH, near)) or found
+    if min(survey.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
+        one.improves(_FINER_WIDTH, near)
 
 
 @dataclass
