@@ -63,7 +63,7 @@ class Survey:
     @property
     def most_seconds(self) -> float:
         """Dearer plans are of no interest."""
-        least = min(self.bounds_seconds.values(), default=np.inf)
+        least = min(self.bounds_seconds.copy().values(), default=np.inf)  # another thread may write
         return min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
 
     def around(self, limit: float) -> float:
@@ -90,7 +90,7 @@ class Survey:
         return replace(self, look=self.look.beside())
 
     def _least_at(self, otherwise: float) -> float:
-        bounds = self.bounds_seconds
+        bounds = self.bounds_seconds.copy()
         return min(bounds, key=bounds.__getitem__) / self.share if bounds else otherwise
 
     def _onward(self, limit: float, step: float) -> float:
