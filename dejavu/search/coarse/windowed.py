@@ -160,6 +160,7 @@ class WindowedBound:
             self._met_over_few = sought.met
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
+            windowed.until = None  # before it is shared with other threads
             self._prepare(sought.num_levels)
             sought.surveyed.wait()
             self._best.catch_up()
