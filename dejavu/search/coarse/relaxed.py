@@ -332,6 +332,11 @@ class Relaxed:
         return PricedPlan(float(priced_seconds - use_R @ prices_R), bottleneck_seconds, use_R, of_problem_3S)
 
 
+def apart(one_seconds: float, other_seconds: float) -> float:
+    """How far two limits are from each other, relative to their size; 0 where both are 0."""
+    return abs(one_seconds - other_seconds) / ((one_seconds + other_seconds) or 1.0)
+
+
 def bottleneck_seconds(problem: Problem, plan: Plan) -> float:
     """What a plan's step takes beside Σ of its stages and transfers."""
     cost = price(problem, plan)

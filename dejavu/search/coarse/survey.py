@@ -95,7 +95,7 @@ class Survey:
 
     def _onward(self, limit: float, step: float) -> float:
         """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
-        while not self.is_late():
+        while limit > 0 and not self.is_late():
             seconds = self._bound(limit)
             if seconds >= self.most_seconds * (1 - _WORTH):
                 break

@@ -16,7 +16,7 @@ from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, bottleneck_seconds
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
@@ -249,7 +249,7 @@ class WindowedBound:
             edges = [begin, *(edge for edge in edges if edge > lowest)]
             between = [at for at in self._surveyed if at >= lowest]
         return [
-            self._range(least, low, high, known, abs(float(np.log(high / own_seconds))))
+            self._range(least, low, high, known, apart(high, own_seconds))
             for low, high in pairwise(sorted({*edges, *(at for at in between if begin < at < end)}))
         ]
 

@@ -5,7 +5,6 @@ Shape suffixes as in `coarse.relaxed` and `coarse.levels.counted`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -18,7 +17,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.levels.minima import Stops
-from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, States, Through
+from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, States, Through, apart
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 
 Ints = NDArray[np.int64]
@@ -124,7 +123,7 @@ class Leveled:
         """With the prices that were met under the nearest limit, maybe with other cuts, and the states near to it."""
         if not met:
             return known
-        nearest = min(reversed(met), key=lambda one: abs(math.log(one.limit / limit))).known
+        nearest = min(reversed(met), key=lambda one: apart(one.limit, limit)).known
         return replace(known, prices_R=nearest.prices_R, near=nearest.near)
 
     def what_was_met(self, limit: float, known: Kept) -> Met:
