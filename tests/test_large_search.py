@@ -202,6 +202,20 @@ def test_coarse_finds_a_plan_near_the_exact_one_and_never_proves_too_much() -> N
     assert result.lower_bound_seconds >= 0.7 * exact.step_seconds
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 5])
+def test_coarse_finds_plans_of_more_stages_than_there_are_levels(schedule: str, num_microbatches: int) -> None:
+    """Where all stages hold the same from the last one on, or from one before, levels end there; plans do not."""
+    for seed in range(3):
+        problem = operators(seed, num_operators=120, num_devices=16, num_types=4, schedule=schedule)
+        problem = replace(problem, num_microbatches=num_microbatches)
+        exact = solved(Exact(relative_gap=0.002).run(problem))
+        found = solved(Coarse(num_clusters=20, relative_gap=0.04).run(problem, budget_seconds=10.0))
+        check(problem, found.plan)
+        assert found.step_seconds <= 1.05 * exact.step_seconds, seed
+        assert 0.93 * exact.step_seconds <= found.lower_bound_seconds <= exact.step_seconds * (1 + 1e-9), seed
+
+
 def test_coarse_finds_its_way_from_plans_that_are_many_times_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few stages where good ones have many, as first plans are where memory is tight; looked at over few cuts."""
     monkeypatch.setattr(windowed, "_FEW_FROM_STEPS", 0)

@@ -261,7 +261,7 @@ def through(
     Args:
         rest_NAL1: as `downstream` filled it at the same prices.
         turns: it is filled anew, with what is before each state, [n, a, cut]: Σ with prices of the stages up to there,
-            and the transfer from them to a stage of class a. The last level must not be open.
+            and the transfer from them to a stage of class a.
     """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
@@ -271,7 +271,9 @@ def through(
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
     begin_B, crossing = np.empty(L1 + 1, np.int64), minima.crossing(links, False)
     if levels.is_open and N > 1:
-        _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_NK)
+        open_AL1 = _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_NK)
+        if turns:
+            rest_NAL1[N - 1] = open_AL1
     for n in range(N - 2 if levels.is_open else N - 1, 0, -1):
         # `to` is of level n now; what stages from there lead to is of level n − 1.
         if levels.alive_NL1[n, 0]:
@@ -310,8 +312,11 @@ def _open_through(
     before_AL1: Floats,
     through_NL1: Floats,
     through_NK: Floats,
-) -> None:
-    """The last level, whose stages lead to the one before, of which `before_AL1` is filled, or stay."""
+) -> Floats:
+    """The last level, whose stages lead to the one before, of which `before_AL1` is filled, or stay.
+
+    Returns what is before its own states, likewise: [a, cut].
+    """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
     K, n = len(among_K), N - 1
@@ -351,3 +356,4 @@ def _open_through(
                 to_AL1[:, stop] = to_A
             if levels.alive_NL1[n - 1, stop]:
                 before_AL1[:, stop] = to_A
+    return to_AL1

@@ -212,13 +212,13 @@ class Leveled:
             return None
         spent = float(relaxed.devices.count_R @ prices_R)
         for is_last in (False, True):  # the second time with fewer states
-            levels, ways = self._levels(states, limit)._replace(is_open=False), self._ways(states, prices_R)
+            levels, ways = self._levels(states, limit), self._ways(states, prices_R)
             counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
             states = self._through(limit, ways, levels, states, prices_R, turns=is_last).below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None
         guide = leveled_beam.Guide(
-            aim=leveled_beam.Aim(limit, cutoff, width),
+            aim=leveled_beam.Aim(limit, cutoff, width, relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
             levels=levels,

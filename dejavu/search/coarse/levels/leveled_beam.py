@@ -31,11 +31,16 @@ _BOUND, _SO_FAR, _PRICED = range(3)  # columns of its seconds: of whole plans, �
 
 
 class Aim(NamedTuple):
-    """Which plans are looked for: the seconds of the bottleneck and of Σ that they have at most; labels of a level."""
+    """Which plans are looked for: the seconds of the bottleneck and of Σ that they have at most; labels of a level.
+
+    Attributes:
+        most_stages: that a plan can have; where the last level is open, which stands for all from it on.
+    """
 
     limit: float
     cutoff: float
     width: int
+    most_stages: int
 
 
 class Guide(NamedTuple):
@@ -68,31 +73,32 @@ def beam(guide: Guide) -> Ints:
     """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; no stages: none was."""
     aim, ways = guide.aim, guide.ways
     N, _, L1 = guide.before_NAL1.shape
-    label_M4 = np.zeros((N * aim.width + 1, 4), np.int64)
-    seconds_M3 = np.zeros((N * aim.width + 1, 3))
+    most = aim.most_stages if guide.levels.is_open else N - 1
+    label_M4, seconds_M3 = np.empty((most * aim.width + 1, 4), np.int64), np.empty((most * aim.width + 1, 3))
+    label_M4[0], seconds_M3[0] = 0, 0.0
     room = _ROOM * aim.width + len(ways.among_K) * _STARTS  # what one label may be continued by, and more
     found = Found(np.empty((room, 4), np.int64), np.empty((room, 3)))
     kept = np.empty(aim.width, np.int64)
     label_M4[0, _CUT] = L1 - 1
     begin, end = 0, 1
     best, last, last_how = aim.cutoff, -1, 0
-    for n in range(1, N):
-        num_found, most = 0, best
+    for num_stages in range(1, most + 1):
+        n, num_found, below = min(num_stages, N - 1), 0, best
         for m in range(begin, end):
             before = num_found
-            num_found = _continued(guide, n, m, label_M4[m], seconds_M3[m], most, found, num_found)
+            num_found = _continued(guide, n, m, label_M4[m], seconds_M3[m], below, found, num_found)
             for i in range(before, num_found):
                 is_whole = found.label_M4[i, _CUT] == 0
                 if is_whole and found.seconds_M3[i, _SO_FAR] < best and _uses_enough(guide.devices, found.label_M4[i]):
                     best, last, last_how = found.seconds_M3[i, _SO_FAR], m, found.label_M4[i, _HOW]
-                    most = min(most, best)
+                    below = min(below, best)
             if num_found >= _ROOM * aim.width:
-                num_found = _best_of(found, num_found, most, kept)
+                num_found = _best_of(found, num_found, below, kept)
                 if num_found == aim.width:
-                    most = min(most, found.seconds_M3[num_found - 1, _BOUND])
+                    below = min(below, found.seconds_M3[num_found - 1, _BOUND])
         begin, end = end, end + _best_of(found, num_found, best, kept)
         label_M4[begin:end], seconds_M3[begin:end] = found.label_M4[: end - begin], found.seconds_M3[: end - begin]
-    stages = np.empty((3, N), np.int64)
+    stages = np.empty((3, most), np.int64)
     num, start, how, m = 0, 0, last_how, last
     while m >= 0:
         stages[0, num], stages[1, num], stages[2, num] = ways.among_K[how], start, label_M4[m, _CUT]
@@ -138,7 +144,7 @@ def _continued(
     """Write the labels of level n that are one stage before the one at `at`; their number so far."""
     aim, ways, links, levels, devices, spent, before_NAL1 = guide
     label_M4, seconds_M3 = found
-    cut, after = label_4[_CUT], ways.class_K[label_4[_HOW]]
+    cut, last_cut, after = label_4[_CUT], before_NAL1.shape[2] - 1, ways.class_K[label_4[_HOW]]
     bound_3, start_3 = np.empty(_STARTS), np.empty(_STARTS, np.int64)
     for k in np.flatnonzero(levels.looked_NK[n]):
         c, a = ways.among_K[k], ways.class_K[k]
@@ -146,7 +152,7 @@ def _continued(
         if (((devices.have | devices.guard) - packed) & devices.guard) != devices.guard:
             continue
         seconds = 0.0
-        if n > 1:
+        if cut < last_cut:
             seconds = 2.0 * (links.latency_AA[a, after] + links.per_byte_AA[a, after] * links.bytes_L1[cut])
             if links.repeats * seconds > aim.limit:
                 continue
