@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from benchmarks.search.generated import heterogeneous, operators
-from dejavu.plans import NotFound, Obstacle, Plan, Problem, check, is_valid, price, solved, step_seconds
-from dejavu.search import Coarse, Exact, Exhaustive, Feasible, Uniform
+from dejavu.plans import (
+    Infeasible,
+    NotFound,
+    Obstacle,
+    Plan,
+    Problem,
+    SearchResult,
+    check,
+    is_valid,
+    price,
+    solved,
+    step_seconds,
+)
+from dejavu.search import Coarse, Exact, Exhaustive, Feasible, PipeDream, Uniform
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
+from dejavu.search.coarse.levels import fitting
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import Relaxed
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.feasible.fit import fit
 from dejavu.search.shared.stage_table import StageTable
 from tests.test_search import answer, random_problem, small
 
@@ -228,6 +243,33 @@ def test_coarse_finds_its_way_from_plans_that_are_many_times_too_slow(monkeypatc
         from_slow = solved(replace(search, incumbent=slow.plan).run(problem, budget_seconds=10.0))
         assert slow.step_seconds > 3.0 * found.step_seconds
         assert from_slow.step_seconds < 1.1 * found.step_seconds, seed
+
+
+@pytest.mark.parametrize("use_all", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_prices_settle_whether_any_plan_fits(schedule: str, use_all: bool) -> None:
+    settled = {True: 0, False: 0}
+    for seed, share in product(range(4), (0.2, 0.3, 0.5)):
+        problem = operators(seed, num_operators=60, num_devices=12, num_types=2 + seed % 3, schedule=schedule)
+        costs = replace(problem.costs, capacity_bytes_C=share * problem.costs.capacity_bytes_C)
+        tight = replace(problem, costs=costs, use_all_devices=use_all)
+        fits, by_prices = fit(tight, 10.0), fitting.is_feasible(tight, 10.0)
+        assert fits.is_settled
+        assert by_prices is (fits.plan is not None), (seed, share)
+        settled[by_prices] += 1
+    assert min(settled.values()) > 2
+
+
+def test_where_quick_searches_meet_no_plan_one_is_met_at_prices_or_there_is_none() -> None:
+    """Memory is tight, so types of devices have to take turns; and there are too many vectors of them for `feasible`."""
+    for num_microbatches, ends_as in ((120, SearchResult), (160, Infeasible)):
+        problem = operators(1, num_operators=1000, num_devices=64, num_types=4, schedule="gpipe")
+        problem = replace(problem, num_microbatches=num_microbatches)
+        assert isinstance(PipeDream().run(problem), NotFound)
+        answer = Coarse(relative_gap=0.2, fitting=Uniform()).run(problem, budget_seconds=10.0)
+        assert isinstance(answer, ends_as), answer
+        if isinstance(answer, SearchResult):
+            check(problem, answer.plan)
 
 
 def test_coarse_refuses_stage_by_stage_costs_of_many_layers() -> None:

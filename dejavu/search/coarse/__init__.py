@@ -26,17 +26,20 @@ from dejavu.plans.stage_costs import AdditiveCosts
 from dejavu.search._base import STOPPED, Incumbent, Search, TooLargeError
 from dejavu.search.coarse.clusters import boundaries, clustered, reclustered, refined, unclustered
 from dejavu.search.coarse.deepening import look_for_plans
+from dejavu.search.coarse.levels import fitting
 from dejavu.search.coarse.loops import load_compiled_loops
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
 from dejavu.search.exact import Exact
 from dejavu.search.feasible import Feasible
+from dejavu.search.feasible.infeasible import why_infeasible
 from dejavu.search.pipedream import PipeDream
 from dejavu.search.shared.stage_table import StageTable
 
 _GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
 _MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
+_EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
 
@@ -52,7 +55,8 @@ class Coarse(Search):
 
     Attributes:
         quick: gives the first plan, in seconds.
-        fitting: gives it where the quick search has none, or proves that there is none.
+        fitting: gives it where the quick search has none, or proves that there is none; where it settles neither,
+            prices on devices are tried (`coarse.levels.fitting`).
         inner: searches the clustered problem.
         incumbent: a plan to start from in place of the quick one.
         num_clusters: so many layers at most.
@@ -90,6 +94,10 @@ class Coarse(Search):
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
+        if best.plan is None and fitting.fit(problem, best):
+            return best.infeasible(
+                why_infeasible(problem, fitting.is_feasible, _EXPLAIN_SHARE * best.remaining_seconds)
+            )
         improve = _Improving(problem, best, _FIRST_REACH)
         bound, sought, ended = WindowedBound(problem, best, improve=improve), Sought(), Event()
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
@@ -137,7 +145,7 @@ class Coarse(Search):
             return best.infeasible("no plan fits: with every cut and devices without number no stages cover the layers")
         late = best.remaining_seconds < 0
         obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
-        return best.not_found(obstacle, "no plan was met that cuts between clusters of layers; others may fit", bound)
+        return best.not_found(obstacle, "no plan was met, nor is it proved that none fits", bound)
 
     def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
         """A first plan, from the searches for one where none was given; what the last of them said."""

@@ -82,7 +82,13 @@ class Windowed:
             known = replace(known, prices_R=prices_R, sum_seconds=max(sum_seconds, known.sum_seconds))
             missing = cutoff - sum_seconds
             is_far = missing > _NEAR * self._best.step_seconds
-            if missing <= 0 or is_far or sum_seconds - before < _LEAST_GAIN * missing or self._is_over:
+            if (
+                missing <= 0
+                or cutoff == np.inf
+                or is_far
+                or sum_seconds - before < _LEAST_GAIN * missing
+                or self._is_over
+            ):
                 break
             before = sum_seconds
             known = self._counted(known, limit, cutoff)

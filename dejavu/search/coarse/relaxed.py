@@ -203,6 +203,8 @@ class Relaxed:
         kept: the configurations of the problem that are looked at.
         devices, costs, links, class_C, seconds_CL1: see there, and `windows.Stages`.
         cuts_L1: which of the problem's cuts there are.
+        most_price: of a device, in seconds.
+        size_seconds: of which precision is a share where there is no plan yet: all layers, where they are fastest.
         planes: the plans that prices brought forth, under any limit, without counting stages in the state.
         met: the same with stages in the state, over any of the problem's cuts.
     """
@@ -222,6 +224,9 @@ class Relaxed:
             return np.pad(np.cumsum(np.where(usable_CL, table_CL[kept], 0.0), axis=1), ((0, 0), (1, 0)))
 
         self.seconds_CL1 = prefix(costs.seconds_CL)
+        self.most_price = float(self.seconds_CL1[:, -1].max()) + 1e-12
+        fastest_L = np.where(usable_CL, costs.seconds_CL[kept], np.inf).min(axis=0)
+        self.size_seconds = float(fastest_L[np.isfinite(fastest_L)].sum())
         repeats = float(problem.num_microbatches - 1)
         self.costs = windows.Costs(
             busy_CL1=repeats * self.seconds_CL1 + prefix(costs.per_step_seconds_CL),
@@ -261,6 +266,19 @@ class Relaxed:
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
         few.planes = self.planes.anew()
         return few
+
+    def without_seconds(self) -> Relaxed:
+        """The same where only the prices of devices cost anything, of which each is 1 at most; without plans."""
+        idle, links = copy(self), self.links
+        idle.seconds_CL1 = np.zeros_like(self.seconds_CL1)
+        idle.links = links._replace(latency_AA=0.0 * links.latency_AA, per_byte_AA=0.0 * links.per_byte_AA)
+        idle.planes, idle.met, idle.most_price, idle.size_seconds = self.planes.anew(), [], 1.0, 1.0
+        return idle
+
+    @property
+    def about_seconds(self) -> float:
+        """The size of a step: the best plan's, where there is one."""
+        return self.size_seconds if self.best.plan is None else self.best.step_seconds
 
     @property
     def place_L1(self) -> Ints:
@@ -310,7 +328,7 @@ class Relaxed:
             cheapest,
             allows=allows,
             cutoff=cutoff,
-            most_price=float(self.seconds_CL1[:, -1].max()) + 1e-12,
+            most_price=self.most_price,
             enough=enough,
             prices_T=prices_R,
             is_late=lambda: self.best.is_late or (until is not None and until.is_set()),
@@ -318,7 +336,7 @@ class Relaxed:
 
     def enough(self, share: float, near_seconds: float = 0.0) -> Enough:
         """`share`: of the best price, to which a bound is found."""
-        return Enough(share * self.best.step_seconds, near_seconds)
+        return Enough(share * self.about_seconds, near_seconds)
 
     def plan(self, priced_seconds: float, prices_R: Floats, stages_3S: Ints) -> PricedPlan:
         """The plan of these stages (configuration, start, stop), which cost so much with prices."""

@@ -19,6 +19,7 @@ MOST_ROUNDS = 30  # of prices for one limit
 _LEVEL = 0.9  # of what planes allow, as far as it is wanted: from where on prices are near enough to the best
 _BEYOND = 0.3  # of what is missing, beyond the cutoff: further prices need not reach
 _MOST_PLANES = 200  # plans that are remembered from one limit to the next
+_NOTHING = 1e-9  # of a price: a lower Σ is rounding, where stages cost nothing
 _MOST_LOOKED_AT = 1000  # for some of these, that are allowed
 
 
@@ -159,7 +160,9 @@ class _Planes:
     def of(cls, known: Sequence[PricedPlan], count_T: NDArray[np.int64], bounds: list[tuple[float, float]]) -> _Planes:
         sum_P = np.array([plan.sum_seconds for plan in known])
         spare_PT = np.array([count_T - plan.use_T for plan in known], dtype=np.float64)
-        return cls(sum_P, spare_PT, count_T, bounds, float(sum_P.max()) or 1.0)
+        most_price = max(high for _, high in bounds)
+        unit = float(sum_P.max())
+        return cls(sum_P, spare_PT, count_T, bounds, unit if unit > _NOTHING * most_price else most_price)
 
     def best(self) -> tuple[float, Floats] | None:
         """The most that the planes allow, and its prices."""

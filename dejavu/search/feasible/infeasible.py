@@ -146,16 +146,14 @@ def _enough_bytes(problem: Problem) -> float:
 
 
 def _least_memory(problem: Problem, clock: _Time) -> float | None:
-    """A memory of every device with which a plan fits: the least to a thousandth, as far as the budget goes."""
+    """A memory of every device with which a plan fits: the least to a thousandth, as far as that is settled in time."""
     costs = problem.costs
     if not isinstance(costs, AdditiveCosts):
         return None
     lo, hi = float(costs.capacity_bytes_C.min()), _enough_bytes(problem)
     while hi - lo > _PRECISION * hi and clock.left_seconds > 0:
-        middle = 0.5 * (lo + hi)
+        middle = float(np.sqrt(max(lo, 1.0) * hi))
         larger = replace(costs, capacity_bytes_C=np.maximum(costs.capacity_bytes_C, middle))
         fits = clock.is_feasible(replace(problem, costs=larger))
-        if fits is None:
-            break
         lo, hi = (lo, middle) if fits else (middle, hi)
     return float(np.ceil(hi))

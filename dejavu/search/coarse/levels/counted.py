@@ -222,7 +222,10 @@ def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, res
 
 @njit(cache=True, nogil=True)
 def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> Ints:
-    """[configuration, start, stop; stage] of the cheapest plan, in order; there has to be one."""
+    """[configuration, start, stop; stage] of the cheapest plan, in order; there has to be one.
+
+    Of stages that come to the same the longest: where nothing costs anything there are few of them.
+    """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, _, L1 = rest_NAL1.shape
     found = np.empty((3, L1), np.int64)
@@ -244,7 +247,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
             for level in range(n - 1, n + 1 if levels.is_open and n == N - 1 else n):
                 for stop in range(cut + 1, int(furthest) + 1):
                     total = rest_NAL1[level, a, stop] + seconds_CL1[c, stop] + seconds
-                    if total < best:
+                    if total < best or (total == best and stop > best_stop):
                         best, best_k, best_stop, best_level = total, int(k), stop, level
         found[0, count], found[1, count], found[2, count] = among_K[best_k], cut, best_stop
         count += 1

@@ -147,7 +147,7 @@ class Leveled:
             before, known = known, self.closer(known, limit, cutoff)
             missing = min(known.about_seconds, cutoff) - known.sum_seconds
             is_the_same = known.sum_seconds <= before.sum_seconds and known.about_seconds >= before.about_seconds
-            enough = (_NEARLY if is_the_same else 1.0) * _PRECISION * self._relaxed.best.step_seconds
+            enough = (_NEARLY if is_the_same else 1.0) * _PRECISION * self._relaxed.about_seconds
             if missing <= enough or self._relaxed.best.is_late:
                 break
         return known
