@@ -261,7 +261,7 @@ def test_prices_settle_whether_any_plan_fits(schedule: str, use_all: bool) -> No
 
 
 def test_where_quick_searches_meet_no_plan_one_is_met_at_prices_or_there_is_none() -> None:
-    """Memory is tight, so types of devices have to take turns; and there are too many vectors of them for `feasible`."""
+    """Memory is tight, so types have to take turns; there are too many vectors of them for `feasible`."""
     for num_microbatches, ends_as in ((120, SearchResult), (160, Infeasible)):
         problem = operators(1, num_operators=1000, num_devices=64, num_types=4, schedule="gpipe")
         problem = replace(problem, num_microbatches=num_microbatches)
