@@ -241,6 +241,8 @@ class AdditiveCosts:
     def host_shares_2CL1(self) -> Floats:
         """Sums up to each cut: the parts of a device's share of its node's memory that layers always take, and for
         one microbatch in flight."""
+        if not (self.host_fixed_bytes_CL.any() or self.host_activation_bytes_CL.any()):
+            return np.zeros((2, self.num_configurations, self.num_layers + 1))
         room_C1 = self.host_capacity_bytes_C[:, None] * (1 + HAIR)
         bytes_2CL = np.stack([self.host_fixed_bytes_CL, self.host_activation_bytes_CL])
         taken = bytes_2CL > 0

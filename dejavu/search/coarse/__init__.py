@@ -82,7 +82,7 @@ class Coarse(Search):
     def _answer(self, problem: Problem, best: Incumbent, seed: int) -> Answer:
         if self.incumbent is not None:
             best.offer(self.incumbent)
-        if problem.num_layers <= self._affordable(problem):
+        if problem.num_layers <= self._affordable(len(problem.configurations)):
             inner = replace(self.inner, incumbent=best.plan)
             return replace(inner.run(problem, budget_seconds=best.budget_seconds, seed=seed), search=self.name)
         if not isinstance(problem.costs, AdditiveCosts):
@@ -90,7 +90,7 @@ class Coarse(Search):
         with best.clock_stopped():
             load_compiled_loops()
         kept = Undominated.of(problem)
-        num_clusters = self._affordable(kept.problem)
+        num_clusters = self._affordable(len(kept.kept) or len(problem.configurations))
         first = self._start(problem, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
@@ -99,7 +99,7 @@ class Coarse(Search):
                 why_infeasible(problem, fitting.is_feasible, _EXPLAIN_SHARE * best.remaining_seconds)
             )
         improve = _Improving(problem, best, _FIRST_REACH)
-        bound, sought, ended = WindowedBound(problem, best, improve=improve), Sought(), Event()
+        bound, sought, ended = WindowedBound(problem, best, improve=improve, kept=kept.kept), Sought(), Event()
         with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:  # compiled loops run beside each other
             proof = pool.submit(bound.prove, self.relative_gap, sought)
             proof.add_done_callback(lambda _: ended.set())
@@ -184,9 +184,9 @@ class Coarse(Search):
         if best.plan is not None:  # maybe of configurations that are not kept: from the start, or handed over
             _move_cuts(kept.original, best, best.plan, _FIRST_REACH * problem.num_layers / len(cuts))
 
-    def _affordable(self, problem: Problem) -> int:
+    def _affordable(self, num_configurations: int) -> int:
         """So many clusters that the exact search over them can list its stages."""
-        return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / len(problem.configurations))))
+        return int(min(self.num_clusters, np.sqrt(2.0 * self.max_options / num_configurations)))
 
 
 class _Improving:

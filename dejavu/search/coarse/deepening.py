@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,8 @@ _ROUGHLY = 0.02  # of the best price, by which bounds that were found in a few p
 _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
-_NEAR_STEPS = (1.0, 0.95, 1.05, 0.9)  # limits, in the one with the least bound, under which plans are looked for
+_FIRST_STEPS = (1.0, 1.05, 1.1)  # limits, in the one with the least bound, under which plans are looked for until one is
+_NEAR_STEPS = (0.95, 1.05, 0.9)  # and under which better ones are
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.03, 0.3)  # the same over more cuts
 _BETTER = 0.004  # of the best price: plans that are cheaper by less are not looked for
@@ -53,6 +55,7 @@ def look_for_plans(
         return sought.enough.is_set() or best.elapsed_seconds > until[1]
 
     survey, limit = _counting(Survey(looks[0], best, sought, top.prices_R, is_late), top, until_seconds)
+    sought.met = survey.met
     sought.count(survey.look.num_levels)
     one = _Looking(survey, best, until, improve, _GAPS)
     if len(looks) > 1:
@@ -71,17 +74,22 @@ def _far_and_near(one: _Looking, limit: float) -> None:
 
 
 def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
-    """Survey more cuts and look for plans over them; `limit`: that with the least bound over few of them."""
-    finer = look.counting(few.survey.look.num_levels - 1)
-    survey, until_seconds = replace(few.survey, look=finer, bounds_seconds={}), few.until_seconds[1]
-    one = replace(few, survey=survey, until_seconds=(until_seconds, until_seconds), gaps=_FINER_GAPS)
-    least_at = survey.around(limit * few.survey.share / survey.share)
-    first, *near = [step * least_at for step in _NEAR_STEPS]
-    if not one.improves(_FINER_WIDTH, [first]):
-        _far_and_near(few, limit)
-    survey.sought.survey(survey.bounds_seconds)
-    if min(survey.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
-        one.improves(_FINER_WIDTH, near)
+    """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them."""
+    survey = few.survey.over(look.counting(few.survey.look.num_levels - 1))
+    begin = limit * few.survey.share / survey.share
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        surveyed = pool.submit(survey.with_room(begin).around, begin)
+        one = replace(few, survey=survey, until_seconds=(few.until_seconds[1],) * 2, gaps=_FINER_GAPS)
+        least_at = survey.least_near(begin)
+        first, *higher = [step * least_at for step in _FIRST_STEPS]
+        if not one.improves(_FINER_WIDTH, [first]):
+            _far_and_near(few, limit)
+            one.improves(_FINER_WIDTH, higher, once=True)
+        roomy = surveyed.result()
+    few.best.catch_up()
+    survey.sought.survey(roomy.bounds_seconds, roomy.met)
+    if min(roomy.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
+        one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 
 
 @dataclass
@@ -105,7 +113,7 @@ class _Looking:
 
     @property
     def is_late(self) -> bool:
-        is_far = self.best.step_seconds > (1 + _FAR) * self.about_seconds
+        is_far = self.about_seconds == np.inf or self.best.step_seconds > (1 + _FAR) * self.about_seconds
         near_seconds, far_seconds = self.until_seconds
         enough = self.survey.sought.enough
         return enough.is_set() or self.best.elapsed_seconds > (far_seconds if is_far else near_seconds)

@@ -155,8 +155,8 @@ class Sought:
         self.num_levels = num_levels
         self.counted.set()
 
-    def survey(self, bounds_seconds: dict[float, float]) -> None:
-        self.bounds_seconds = bounds_seconds
+    def survey(self, bounds_seconds: dict[float, float], met: list[Met]) -> None:
+        self.bounds_seconds, self.met = bounds_seconds, met
         self.surveyed.set()
 
     def end(self) -> None:

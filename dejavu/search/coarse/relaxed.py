@@ -209,12 +209,13 @@ class Relaxed:
         met: the same with stages in the state, over any of the problem's cuts.
     """
 
-    def __init__(self, problem: Problem, best: Incumbent) -> None:
+    def __init__(self, problem: Problem, best: Incumbent, kept: Ints | None = None) -> None:
+        """`kept`: configurations that are not dominated; found out where it is not given."""
         costs = problem.costs
         assert isinstance(costs, AdditiveCosts)
         self.problem, self.best = problem, best
         self.cuts_L1 = np.arange(problem.num_layers + 1)
-        self.kept = kept = Undominated.of(problem).kept
+        self.kept = kept = Undominated.of(problem).kept if kept is None else kept
         self.devices = Devices.of(problem, kept)
         class_C, heads = link_classes(problem)
         self.class_C = class_C[kept]
@@ -266,6 +267,12 @@ class Relaxed:
         few.links = self.links._replace(bytes_L1=self.links.bytes_L1[cuts])
         few.planes = self.planes.anew()
         return few
+
+    def with_more_memory(self, times: float) -> Relaxed:
+        """The same where each device has so many times as much."""
+        roomy = copy(self)
+        roomy.costs = self.costs._replace(capacity_C=self.costs.capacity_C * times)
+        return roomy
 
     def without_seconds(self) -> Relaxed:
         """The same where only the prices of devices cost anything, of which each is 1 at most; without plans."""

@@ -1,9 +1,12 @@
-"""What some of the cuts say of one limit after another: where the bound is least, and prices that are about right."""
+"""What some of the cuts say of one limit after another: where the bound is least, and prices that are about right.
+
+With few cuts stages end before they are as large as they could be, so fewer plans keep to a limit, and to memory. For
+plans that is as it should be. Prices that are to be about right for every cut are of stages with as much more memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,12 +15,13 @@ from dejavu.plans.stage_costs import Floats
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
-from dejavu.search.coarse.relaxed import Kept
+from dejavu.search.coarse.relaxed import Kept, Met
 
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
 _WORTH = 0.006  # of the best price: plans that are dearer by less are worth moving their cuts
+_ROUGHLY = 0.04  # of the least bound: once one is as much above it, the least is behind
 _LEAST_SHARE = 0.02  # of the best price: lower limits are not worth a look
 
 
@@ -31,6 +35,7 @@ class Survey:
         prices_R: where none of a limit are known.
         is_late: whether to stop with what there is.
         bounds_seconds: of the limits that were looked at, as they are with every cut.
+        met: what is known there.
     """
 
     look: Leveled
@@ -39,6 +44,7 @@ class Survey:
     prices_R: Floats
     is_late: Callable[[], bool]
     bounds_seconds: dict[float, float] = field(default_factory=dict)
+    met: list[Met] = field(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -53,51 +59,57 @@ class Survey:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""
         cutoff = self.most_seconds - limit if cutoff is None else cutoff
         here = self.look.tightened(self.nearest(limit), limit, cutoff)
-        self.sought.met.append(self.look.what_was_met(self.share * limit, here))
+        self.met.append(self.look.what_was_met(self.share * limit, here))
         return here
 
     def nearest(self, limit: float) -> Kept:
         """The prices of the nearest limit that was looked at."""
-        return self.look.beginning_near(self.sought.met, self.share * limit, self.look.everything_at(self.prices_R))
+        return self.look.beginning_near(self.met, self.share * limit, self.look.everything_at(self.prices_R))
 
     @property
     def most_seconds(self) -> float:
         """Dearer plans are of no interest."""
-        least = min(self.bounds_seconds.copy().values(), default=np.inf)  # another thread may write
+        least = min(self.bounds_seconds.values(), default=np.inf)
         return min(_FURTHEST * least, self.best.step_seconds * (1 + _WORTH))
 
-    def around(self, limit: float) -> float:
-        """The limit under which the bound is least, or about so, of some above and below this one.
+    def over(self, look: Leveled) -> Survey:
+        """Another one over other cuts, beginning with what is known here."""
+        return replace(self, look=look, bounds_seconds={}, met=[*self.met])
+
+    def with_room(self, limit: float) -> Survey:
+        """Another one with as much more memory as is lost at cuts, beginning with the prices that are known here."""
+        roomy, prices_R = self.look.with_more_memory(1.0 / self.share), self.nearest(limit).prices_R
+        return replace(self, look=roomy, prices_R=prices_R, bounds_seconds={}, met=[])
+
+    def least_near(self, limit: float) -> float:
+        """The limit under which the bound is about the least, of some above and below this one."""
+        self._onward(limit, _HIGHER, _ROUGHLY)
+        self._onward(_LOWER * limit, _LOWER, _ROUGHLY)
+        return self._least_at(limit)
+
+    def around(self, limit: float) -> Survey:
+        """Survey limits above and below this one.
 
         Both ways to where the bound is far above the least; then further down to one below which no plan is better than
         the best one; last, next to the least.
         """
-        self.look.prepare()
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            up = pool.submit(self._beside()._onward, limit, _HIGHER)
-            lowest = self._onward(_LOWER * limit, _LOWER)
-            up.result()
-            least_at = self._least_at(limit)
-            between = [pool.submit(self._beside()._bound, step * least_at) for step in _BETWEEN]
-            self._down_to_none(lowest)
-            for one in between:
-                one.result()
-        self.best.catch_up()
-        return self._least_at(limit)
-
-    def _beside(self) -> Survey:
-        """The same for another thread."""
-        return replace(self, look=self.look.beside())
+        self._onward(limit, _HIGHER)
+        lowest = self._onward(_LOWER * limit, _LOWER)
+        least_at = self._least_at(limit)
+        for step in _BETWEEN:
+            self._bound(step * least_at)
+        self._down_to_none(lowest)
+        return self
 
     def _least_at(self, otherwise: float) -> float:
-        bounds = self.bounds_seconds.copy()
+        bounds = self.bounds_seconds
         return min(bounds, key=bounds.__getitem__) / self.share if bounds else otherwise
 
-    def _onward(self, limit: float, step: float) -> float:
+    def _onward(self, limit: float, step: float, higher_by: float = np.inf) -> float:
         """Survey a limit and others, each so many times the one before, until the bound is high; the last one."""
         while limit > 0 and not self.is_late():
-            seconds = self._bound(limit)
-            if seconds >= self.most_seconds * (1 - _WORTH):
+            seconds, least = self._bound(limit), min(self.bounds_seconds.values(), default=np.inf)
+            if seconds >= min(self.most_seconds * (1 - _WORTH), least * (1 + higher_by)):
                 break
             limit *= step
         return limit

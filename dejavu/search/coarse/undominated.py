@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +20,20 @@ class Undominated:
     """A problem without the configurations that no plan needs.
 
     Attributes:
-        problem: with the others only; its best plan is as good as the original's.
         kept: which of the original's configurations these are.
         instead_C: for each of the original's configurations one that is as good, itself where it is kept; −1 where the
             cluster has too few devices for it.
         original: the problem with all of them.
     """
 
-    problem: Problem
     kept: Ints
     instead_C: Ints
     original: Problem
+
+    @cached_property
+    def problem(self) -> Problem:
+        """With the others only; its best plan is as good as the original's."""
+        return _with(self.original, self.kept) if len(self.kept) else self.original
 
     @classmethod
     def of(cls, problem: Problem) -> Undominated:
@@ -41,7 +45,8 @@ class Undominated:
         assert isinstance(costs, AdditiveCosts)
         class_C, _ = link_classes(problem)
         rooms = ("capacity_bytes_C", "host_capacity_bytes_C")  # of which more is better
-        tables = [getattr(costs, name) * (-1 if name in rooms else 1) for name in AdditiveCosts.__dataclass_fields__]
+        given = {name: getattr(costs, name) for name in AdditiveCosts.__dataclass_fields__}
+        tables = [-table if name in rooms else table for name, table in given.items()]
         tables = [table.reshape(len(problem.configurations), -1) for table in tables]
         instead_C = np.full(len(problem.configurations), -1, dtype=np.int64)
         kept: list[int] = []
@@ -63,7 +68,7 @@ class Undominated:
                 instead_C[instead_C == k] = c
             kept.append(c)
         rows = np.array(sorted(kept), dtype=np.int64)
-        return cls(_with(problem, rows) if len(rows) else problem, rows, instead_C, problem)
+        return cls(rows, instead_C, problem)
 
     def plan(self, plan: Plan) -> Plan:
         """A plan of the original with kept configurations only: it fits where that one fits, and is as cheap."""

@@ -72,11 +72,21 @@ class WindowedBound:
     """
 
     def __init__(
-        self, problem: Problem, best: Incumbent, num_ranges: int = 1, improve: Callable[[Plan], None] | None = None
+        self,
+        problem: Problem,
+        best: Incumbent,
+        num_ranges: int = 1,
+        improve: Callable[[Plan], None] | None = None,
+        kept: NDArray[np.int64] | None = None,
     ) -> None:
-        """`improve`: is handed plans that are met where the bound is least; None: none are looked for."""
+        """The bound on a problem.
+
+        Args:
+            improve: is handed plans that are met where the bound is least; None: none are looked for.
+            kept: the configurations that are not dominated, where they are known.
+        """
         self._best, self.num_ranges, self._improve = best, num_ranges, improve
-        self._relaxed = relaxed = Relaxed(problem, best)
+        self._relaxed = relaxed = Relaxed(problem, best, kept)
         self._cuts = _some_cuts(problem) if self._num_steps > _FEW_FROM_STEPS else None
         self.num_cuts = problem.num_layers if self._cuts is None else len(self._cuts)
         self._looks = Looks(Windowed(relaxed), None)
@@ -157,7 +167,6 @@ class WindowedBound:
         self._ranges.final_gap = relative_gap
         proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
-            self._met_over_few = sought.met
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             windowed.until = None  # before it is shared with other threads
@@ -166,7 +175,7 @@ class WindowedBound:
             self._best.catch_up()
             if self._deepest is not None:
                 self._looks = Looks(windowed, None)  # for as many stages as the plan has that was met meanwhile
-            self._surveyed = sought.bounds_seconds
+            self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
             gaps = [_EARLY_GAP, *gaps]
         for step, gap in product(_STEPS, gaps):
             self._ranges.step = step

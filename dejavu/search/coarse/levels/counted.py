@@ -160,7 +160,7 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
     N, A, L1 = rest_NAL1.shape
     rest_NAL1[:] = np.inf
     rest_NAL1[0, :, L1 - 1] = 0.0
-    here_AL1, here_A, least_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A), np.empty(A)
+    here_AL1 = np.empty((A, L1))
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
     crossing = minima.crossing(links, True)
     for n in range(1, N - 1 if levels.is_open else N):
@@ -174,14 +174,9 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
             minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
             minima.least_ahead(value_B, end_B, upto_B, least_B[: len(here_B)])
             minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_B)
-        for cut in range(low, high + 1):
-            if levels.alive_NL1[n, cut]:
-                here_A[:] = here_AL1[:, cut]
-                if cut == 0:
-                    rest_NAL1[n, :, 0] = here_A
-                else:
-                    minima.transferred(limit, crossing, cut, here_A, least_A, to_A)
-                    rest_NAL1[n, :, cut] = to_A
+        minima.transfers(limit, crossing, levels.alive_NL1[n], max(low, 1), high, here_AL1, rest_NAL1[n])
+        if low == 0 and levels.alive_NL1[n, 0]:
+            rest_NAL1[n, :, 0] = here_AL1[:, 0]
     if levels.is_open and N > 1:
         _open_downstream(limit, ways, links, levels, rest_NAL1)
 
@@ -270,7 +265,7 @@ def through(
     N, A, L1 = rest_NAL1.shape
     through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
     to_AL1 = np.full((A, L1), np.inf)  # all before a state of this level, and the transfer to a stage of class a there
-    here_AL1, here_A, least_A, to_A = np.empty((A, L1)), np.empty(A), np.empty(A), np.empty(A)
+    here_AL1 = np.empty((A, L1))
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
     begin_B, crossing = np.empty(L1 + 1, np.int64), minima.crossing(links, False)
     if levels.is_open and N > 1:
@@ -297,11 +292,7 @@ def through(
             most = minima.through(value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after])
             through_NK[n, k] = most
         to_AL1[:] = np.inf
-        for cut in range(first + 1, min(last, L1 - 2) + 1):
-            if levels.alive_NL1[n - 1, cut]:
-                here_A[:] = here_AL1[:, cut]
-                minima.transferred(limit, crossing, cut, here_A, least_A, to_A)
-                to_AL1[:, cut] = to_A
+        minima.transfers(limit, crossing, levels.alive_NL1[n - 1], first + 1, min(last, L1 - 2), here_AL1, to_AL1)
     return through_NL1, through_NK
 
 

@@ -79,6 +79,10 @@ class Leveled:
         wanted = self.wanted_levels(self._relaxed, num_stages)
         return self if wanted <= self._num else Leveled(self._relaxed, wanted)
 
+    def with_more_memory(self, times: float) -> Leveled:
+        """The same where each device has so many times as much: what holds of no plan here may hold of some there."""
+        return Leveled(self._relaxed.with_more_memory(times), self._num)
+
     def with_fewer(self, num_levels: int) -> Leveled:
         """The same with levels up to this one only, where there are more: the last one then says less."""
         self.prepare()

@@ -17,6 +17,9 @@ from dejavu.search.coarse.windows import Links
 Ints = NDArray[np.int64]
 Stops = NDArray[np.int32] | NDArray[np.uint16]
 
+Flags = NDArray[np.bool_]
+
+_TOGETHER = 16  # cuts
 NO_NAN = {"nnan", "nsz"}  # so that the compiler may look for the least of several numbers at once
 
 
@@ -26,6 +29,7 @@ class Crossing(NamedTuple):
     Attributes:
         repeats, bytes_L1: as of `Links`.
         latency_BA, per_byte_BA: seconds of a message, and for each byte.
+        most_latency_B, most_per_byte_B: the most of these.
         order_B: all classes, each after those in its row.
         row_B: each class's row: to no class is a transfer from one of them dearer than from those after it.
     """
@@ -34,6 +38,8 @@ class Crossing(NamedTuple):
     bytes_L1: Floats
     latency_BA: Floats
     per_byte_BA: Floats
+    most_latency_B: Floats
+    most_per_byte_B: Floats
     order_B: Ints
     row_B: Ints
 
@@ -56,20 +62,32 @@ def crossing(links: Links, is_after: bool) -> Crossing:
             row += 1
         num_rows = max(num_rows, row + 1)
         row_B[b], last_B[row] = row, b
-    return Crossing(links.repeats, links.bytes_L1, latency_BA, per_byte_BA, order_B, row_B)
+    most_latency_B, most_per_byte_B = np.empty(B), np.empty(B)
+    for b in range(B):
+        most_latency_B[b], most_per_byte_B[b] = latency_BA[b].max(), per_byte_BA[b].max()
+    return Crossing(
+        links.repeats, links.bytes_L1, latency_BA, per_byte_BA, most_latency_B, most_per_byte_B, order_B, row_B
+    )
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
 def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, least_A: Floats, to_A: Floats) -> None:
     """to[a]: the least of here[b] with the transfer at a cut.
 
-    What is no cheaper than one before it in its row makes nothing cheaper; `least_A`: of each row, written to.
+    What is no cheaper than one before it in its row makes nothing cheaper; `least_A`: of each row, written to. Nor does
+    what is no cheaper than the least with its dearest transfer.
     """
-    repeats, bytes_L1, latency_BA, per_byte_BA, order_B, row_B = crossing
+    repeats, bytes_L1, latency_BA, per_byte_BA, most_latency_B, most_per_byte_B, order_B, row_B = crossing
     size = bytes_L1[cut]
     to_A[:], least_A[:] = np.inf, np.inf
+    cheapest = 0
+    for b in range(1, len(here_A)):
+        if here_A[b] < here_A[cheapest]:
+            cheapest = b
+    dearest = 2.0 * (most_latency_B[cheapest] + most_per_byte_B[cheapest] * size)
+    enough = here_A[cheapest] + dearest if repeats * dearest <= limit else np.inf
     for b in order_B:
-        if not here_A[b] < least_A[row_B[b]]:
+        if not here_A[b] < least_A[row_B[b]] or here_A[b] > enough:
             continue
         least_A[row_B[b]] = here_A[b]
         latency_A, per_byte_A = latency_BA[b], per_byte_BA[b]
@@ -77,6 +95,32 @@ def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, leas
             seconds = 2.0 * (latency_A[a] + per_byte_A[a] * size)
             total = here_A[b] + seconds if repeats * seconds <= limit else np.inf
             to_A[a] = min(to_A[a], total)
+
+
+@njit(cache=True, nogil=True, fastmath=NO_NAN)
+def transfers(
+    limit: float, crossing: Crossing, alive_L1: Flags, low: int, high: int, here_AL1: Floats, to_AL1: Floats
+) -> None:
+    """The same at all cuts from `low` to `high` that are alive; inf at the others.
+
+    A few cuts at a time: each class's numbers lie next to each other by cut, and for one cut alone each would be fetched
+    from another place in memory.
+    """
+    A = len(here_AL1)
+    here_WA, to_WA, least_A = np.empty((_TOGETHER, A)), np.empty((_TOGETHER, A)), np.empty(A)
+    for begin in range(low, high + 1, _TOGETHER):
+        width = min(_TOGETHER, high + 1 - begin)
+        for a in range(A):
+            for w in range(width):
+                here_WA[w, a] = here_AL1[a, begin + w]
+        for w in range(width):
+            if alive_L1[begin + w]:
+                transferred(limit, crossing, begin + w, here_WA[w], least_A, to_WA[w])
+            else:
+                to_WA[w] = np.inf
+        for a in range(A):
+            for w in range(width):
+                to_AL1[a, begin + w] = to_WA[w, a]
 
 
 # Loops over a band of cuts, by places from 0 on: so the compiler knows that none is below, and takes several at once.
