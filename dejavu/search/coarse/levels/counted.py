@@ -24,6 +24,8 @@ from dejavu.search.coarse.windows import Costs, Links
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+_BLOCK = 1024  # cuts that are gone through at all levels before others are, so that what is read of them stays near
+
 
 class Levels(NamedTuple):
     """The states, and how far stages reach from them.
@@ -160,23 +162,30 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
     N, A, L1 = rest_NAL1.shape
     rest_NAL1[:] = np.inf
     rest_NAL1[0, :, L1 - 1] = 0.0
-    here_AL1 = np.empty((A, L1))
-    value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
+    here_AB = np.empty((A, _BLOCK))
+    value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(_BLOCK, np.int64), np.empty(_BLOCK), np.empty(L1)
     crossing = minima.crossing(links, True)
-    for n in range(1, N - 1 if levels.is_open else N):
-        low, high = levels.band_N2[n, 0], levels.band_N2[n - 1, 1] - 1
-        here_AL1[:] = np.inf
-        for k in np.flatnonzero(levels.looked_NK[n]) if low <= high else np.empty(0, np.int64):
-            c, a = among_K[k], class_K[k]
-            band, after = slice(low, high + 1), slice(low + 1, high + 2)
-            here_B = here_AL1[a, band]
-            minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, end_B)
-            minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
-            minima.least_ahead(value_B, end_B, upto_B, least_B[: len(here_B)])
-            minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_B)
-        minima.transfers(limit, crossing, levels.alive_NL1[n], max(low, 1), high, here_AL1, rest_NAL1[n])
-        if low == 0 and levels.alive_NL1[n, 0]:
-            rest_NAL1[n, :, 0] = here_AL1[:, 0]
+    for block_high in range(L1 - 2, -1, -_BLOCK):
+        for n in range(1, N - 1 if levels.is_open else N):
+            low = max(levels.band_N2[n, 0], block_high - _BLOCK + 1)
+            high, last = min(levels.band_N2[n - 1, 1] - 1, block_high), levels.band_N2[n - 1, 1]
+            if low > high:
+                continue
+            num, band = high + 1 - low, slice(low, high + 1)
+            here_AB[:] = np.inf
+            for k in np.flatnonzero(levels.looked_NK[n]):
+                c, a = among_K[k], class_K[k]
+                minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, end_B)
+                num_stops = max(min(end_B[num - 1], last - low), 0)
+                after = slice(low + 1, low + 1 + num_stops)
+                minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
+                minima.least_ahead(value_B[:num_stops], end_B, upto_B, least_B[:num])
+                minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_AB[a, :num])
+            minima.transfers(
+                limit, crossing, levels.alive_NL1[n], max(low, 1), high, here_AB[:, max(1 - low, 0) :], rest_NAL1[n]
+            )
+            if low == 0 and levels.alive_NL1[n, 0]:
+                rest_NAL1[n, :, 0] = here_AB[:, 0]
     if levels.is_open and N > 1:
         _open_downstream(limit, ways, links, levels, rest_NAL1)
 
@@ -251,49 +260,73 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
 
 
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
-def through(
-    limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats, turns: bool
-) -> tuple[Floats, Floats]:
+def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
     """The least Σ with prices of whole plans that have each state, [n, cut], and each configuration there, [n, k].
 
     Args:
-        rest_NAL1: as `downstream` filled it at the same prices.
-        turns: it is filled anew, with what is before each state, [n, a, cut]: Σ with prices of the stages up to there,
-            and the transfer from them to a stage of class a.
+        rest_NAL1: as `downstream` filled it at the same prices. It is filled anew, with what is before each state,
+            [n, a, cut]: Σ with prices of the stages up to there, and the transfer from them to a stage of class a.
     """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
     through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
-    to_AL1 = np.full((A, L1), np.inf)  # all before a state of this level, and the transfer to a stage of class a there
-    here_AL1 = np.empty((A, L1))
-    value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(L1, np.int64), np.empty(L1), np.empty(L1)
-    begin_B, crossing = np.empty(L1 + 1, np.int64), minima.crossing(links, False)
-    if levels.is_open and N > 1:
-        open_AL1 = _open_through(limit, ways, links, levels, rest_NAL1, to_AL1, through_NL1, through_NK)
-        if turns:
-            rest_NAL1[N - 1] = open_AL1
-    for n in range(N - 2 if levels.is_open else N - 1, 0, -1):
-        # `to` is of level n now; what stages from there lead to is of level n − 1.
-        if levels.alive_NL1[n, 0]:
-            to_AL1[:, 0] = 0.0
-            through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
-        if turns:
-            rest_NAL1[n] = to_AL1
-        first, last = levels.band_N2[n, 0], levels.band_N2[n - 1, 1]
-        here_AL1[:] = np.inf
-        for k in np.flatnonzero(levels.looked_NK[n]) if first < last else np.empty(0, np.int64):
-            c, a = among_K[k], class_K[k]
-            band, after = slice(first, last), slice(first + 1, last + 1)
-            here_B = here_AL1[a, after]
-            minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], first, end_B)
-            minima.sums(to_AL1[a, band], seconds_CL1[c, band], -1.0, value_B)
-            minima.least_behind(value_B, end_B, begin_B, upto_B, least_B[: len(here_B)])
-            minima.sums(least_B, seconds_CL1[c, after], 1.0, value_B[: len(here_B)])
-            most = minima.through(value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after])
-            through_NK[n, k] = most
-        to_AL1[:] = np.inf
-        minima.transfers(limit, crossing, levels.alive_NL1[n - 1], first + 1, min(last, L1 - 2), here_AL1, to_AL1)
+    here_AB, value_B, end_B, least_B = np.empty((A, _BLOCK)), np.empty(L1), np.empty(L1, np.int64), np.empty(L1)
+    upto_B, begin_B, crossing = np.empty(L1), np.empty(L1 + 1, np.int64), minima.crossing(links, False)
+    top = _tops(limit, ways, links, levels, rest_NAL1, through_NL1, through_NK)
+    for block_low in range(1, L1, _BLOCK):
+        block_high = min(block_low + _BLOCK, L1) - 1
+        for n in range(top, 0, -1):
+            # `rest` is what is before states of level n already; of level n − 1 it is in the blocks before.
+            low, high = max(levels.band_N2[n, 0] + 1, block_low), min(levels.band_N2[n - 1, 1], block_high)
+            here_AB[:] = np.inf
+            for k in np.flatnonzero(levels.looked_NK[n]) if low <= high else np.empty(0, np.int64):
+                c, a = among_K[k], class_K[k]
+                fitting_L, busy_L = levels.fitting_N1CL[n - 1, c], levels.busy_KL[k]
+                start = low - 1
+                while start > levels.band_N2[n, 0] and min(fitting_L[start - 1], busy_L[start - 1]) >= low:
+                    start -= 1
+                num, skipped, after = high - start, low - 1 - start, slice(low, high + 1)
+                minima.reach(fitting_L[start:high], busy_L[start:high], start, end_B)
+                minima.sums(rest_NAL1[n, a, start:high], seconds_CL1[c, start:high], -1.0, value_B)
+                minima.least_behind(value_B, end_B, begin_B, upto_B, least_B[:num])
+                minima.sums(least_B[skipped:num], seconds_CL1[c, after], 1.0, value_B)
+                here_B = here_AB[a, : high + 1 - low]
+                most = minima.through(
+                    value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after]
+                )
+                through_NK[n, k] = min(through_NK[n, k], most)
+            if n > 1:
+                rest_NAL1[n - 1, :, block_low : block_high + 1] = np.inf
+                high = min(high, L1 - 2)
+                minima.transfers(limit, crossing, levels.alive_NL1[n - 1], low, high, here_AB, rest_NAL1[n - 1])
     return through_NL1, through_NK
+
+
+@njit(cache=True, nogil=True)
+def _tops(
+    limit: float,
+    ways: Ways,
+    links: Links,
+    levels: Levels,
+    rest_NAL1: Floats,
+    through_NL1: Floats,
+    through_NK: Floats,
+) -> int:
+    """Fill in what is before the first states of plans, and before the last level; the level below that."""
+    N, A, L1 = rest_NAL1.shape
+    before_AL1 = np.full((A, L1), np.inf)
+    top: int = N - 2 if levels.is_open and N > 1 else N - 1
+    if levels.is_open and N > 1:
+        open_AL1 = _open_through(limit, ways, links, levels, rest_NAL1, before_AL1, through_NL1, through_NK)
+    for n in range(1, top + 1):
+        if levels.alive_NL1[n, 0]:
+            through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
+        rest_NAL1[n, :, 0] = 0.0 if levels.alive_NL1[n, 0] else np.inf
+    if levels.is_open and N > 1:
+        rest_NAL1[N - 1] = open_AL1
+    if top > 0:
+        rest_NAL1[top, :, 1:] = before_AL1[:, 1:]
+    return top
 
 
 @njit(cache=True, nogil=True)

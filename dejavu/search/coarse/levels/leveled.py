@@ -215,10 +215,10 @@ class Leveled:
         if not relaxed.devices.bits:
             return None
         spent = float(relaxed.devices.count_R @ prices_R)
-        for is_last in (False, True):  # the second time with fewer states
+        for _ in range(2):  # the second time with fewer states
             levels, ways = self._levels(states, limit), self._ways(states, prices_R)
             counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
-            states = self._through(limit, ways, levels, states, prices_R, turns=is_last).below(cutoff).among(states)
+            states = self._through(limit, ways, levels, states, prices_R).below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None
         guide = leveled_beam.Guide(
@@ -260,11 +260,9 @@ class Leveled:
         levels: counted.Levels,
         states: States,
         prices_R: Floats,
-        *,
-        turns: bool = False,
     ) -> Through:
-        """After `counted.downstream` with the same."""
-        through_NL1, through_NK = counted.through(limit, ways, self._relaxed.links, levels, self._rest_NAL1, turns)
+        """After `counted.downstream` with the same, of which nothing is left."""
+        through_NL1, through_NK = counted.through(limit, ways, self._relaxed.links, levels, self._rest_NAL1)
         through_NC = np.full(states.used_NC.shape, np.inf)
         through_NC[:, states.among_K] = through_NK
         count_R = self._relaxed.devices.count_R

@@ -49,7 +49,7 @@ class Guide(NamedTuple):
     Attributes:
         aim, ways, links, levels, devices: see there.
         spent: seconds of all devices at the prices.
-        before_NAL1: as `counted.through` turns it.
+        before_NAL1: as `counted.through` fills it.
     """
 
     aim: Aim

@@ -99,20 +99,19 @@ def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, leas
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
 def transfers(
-    limit: float, crossing: Crossing, alive_L1: Flags, low: int, high: int, here_AL1: Floats, to_AL1: Floats
+    limit: float, crossing: Crossing, alive_L1: Flags, low: int, high: int, here_AB: Floats, to_AL1: Floats
 ) -> None:
-    """The same at all cuts from `low` to `high` that are alive; inf at the others.
+    """The same at all cuts from `low` to `high` that are alive, to which `here` belongs; inf at the others.
 
-    A few cuts at a time: each class's numbers lie next to each other by cut, and for one cut alone each would be fetched
-    from another place in memory.
+    A few cuts at a time: of each class the numbers of neighbouring cuts lie next to each other in memory.
     """
-    A = len(here_AL1)
+    A = len(here_AB)
     here_WA, to_WA, least_A = np.empty((_TOGETHER, A)), np.empty((_TOGETHER, A)), np.empty(A)
     for begin in range(low, high + 1, _TOGETHER):
         width = min(_TOGETHER, high + 1 - begin)
         for a in range(A):
             for w in range(width):
-                here_WA[w, a] = here_AL1[a, begin + w]
+                here_WA[w, a] = here_AB[a, begin - low + w]
         for w in range(width):
             if alive_L1[begin + w]:
                 transferred(limit, crossing, begin + w, here_WA[w], least_A, to_WA[w])
@@ -163,15 +162,17 @@ def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, throu
 def least_ahead(value_B: Floats, end_B: Ints, upto_B: Floats, least_B: Floats) -> None:
     """Fill least[b] with the least value from b on, until before end[b], which falls with b; inf: there is none.
 
+    There may be more values than places that are asked for, or fewer.
+
     A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of
     all is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice,
     and there is nothing for the processor to guess, as in a queue that is kept in order.
     """
-    B = len(least_B)
-    pivot, least = B, np.inf
+    B, num_values = len(least_B), len(value_B)
+    pivot, least = num_values, np.inf
     for back in range(B):
         b = B - 1 - back
-        end = min(end_B[b], B)
+        end = min(end_B[b], num_values)
         if end > pivot:
             least = min(least, value_B[b])
             least_B[b] = min(least, upto_B[end - 1])
