@@ -25,7 +25,7 @@ _CLOSE = 0.2  # limits whose logarithms are no further from each other are one
 _STEPS = (1.0, 1.01, 1.025, 0.99, 1.05, 1.005, 1.015)  # limits that are tried, in that one
 _FAR_STEPS = (1.1, 1.2, 1.4, 1.7, 2.2, 3.0, 5.0)  # where the first of these brings no plan
 # Limits, in the one with the least bound, under which plans are looked for until one is met; and better ones.
-_FIRST_STEPS, _NEAR_STEPS = (1.06, 1.12, 1.0), (1.0, 0.95, 1.1)
+_FIRST_STEPS, _NEAR_STEPS = (1.0, 1.06, 1.12), (1.0, 0.95, 1.1)
 _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.03, 0.3)  # the same over more cuts
 _BETTER = 0.004  # of the best price: plans that are cheaper by less are not looked for
