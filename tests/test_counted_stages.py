@@ -19,6 +19,7 @@ from dejavu.search import Coarse, Exact, Exhaustive
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, unclustered
+from dejavu.search.coarse.levels import counted
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
@@ -151,6 +152,28 @@ def test_what_a_survey_says_of_a_limit_is_a_bound_over_its_cuts(use_all: bool) -
                     assert bound_seconds <= (at / one.share + sum_seconds) * (1 + 1e-7), (seed, at)
         looked += 1
     assert looked > 3
+
+
+@pytest.mark.parametrize("num_levels", [3, 30])
+def test_of_several_blocks_of_cuts_both_directions_say_the_same(num_levels: int) -> None:
+    """No state's plans are cheaper than the cheapest plan, and its own states have that one."""
+    problem = operators(3, num_operators=2 * counted._BLOCK + 300, num_devices=24, num_types=2)
+    best = Incumbent(problem, "test", 60.0)
+    leveled = Leveled(Relaxed(problem, best), num_levels)
+    known, looked = leveled.tightened(leveled.everything(), np.inf, np.inf, most_passes=2), 0
+    for limit in (np.inf, 40.0 * known.sum_seconds, 10.0 * known.sum_seconds):
+        here = leveled.closer(leveled.everything_at(known.prices_R), limit, np.inf)
+        plan = leveled.cheapest(replace(here, prices_R=known.prices_R), limit)
+        if plan is None or here.through is None or plan.stages_3S is None:
+            continue
+        least = plan.sum_seconds + plan.use_T @ known.prices_R
+        assert here.through.seconds_NL1.min() == pytest.approx(least, rel=1e-9)
+        how, start, _ = plan.stages_3S
+        level = np.minimum(np.arange(len(how), 0, -1), leveled.num_levels)
+        assert here.through.seconds_NL1[level, start] == pytest.approx(least, rel=1e-9)
+        assert here.through.seconds_NC[level, how] == pytest.approx(least, rel=1e-9)
+        looked += 1
+    assert looked > 1
 
 
 def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:

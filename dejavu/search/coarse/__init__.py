@@ -39,6 +39,7 @@ from dejavu.search.shared.stage_table import StageTable
 
 _GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
 _MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
+_FITTING_SHARE = 0.3  # of the time that is left goes to trying every way, before prices are tried
 _EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
@@ -150,9 +151,9 @@ class Coarse(Search):
     def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
         """A first plan, from the searches for one where none was given; what the last of them said."""
         answer = None
-        for search in (self.quick, self.fitting):
+        for search, share in ((self.quick, 1.0), (self.fitting, _FITTING_SHARE)):
             if best.plan is None and not isinstance(answer, Infeasible):
-                answer = search.run(problem, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
+                answer = search.run(problem, budget_seconds=share * max(best.remaining_seconds, 0.0), seed=seed)
                 if isinstance(answer, SearchResult):
                     best.offer(answer.plan)
         return answer
