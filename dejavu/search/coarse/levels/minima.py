@@ -29,7 +29,6 @@ class Crossing(NamedTuple):
     Attributes:
         repeats, bytes_L1: as of `Links`.
         latency_BA, per_byte_BA: seconds of a message, and for each byte.
-        most_latency_B, most_per_byte_B: the most of these.
         order_B: all classes, each after those in its row.
         row_B: each class's row: to no class is a transfer from one of them dearer than from those after it.
     """
@@ -38,8 +37,6 @@ class Crossing(NamedTuple):
     bytes_L1: Floats
     latency_BA: Floats
     per_byte_BA: Floats
-    most_latency_B: Floats
-    most_per_byte_B: Floats
     order_B: Ints
     row_B: Ints
 
@@ -62,32 +59,20 @@ def crossing(links: Links, is_after: bool) -> Crossing:
             row += 1
         num_rows = max(num_rows, row + 1)
         row_B[b], last_B[row] = row, b
-    most_latency_B, most_per_byte_B = np.empty(B), np.empty(B)
-    for b in range(B):
-        most_latency_B[b], most_per_byte_B[b] = latency_BA[b].max(), per_byte_BA[b].max()
-    return Crossing(
-        links.repeats, links.bytes_L1, latency_BA, per_byte_BA, most_latency_B, most_per_byte_B, order_B, row_B
-    )
+    return Crossing(links.repeats, links.bytes_L1, latency_BA, per_byte_BA, order_B, row_B)
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
 def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, least_A: Floats, to_A: Floats) -> None:
     """to[a]: the least of here[b] with the transfer at a cut.
 
-    What is no cheaper than one before it in its row makes nothing cheaper; `least_A`: of each row, written to. Nor does
-    what is no cheaper than the least with its dearest transfer.
+    What is no cheaper than one before it in its row makes nothing cheaper; `least_A`: of each row, written to.
     """
-    repeats, bytes_L1, latency_BA, per_byte_BA, most_latency_B, most_per_byte_B, order_B, row_B = crossing
+    repeats, bytes_L1, latency_BA, per_byte_BA, order_B, row_B = crossing
     size = bytes_L1[cut]
     to_A[:], least_A[:] = np.inf, np.inf
-    cheapest = 0
-    for b in range(1, len(here_A)):
-        if here_A[b] < here_A[cheapest]:
-            cheapest = b
-    dearest = 2.0 * (most_latency_B[cheapest] + most_per_byte_B[cheapest] * size)
-    enough = here_A[cheapest] + dearest if repeats * dearest <= limit else np.inf
     for b in order_B:
-        if not here_A[b] < least_A[row_B[b]] or here_A[b] > enough:
+        if not here_A[b] < least_A[row_B[b]]:
             continue
         least_A[row_B[b]] = here_A[b]
         latency_A, per_byte_A = latency_BA[b], per_byte_BA[b]
