@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import minima
+from dejavu.search.coarse.levels.crossing import Crossing, transferred, transfers
 from dejavu.search.coarse.levels.minima import Stops
 from dejavu.search.coarse.windows import Costs, Links
 
@@ -153,7 +154,7 @@ def bands(alive_NL1: Flags) -> Ints:
 
 
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
-def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> None:
+def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> None:
     """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
 
     At cut 0 there is no transfer: a is the class of the first stage.
@@ -164,7 +165,6 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
     rest_NAL1[0, :, L1 - 1] = 0.0
     here_AB = np.empty((A, _BLOCK))
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(_BLOCK, np.int64), np.empty(_BLOCK), np.empty(L1)
-    crossing = minima.crossing(links, True)
     for block_high in range(L1 - 2, -1, -_BLOCK):
         for n in range(1, N - 1 if levels.is_open else N):
             low = max(levels.band_N2[n, 0], block_high - _BLOCK + 1)
@@ -181,24 +181,24 @@ def downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1
                 minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
                 minima.least_ahead(value_B[:num_stops], end_B, upto_B, least_B[:num])
                 minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_AB[a, :num])
-            minima.transfers(
+            transfers(
                 limit, crossing, levels.alive_NL1[n], max(low, 1), high, here_AB[:, max(1 - low, 0) :], rest_NAL1[n]
             )
             if low == 0 and levels.alive_NL1[n, 0]:
                 rest_NAL1[n, :, 0] = here_AB[:, 0]
     if levels.is_open and N > 1:
-        _open_downstream(limit, ways, links, levels, rest_NAL1)
+        _open_downstream(limit, ways, crossing, levels, rest_NAL1)
 
 
 @njit(cache=True, nogil=True)
-def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> None:
+def _open_downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> None:
     """The last level, whose stages lead to the one before or stay."""
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
     K, n = len(among_K), N - 1
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
-    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), minima.crossing(links, True)
+    here_A, least_P, to_A = np.empty(A), np.empty(A), np.empty(A)
     looked = np.flatnonzero(levels.looked_NK[n])
     high = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1]) - 1
     for start in range(high, levels.band_N2[n, 0] - 1, -1):
@@ -220,7 +220,7 @@ def _open_downstream(limit: float, ways: Ways, links: Links, levels: Levels, res
             if start == 0:
                 rest_NAL1[n, :, 0] = here_A
             else:
-                minima.transferred(limit, crossing, start, here_A, least_A, to_A)
+                transferred(limit, crossing, start, here_A, least_P, to_A)
                 rest_NAL1[n, :, start] = to_A
 
 
@@ -260,7 +260,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
 
 
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
-def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
+def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> tuple[Floats, Floats]:
     """The least Σ with prices of whole plans that have each state, [n, cut], and each configuration there, [n, k].
 
     Args:
@@ -271,8 +271,8 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
     N, A, L1 = rest_NAL1.shape
     through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
     here_AB, value_B, end_B, least_B = np.empty((A, _BLOCK)), np.empty(L1), np.empty(L1, np.int64), np.empty(L1)
-    upto_B, begin_B, crossing = np.empty(L1), np.empty(L1 + 1, np.int64), minima.crossing(links, False)
-    top = _tops(limit, ways, links, levels, rest_NAL1, through_NL1, through_NK)
+    upto_B, begin_B = np.empty(L1), np.empty(L1 + 1, np.int64)
+    top = _tops(limit, ways, crossing, levels, rest_NAL1, through_NL1, through_NK)
     for block_low in range(1, L1, _BLOCK):
         block_high = min(block_low + _BLOCK, L1) - 1
         for n in range(top, 0, -1):
@@ -298,7 +298,7 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
             if n > 1:
                 rest_NAL1[n - 1, :, block_low : block_high + 1] = np.inf
                 high = min(high, L1 - 2)
-                minima.transfers(limit, crossing, levels.alive_NL1[n - 1], low, high, here_AB, rest_NAL1[n - 1])
+                transfers(limit, crossing, levels.alive_NL1[n - 1], low, high, here_AB, rest_NAL1[n - 1])
     return through_NL1, through_NK
 
 
@@ -306,7 +306,7 @@ def through(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: F
 def _tops(
     limit: float,
     ways: Ways,
-    links: Links,
+    crossing: Crossing,
     levels: Levels,
     rest_NAL1: Floats,
     through_NL1: Floats,
@@ -317,7 +317,7 @@ def _tops(
     before_AL1 = np.full((A, L1), np.inf)
     top: int = N - 2 if levels.is_open and N > 1 else N - 1
     if levels.is_open and N > 1:
-        open_AL1 = _open_through(limit, ways, links, levels, rest_NAL1, before_AL1, through_NL1, through_NK)
+        open_AL1 = _open_through(limit, ways, crossing, levels, rest_NAL1, before_AL1, through_NL1, through_NK)
     for n in range(1, top + 1):
         if levels.alive_NL1[n, 0]:
             through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
@@ -333,7 +333,7 @@ def _tops(
 def _open_through(
     limit: float,
     ways: Ways,
-    links: Links,
+    crossing: Crossing,
     levels: Levels,
     rest_NAL1: Floats,
     before_AL1: Floats,
@@ -353,7 +353,7 @@ def _open_through(
         through_NL1[n, 0] = rest_NAL1[n, :, 0].min()
     queue, value_KL1 = np.empty((K, L1), np.int32), np.empty((K, L1))
     head, tail = np.zeros(K, np.int64), np.zeros(K, np.int64)
-    here_A, least_A, to_A, crossing = np.empty(A), np.empty(A), np.empty(A), minima.crossing(links, False)
+    here_A, least_P, to_A = np.empty(A), np.empty(A), np.empty(A)
     looked = np.flatnonzero(levels.looked_NK[n])
     last = max(levels.band_N2[n - 1, 1], levels.band_N2[n, 1])
     for stop in range(levels.band_N2[n, 0] + 1, last + 1):
@@ -378,7 +378,7 @@ def _open_through(
                     through_NL1[level, stop] = min(through_NL1[level, stop], whole)
                     through_NK[n, k] = min(through_NK[n, k], whole)
         if stop < L1 - 1:
-            minima.transferred(limit, crossing, stop, here_A, least_A, to_A)
+            transferred(limit, crossing, stop, here_A, least_P, to_A)
             if levels.alive_NL1[n, stop]:
                 to_AL1[:, stop] = to_A
             if levels.alive_NL1[n - 1, stop]:

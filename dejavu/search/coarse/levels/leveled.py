@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
+from dejavu.search.coarse.levels.crossing import crossing
 from dejavu.search.coarse.levels.minima import Stops
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, States, Through, apart
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
@@ -52,6 +53,7 @@ class Leveled:
         self._is_open = self._num < most
         self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
+        self._after, self._before = crossing(relaxed.links, True), crossing(relaxed.links, False)
         self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)
 
     @property
@@ -217,7 +219,7 @@ class Leveled:
         spent = float(relaxed.devices.count_R @ prices_R)
         for _ in range(2):  # the second time with fewer states
             levels, ways = self._levels(states, limit), self._ways(states, prices_R)
-            counted.downstream(limit, ways, relaxed.links, levels, self._rest_NAL1)
+            counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
             states = self._through(limit, ways, levels, states, prices_R).below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
                 return None
@@ -262,7 +264,7 @@ class Leveled:
         prices_R: Floats,
     ) -> Through:
         """After `counted.downstream` with the same, of which nothing is left."""
-        through_NL1, through_NK = counted.through(limit, ways, self._relaxed.links, levels, self._rest_NAL1)
+        through_NL1, through_NK = counted.through(limit, ways, self._before, levels, self._rest_NAL1)
         through_NC = np.full(states.used_NC.shape, np.inf)
         through_NC[:, states.among_K] = through_NK
         count_R = self._relaxed.devices.count_R
@@ -296,7 +298,7 @@ class Leveled:
         self, limit: float, ways: counted.Ways, levels: counted.Levels, prices_R: Floats
     ) -> PricedPlan | None:
         rest_NAL1 = self._rest_NAL1
-        counted.downstream(limit, ways, self._relaxed.links, levels, rest_NAL1)
+        counted.downstream(limit, ways, self._after, levels, rest_NAL1)
         total = float(rest_NAL1[1:, :, 0].min())
         if total == np.inf:
             return None
