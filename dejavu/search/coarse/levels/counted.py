@@ -153,6 +153,21 @@ def bands(alive_NL1: Flags) -> Ints:
     return found
 
 
+@njit(cache=True, nogil=True)
+def _first_that_reaches(fitting_L: minima.Stops, busy_L: minima.Stops, first: int, last: int, stop: int) -> int:
+    """The first start, of those from `first` on, from which a stage can stop there; the last where none does.
+
+    The furthest stops from later starts are no nearer.
+    """
+    while first < last:
+        middle = (first + last) // 2
+        if min(fitting_L[middle], busy_L[middle]) >= stop:
+            last = middle
+        else:
+            first = middle + 1
+    return last
+
+
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
 def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> None:
     """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
@@ -164,7 +179,7 @@ def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, res
     rest_NAL1[:] = np.inf
     rest_NAL1[0, :, L1 - 1] = 0.0
     here_AB = np.empty((A, _BLOCK))
-    value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(_BLOCK, np.int64), np.empty(_BLOCK), np.empty(L1)
+    value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(_BLOCK, np.uint32), np.empty(_BLOCK), np.empty(L1)
     for block_high in range(L1 - 2, -1, -_BLOCK):
         for n in range(1, N - 1 if levels.is_open else N):
             low = max(levels.band_N2[n, 0], block_high - _BLOCK + 1)
@@ -175,11 +190,10 @@ def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, res
             here_AB[:] = np.inf
             for k in np.flatnonzero(levels.looked_NK[n]):
                 c, a = among_K[k], class_K[k]
-                minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, end_B)
-                num_stops = max(min(end_B[num - 1], last - low), 0)
-                after = slice(low + 1, low + 1 + num_stops)
+                minima.reach(levels.fitting_N1CL[n - 1, c, band], levels.busy_KL[k, band], low, last, end_B)
+                after = slice(low + 1, low + 1 + end_B[num - 1])
                 minima.sums(rest_NAL1[n - 1, a, after], seconds_CL1[c, after], 1.0, value_B)
-                minima.least_ahead(value_B[:num_stops], end_B, upto_B, least_B[:num])
+                minima.least_ahead(value_B, end_B, upto_B, least_B[:num])
                 minima.lowered(least_B, seconds_CL1[c, band], price_K[k], here_AB[a, :num])
             transfers(
                 limit, crossing, levels.alive_NL1[n], max(low, 1), high, here_AB[:, max(1 - low, 0) :], rest_NAL1[n]
@@ -270,8 +284,8 @@ def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_N
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
     through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
-    here_AB, value_B, end_B, least_B = np.empty((A, _BLOCK)), np.empty(L1), np.empty(L1, np.int64), np.empty(L1)
-    upto_B, begin_B = np.empty(L1), np.empty(L1 + 1, np.int64)
+    here_AB, least_B, value_B, upto_B = np.empty((A, _BLOCK)), np.empty(_BLOCK), np.empty(L1), np.empty(L1)
+    end_B, begin_B = np.empty(L1, np.uint32), np.empty(_BLOCK + 1, np.uint32)
     top = _tops(limit, ways, crossing, levels, rest_NAL1, through_NL1, through_NK)
     for block_low in range(1, L1, _BLOCK):
         block_high = min(block_low + _BLOCK, L1) - 1
@@ -282,14 +296,13 @@ def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_N
             for k in np.flatnonzero(levels.looked_NK[n]) if low <= high else np.empty(0, np.int64):
                 c, a = among_K[k], class_K[k]
                 fitting_L, busy_L = levels.fitting_N1CL[n - 1, c], levels.busy_KL[k]
-                start = low - 1
-                while start > levels.band_N2[n, 0] and min(fitting_L[start - 1], busy_L[start - 1]) >= low:
-                    start -= 1
+                start = _first_that_reaches(fitting_L, busy_L, levels.band_N2[n, 0], low - 1, low)
                 num, skipped, after = high - start, low - 1 - start, slice(low, high + 1)
-                minima.reach(fitting_L[start:high], busy_L[start:high], start, end_B)
+                minima.reach(fitting_L[start:high], busy_L[start:high], start, high, end_B)
+                minima.reached(end_B[:num], skipped, begin_B)
                 minima.sums(rest_NAL1[n, a, start:high], seconds_CL1[c, start:high], -1.0, value_B)
-                minima.least_behind(value_B, end_B, begin_B, upto_B, least_B[:num])
-                minima.sums(least_B[skipped:num], seconds_CL1[c, after], 1.0, value_B)
+                minima.least_behind(value_B[:num], skipped, begin_B, upto_B, least_B)
+                minima.sums(least_B, seconds_CL1[c, after], 1.0, value_B)
                 here_B = here_AB[a, : high + 1 - low]
                 most = minima.through(
                     value_B, price_K[k], rest_NAL1[n - 1, a, after], here_B, through_NL1[n - 1, after]

@@ -11,17 +11,39 @@ from numpy.typing import NDArray
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
 
-Ints = NDArray[np.int64]
+Places = NDArray[np.uint32]
 Stops = NDArray[np.int32] | NDArray[np.uint16]
+
+_0, _1, _2, _3, _4 = np.arange(5, dtype=np.uint64)
 
 NO_NAN = {"nnan", "nsz"}  # so that the compiler may look for the least of several numbers at once
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
-def reach(fitting_B: Stops, busy_B: Stops, first: int, end_B: Ints) -> None:
-    """Fill the places before which stages from each cut on stop."""
+def reach(fitting_B: Stops, busy_B: Stops, first: int, last: int, end_B: Places) -> None:
+    """Fill in the place before which stages from each place on stop; `first`: its cut; none stops after `last`."""
+    begin, most = np.int32(first), np.int32(last)
     for b in range(len(fitting_B)):
-        end_B[b] = min(np.int64(fitting_B[b]), np.int64(busy_B[b])) - first
+        end_B[b] = min(min(np.int32(fitting_B[b]), np.int32(busy_B[b])), most) - begin
+
+
+@njit(cache=True, nogil=True)
+def reached(end_B: Places, skipped: int, begin_B: Places) -> None:
+    """Fill in the first place whose stages stop after each place or later; not for those that are skipped.
+
+    Args:
+        end_B: as `reach` fills it; it does not fall.
+        begin_B: from the first that is not skipped on; there is room for one more than there are places.
+    """
+    B, before = np.uint32(len(end_B)), np.uint32(skipped)
+    begin_B[: B + 1 - before] = 0
+    for place in range(B):
+        # Of places that stop alike the last one stays.
+        begin_B[max(min(end_B[place], B), before) - before] = place + np.uint32(1)
+    begin = np.uint32(0)
+    for b in range(B - before):
+        begin = max(begin, begin_B[b])
+        begin_B[b] = begin
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
@@ -50,51 +72,82 @@ def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, throu
     return least
 
 
+# A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of all
+# is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice, and
+# there is nothing for the processor to guess, as in a queue that is kept in order. Four places at a time: one of them
+# does not wait for the one before. Places are unsigned, or the compiler asks of each whether it is below the first.
+
+
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
-def least_ahead(value_B: Floats, end_B: Ints, upto_B: Floats, least_B: Floats) -> None:
+def least_ahead(value_B: Floats, end_B: Places, upto_B: Floats, least_B: Floats) -> None:
     """Fill least[b] with the least value from b on, until before end[b], which falls with b; inf: there is none.
 
-    There may be more values than places that are asked for, or fewer.
-
-    A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of
-    all is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice,
-    and there is nothing for the processor to guess, as in a queue that is kept in order.
+    There may be more values than places that are asked for, not fewer than windows reach.
     """
-    B, num_values = len(least_B), len(value_B)
-    pivot, least = num_values, np.inf
-    for back in range(B):
-        b = B - 1 - back
-        end = min(end_B[b], num_values)
-        if end > pivot:
+    b = np.uint64(len(least_B))
+    while b > _0:
+        b -= _1
+        pivot, end, i = b, np.uint64(end_B[b]), b
+        least = np.inf
+        while i + _4 <= end:
+            two, other_two = min(value_B[i], value_B[i + _1]), min(value_B[i + _2], value_B[i + _3])
+            upto_B[i], upto_B[i + _1] = min(least, value_B[i]), min(least, two)
+            upto_B[i + _2], least = min(least, min(two, value_B[i + _2])), min(least, min(two, other_two))
+            upto_B[i + _3] = least
+            i += _4
+        while i < end:
+            least = min(least, value_B[i])
+            upto_B[i] = least
+            i += _1
+        least_B[b], least = least, np.inf
+        while b >= _4 and np.uint64(end_B[b - _4]) > pivot:
+            one, two = value_B[b - _1], min(value_B[b - _1], value_B[b - _2])
+            three, four = min(two, value_B[b - _3]), min(two, min(value_B[b - _3], value_B[b - _4]))
+            least_B[b - _1] = min(min(least, one), upto_B[np.uint64(end_B[b - _1]) - _1])
+            least_B[b - _2] = min(min(least, two), upto_B[np.uint64(end_B[b - _2]) - _1])
+            least_B[b - _3] = min(min(least, three), upto_B[np.uint64(end_B[b - _3]) - _1])
+            least = min(least, four)
+            least_B[b - _4] = min(least, upto_B[np.uint64(end_B[b - _4]) - _1])
+            b -= _4
+        while b > _0 and np.uint64(end_B[b - _1]) > pivot:
+            b -= _1
             least = min(least, value_B[b])
-            least_B[b] = min(least, upto_B[end - 1])
-            continue
-        pivot, least, until = b, np.inf, np.inf
-        for place in range(b, end):
-            until = min(until, value_B[place])
-            upto_B[place] = until
-        least_B[b] = until
+            least_B[b] = min(least, upto_B[np.uint64(end_B[b]) - _1])
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
-def least_behind(value_B: Floats, end_B: Ints, after_B: Ints, upto_B: Floats, least_B: Floats) -> None:
-    """Fill least[b] with the least value of the places until b whose ends, which rise, are beyond b; inf: no such.
+def least_behind(value_B: Floats, skipped: int, begin_B: Places, upto_B: Floats, least_B: Floats) -> None:
+    """Fill least[b] with the least value from begin[b] on, which rises with b, until b; inf: there is none.
 
-    As `least_ahead`, in the other direction. Where windows begin is noted before, in `after_B`.
+    As `least_ahead`, in the other direction. Places from the first that is not skipped on.
     """
-    B = len(least_B)
-    after_B[: B + 1] = 0
-    for place in range(B):
-        after_B[min(end_B[place], B)] = place + 1  # of places that end alike the last one stays
-    pivot, least, begin = -1, np.inf, 0
-    for b in range(B):
-        begin = max(begin, after_B[b])
-        if begin <= pivot:
-            least = min(least, value_B[b])
-            least_B[b] = min(least, upto_B[begin])
-            continue
-        pivot, least, until = b, np.inf, np.inf
-        for place in range(b, begin - 1, -1):
-            until = min(until, value_B[place])
-            upto_B[place] = until
-        least_B[b] = until
+    b, num, before = _0, np.uint64(len(value_B) - skipped), np.uint64(skipped)
+    while b < num:
+        pivot, end, i = before + b, np.uint64(begin_B[b]), before + b + _1
+        least = np.inf
+        while i >= end + _4:
+            two, other_two = min(value_B[i - _1], value_B[i - _2]), min(value_B[i - _3], value_B[i - _4])
+            upto_B[i - _1], upto_B[i - _2] = min(least, value_B[i - _1]), min(least, two)
+            upto_B[i - _3], least = min(least, min(two, value_B[i - _3])), min(least, min(two, other_two))
+            upto_B[i - _4] = least
+            i -= _4
+        while i > end:
+            i -= _1
+            least = min(least, value_B[i])
+            upto_B[i] = least
+        least_B[b], least = least, np.inf
+        b += _1
+        while b + _4 <= num and np.uint64(begin_B[b + _3]) <= pivot:
+            i = before + b
+            one, two = value_B[i], min(value_B[i], value_B[i + _1])
+            three, four = min(two, value_B[i + _2]), min(two, min(value_B[i + _2], value_B[i + _3]))
+            least_B[b] = min(min(least, one), upto_B[np.uint64(begin_B[b])])
+            least_B[b + _1] = min(min(least, two), upto_B[np.uint64(begin_B[b + _1])])
+            least_B[b + _2] = min(min(least, three), upto_B[np.uint64(begin_B[b + _2])])
+            least = min(least, four)
+            least_B[b + _3] = min(least, upto_B[np.uint64(begin_B[b + _3])])
+            b += _4
+        while b < num and np.uint64(begin_B[b]) <= pivot:
+            least = min(least, value_B[before + b])
+            least_B[b] = min(least, upto_B[np.uint64(begin_B[b])])
+            b += _1
