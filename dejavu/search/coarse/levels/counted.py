@@ -153,21 +153,6 @@ def bands(alive_NL1: Flags) -> Ints:
     return found
 
 
-@njit(cache=True, nogil=True)
-def _first_that_reaches(fitting_L: minima.Stops, busy_L: minima.Stops, first: int, last: int, stop: int) -> int:
-    """The first start, of those from `first` on, from which a stage can stop there; the last where none does.
-
-    The furthest stops from later starts are no nearer.
-    """
-    while first < last:
-        middle = (first + last) // 2
-        if min(fitting_L[middle], busy_L[middle]) >= stop:
-            last = middle
-        else:
-            first = middle + 1
-    return last
-
-
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
 def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> None:
     """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
@@ -284,8 +269,9 @@ def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_N
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
     through_NL1, through_NK = np.full((N, L1), np.inf), np.full((N, len(among_K)), np.inf)
-    here_AB, least_B, value_B, upto_B = np.empty((A, _BLOCK)), np.empty(_BLOCK), np.empty(L1), np.empty(L1)
-    end_B, begin_B = np.empty(L1, np.uint32), np.empty(_BLOCK + 1, np.uint32)
+    here_AB, value_B, upto_B = np.empty((A, _BLOCK)), np.empty(L1), np.empty(L1)
+    end_B, spare_B, begin_B = np.empty(L1, np.uint32), np.empty(_BLOCK + 1, np.uint32), np.empty(_BLOCK + 1, np.uint32)
+    least_B = np.empty(_BLOCK)
     top = _tops(limit, ways, crossing, levels, rest_NAL1, through_NL1, through_NK)
     for block_low in range(1, L1, _BLOCK):
         block_high = min(block_low + _BLOCK, L1) - 1
@@ -296,10 +282,12 @@ def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_N
             for k in np.flatnonzero(levels.looked_NK[n]) if low <= high else np.empty(0, np.int64):
                 c, a = among_K[k], class_K[k]
                 fitting_L, busy_L = levels.fitting_N1CL[n - 1, c], levels.busy_KL[k]
-                start = _first_that_reaches(fitting_L, busy_L, levels.band_N2[n, 0], low - 1, low)
+                start = low - 1
+                while start > levels.band_N2[n, 0] and min(fitting_L[start - 1], busy_L[start - 1]) >= low:
+                    start -= 1
                 num, skipped, after = high - start, low - 1 - start, slice(low, high + 1)
                 minima.reach(fitting_L[start:high], busy_L[start:high], start, high, end_B)
-                minima.reached(end_B[:num], skipped, begin_B)
+                minima.reached(end_B[:num], skipped, spare_B, begin_B)
                 minima.sums(rest_NAL1[n, a, start:high], seconds_CL1[c, start:high], -1.0, value_B)
                 minima.least_behind(value_B[:num], skipped, begin_B, upto_B, least_B)
                 minima.sums(least_B, seconds_CL1[c, after], 1.0, value_B)

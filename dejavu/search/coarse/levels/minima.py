@@ -28,22 +28,41 @@ def reach(fitting_B: Stops, busy_B: Stops, first: int, last: int, end_B: Places)
 
 
 @njit(cache=True, nogil=True)
-def reached(end_B: Places, skipped: int, begin_B: Places) -> None:
+def reached(end_B: Places, skipped: int, spare_B: Places, begin_B: Places) -> None:
     """Fill in the first place whose stages stop after each place or later; not for those that are skipped.
 
     Args:
         end_B: as `reach` fills it; it does not fall.
-        begin_B: from the first that is not skipped on; there is room for one more than there are places.
+        spare_B: is written to.
+        begin_B: from the first that is not skipped on; in both there is room for one more than there are places.
     """
-    B, before = np.uint32(len(end_B)), np.uint32(skipped)
-    begin_B[: B + 1 - before] = 0
-    for place in range(B):
-        # Of places that stop alike the last one stays.
-        begin_B[max(min(end_B[place], B), before) - before] = place + np.uint32(1)
-    begin = np.uint32(0)
-    for b in range(B - before):
-        begin = max(begin, begin_B[b])
-        begin_B[b] = begin
+    b, num, before = _0, np.uint64(len(end_B)), np.uint64(skipped)
+    most = np.uint32(num) - end_B[num - _1]
+    for place in range(len(end_B) - 1):
+        most = max(most, end_B[place + 1] - end_B[place])
+    one_B, other_B = begin_B[: num + _1 - before], spare_B[: num + _1 - before]
+    one_B[:] = 0
+    while b + _4 <= num:  # of places that stop alike the last one stays
+        first, second = max(np.uint64(end_B[b]), before) - before, max(np.uint64(end_B[b + _1]), before) - before
+        third, fourth = max(np.uint64(end_B[b + _2]), before) - before, max(np.uint64(end_B[b + _3]), before) - before
+        one_B[first], one_B[second], one_B[third], one_B[fourth] = b + _1, b + _2, b + _3, b + _4
+        b += _4
+    while b < num:
+        one_B[max(np.uint64(end_B[b]), before) - before] = b + _1
+        b += _1
+    size = 1
+    while size <= most and size < len(one_B):  # what is not filled in is as the last that is
+        other_B[:size] = one_B[:size]
+        _highest(one_B[size:], one_B[: len(one_B) - size], other_B[size:])
+        one_B, other_B = other_B, one_B
+        size *= 2
+    begin_B[: len(one_B)] = one_B
+
+
+@njit(cache=True, nogil=True)
+def _highest(one_B: Places, other_B: Places, highest_B: Places) -> None:
+    for b in range(len(highest_B)):
+        highest_B[b] = max(one_B[b], other_B[b])
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
@@ -61,15 +80,25 @@ def lowered(least_B: Floats, before_B: Floats, price: float, here_B: Floats) -> 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
 def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, through_B: Floats) -> float:
-    """The same, and with what comes after; returns the least of that."""
-    least = np.inf
+    """The same, and with what comes after; returns the least of that. The values are written to."""
     for b in range(len(here_B)):
-        total = value_B[b] + price
-        here_B[b] = min(here_B[b], total)
-        whole = total + rest_B[b]
-        through_B[b] = min(through_B[b], whole)
-        least = min(least, whole)
-    return least
+        value_B[b] += price
+        here_B[b] = min(here_B[b], value_B[b])
+    for b in range(len(here_B)):
+        value_B[b] += rest_B[b]
+        through_B[b] = min(through_B[b], value_B[b])
+    num = len(here_B)
+    while num > 1:  # one after the other each would wait for the one before
+        half = num // 2
+        _lower(value_B[:half], value_B[num - half : num])
+        num -= half
+    return float(value_B[0])
+
+
+@njit(cache=True, nogil=True, fastmath=NO_NAN)
+def _lower(value_B: Floats, other_B: Floats) -> None:
+    for b in range(len(value_B)):
+        value_B[b] = min(value_B[b], other_B[b])
 
 
 # A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of all
