@@ -176,6 +176,37 @@ def test_of_several_blocks_of_cuts_both_directions_say_the_same(num_levels: int)
     assert looked > 1
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_what_earlier_evaluations_left_behind_is_never_read(schedule: str) -> None:
+    """Whatever the table held before, far from all states too: the same bounds, states and plans."""
+    looked = 0
+    for seed in range(4):
+        problem = replace(operators(seed, num_operators=150, num_devices=16, num_types=2), schedule=schedule)
+        result = answer(Coarse(num_clusters=40), problem)
+        if result is None:
+            continue
+        sum_seconds, bottleneck = parts(problem, result.plan)
+        found = []
+        for held in (np.inf, -1e9, np.nan, 0.0):
+            leveled = Leveled(Relaxed(problem, with_plan(problem, result.plan)), 3 if seed % 2 else None)
+
+            known = leveled.everything()
+            for _ in range(3):
+                leveled._rest_NAL1[:] = held
+                known = leveled.closer(known, bottleneck, 1.02 * sum_seconds)
+            leveled._rest_NAL1[:] = held
+            plan = leveled.plan_under(replace(known, states=known.near), bottleneck, 1.02 * sum_seconds, 16)
+            assert known.states is not None
+            found.append((known.sum_seconds, known.about_seconds, known.states, plan))
+            looked += known.states.alive_NL1.sum() < 0.7 * leveled._rest_NAL1[:, 0].size
+        for other in found[1:]:
+            assert other[:2] == found[0][:2]
+            assert (other[2].alive_NL1 == found[0][2].alive_NL1).all()
+            assert (other[2].used_NC == found[0][2].used_NC).all()
+            assert other[3] == found[0][3]
+    assert looked > 4
+
+
 def test_counting_in_the_state_proves_no_less_than_counting_aside() -> None:
     gained = []
     for seed in range(10):

@@ -77,8 +77,14 @@ def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
     """Look for plans over more cuts, and survey them beside; `limit`: that with the least bound over few of them."""
     survey = few.survey.over(look.counting(few.survey.look.num_levels - 1))
     begin = limit * few.survey.share / survey.share
+
+    def look_around() -> Survey:
+        roomy = survey.with_room(begin).around(begin)
+        survey.sought.survey(roomy.bounds_seconds, roomy.met)
+        return roomy
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-        surveyed = pool.submit(survey.with_room(begin).around, begin)
+        surveyed = pool.submit(look_around)
         one = replace(few, survey=survey, until_seconds=(few.until_seconds[1],) * 2, gaps=_FINER_GAPS)
         least_at = survey.least_near(begin)
         first, *higher = [step * least_at for step in _FIRST_STEPS]
@@ -87,7 +93,6 @@ def _over_more(look: Leveled, few: _Looking, limit: float) -> None:
             one.improves(_FINER_WIDTH, higher, once=True)
         roomy = surveyed.result()
     few.best.catch_up()
-    survey.sought.survey(roomy.bounds_seconds, roomy.met)
     if min(roomy.bounds_seconds.values(), default=0.0) < few.best.step_seconds * (1 - _BETTER):
         one.improves(_FINER_WIDTH, [step * least_at for step in _NEAR_STEPS])
 

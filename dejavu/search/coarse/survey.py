@@ -17,6 +17,7 @@ from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Sought
 from dejavu.search.coarse.relaxed import Kept, Met
 
+_LOST = 0.17  # of what is between two cuts, by so much stages are shorter, for each level; there are more than stages
 _LOWER, _HIGHER = 0.85, 1.15  # times the limit before
 _FURTHEST = 1.25  # times the least bound: limits with higher ones are of no interest
 _BETWEEN = (0.93, 1.07)  # limits, in the one with the least bound so far
@@ -50,10 +51,11 @@ class Survey:
     def share(self) -> float:
         """Of a limit over these cuts the one with every cut that allows about as much.
 
-        Stages end at the last cut before they are too busy, so they are shorter by half of what is between two cuts.
+        Stages end at the last cut before they are too busy. On average they would be shorter by half of what is between
+        two cuts, but those are chosen that lose the least.
         """
         all_cuts, own_cuts = self.look.problem.num_layers, self.look.num_cuts
-        return 1.0 / (1.0 + 0.5 * self.look.num_levels * (1.0 / own_cuts - 1.0 / all_cuts))
+        return 1.0 / (1.0 + _LOST * self.look.num_levels * (1.0 / own_cuts - 1.0 / all_cuts))
 
     def at(self, limit: float, cutoff: float | None = None) -> Kept:
         """What the best prices say under this limit, of plans whose Σ is below the cutoff."""

@@ -19,12 +19,11 @@ from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
-_EARLY_GAP = 0.05  # proved while better plans are looked for: of those to come about as much as is wanted in the end
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
 _NARROW = 2e-4  # of the best price: ranges of the bottleneck are not split further
 _CLOSE = 2e-5  # of what is being proved: where less is missing, that will do
 _WIDE = 0.3  # of what is missing: wider ranges are split before less is proved of them
-_MOST_STEPS = 4e8  # of one evaluation with stages in the state; with more no range is proved in time
+_MOST_STEPS = 8e8  # of one evaluation with stages in the state; with more no range is proved in time
 _MORE_STAGES = 1.25  # times as many as the best plan has: levels for plans with lower bottlenecks, which have more
 _FEW_MORE = 1.15  # times as many stages as there are levels: the last level, which stands for more, says enough of them
 _FEW_FROM_STEPS = 1.5e7  # of one evaluation, from which on plans are looked for over few cuts
@@ -43,6 +42,8 @@ _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at
 _MOST_PASSES = 8  # of prices for one range
 _BEAM_WIDTH = 2048  # in labels at a level
 _BEAM_GAP = 0.015  # of the bound, above it
+_LOOK_GAPS = (0.015, 0.06)  # the same where no plan is known that is near
+_FURTHEST = 1.25  # times the least bound that was surveyed: dearer plans are of no interest
 _NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
 
@@ -97,7 +98,7 @@ class WindowedBound:
         self._through: list[tuple[float, Through]] = []  # and of all plans there
         self._deepest: Leveled | None = None  # with the most levels so far
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
-        self._beams = set[float]()  # the limits under which plans were looked for
+        self._beams = set[tuple[float, float]]()  # the limits under which plans were looked for, and within which gaps
 
     @property
     def _num_steps(self) -> float:
@@ -176,7 +177,7 @@ class WindowedBound:
             if self._deepest is not None:
                 self._looks = Looks(windowed, None)  # for as many stages as the plan has that was met meanwhile
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
-            gaps = [_EARLY_GAP, *gaps]
+            self._look_where_least()
         for step, gap in product(_STEPS, gaps):
             self._ranges.step = step
             self._prepare()
@@ -205,6 +206,22 @@ class WindowedBound:
                 self._deepest.prepare()
             self._looks, self._through = Looks(self._looks.windowed, self._deepest.with_fewer(wanted)), []
         self._is_prepared.set()
+
+    def _look_where_least(self) -> None:
+        """Look for a plan with every cut at the limit that was surveyed with the least bound, at the best prices there.
+
+        Next to them are those of ranges, and of a plan that is near less is to be proved than of one that is far.
+        """
+        if self._deepest is None or not self._surveyed:
+            return
+        leveled, limit = self._deepest, min(self._surveyed, key=self._surveyed.__getitem__)
+        most_seconds = min(self._best.step_seconds, _FURTHEST * self._surveyed[limit])
+        known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
+        known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES)
+        self._met.append(leveled.what_was_met(limit, known))
+        for gap in _LOOK_GAPS:
+            if self._looks_for_a_plan(known, limit, leveled, gap):
+                return
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.
@@ -318,7 +335,7 @@ class WindowedBound:
             if missing > 0 or is_proved_above:
                 break
         about_seconds = known.about_seconds + at.high
-        self._look_for_a_plan(known, at, leveled)
+        self._looks_for_a_plan(known, at.high, leveled, _BEAM_GAP)
         if missing > 0 and about_seconds < target * (1 + 0.5 * self._ranges.step):
             self._ranges.cap(about_seconds)
             return [Range(bound, next(self._tie), at.low, at.high, known)]
@@ -345,19 +362,20 @@ class WindowedBound:
                 known = replace(known, states=states, cutoff=cutoff)
         return known
 
-    def _look_for_a_plan(self, known: Kept, at: Range, leveled: Leveled) -> None:
-        """With every cut, where one may be better than the best, and states of such plans are left."""
-        best_seconds, limit = self._best.step_seconds, at.high
+    def _looks_for_a_plan(self, known: Kept, limit: float, leveled: Leveled, gap: float) -> bool:
+        """With every cut, where one may be better than the best, and states of such plans are left; whether it is."""
+        best_seconds = self._best.step_seconds
         bound, about = known.sum_seconds + limit, known.about_seconds + limit
-        if about - bound > _NEAR_BEST * best_seconds or limit in self._beams:
-            return
-        most = min(about * (1 + _BEAM_GAP), best_seconds)
+        if about - bound > _NEAR_BEST * best_seconds or (limit, gap) in self._beams:
+            return False
+        most = min(about * (1 + gap), best_seconds)
         if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds:
-            return
-        self._beams.add(limit)
+            return False
+        self._beams.add((limit, gap))
         plan = leveled.plan_under(replace(known, states=known.near), limit, most - limit, _BEAM_WIDTH)
         if plan is not None:
             self._improve(plan)
+        return self._best.step_seconds < best_seconds
 
     def _parts(self, at: Range, target: float, known: Kept, missing_seconds: float) -> list[Range]:
         """Of a range, of which this is known: what is proved above, and what is below, next to it and further down."""

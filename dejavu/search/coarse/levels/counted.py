@@ -153,15 +153,27 @@ def bands(alive_NL1: Flags) -> Ints:
     return found
 
 
+@njit(cache=True, nogil=True)
+def _read(levels: Levels, n: int) -> tuple[int, int]:
+    """The first and the last cut that are read of a level, besides the first of all: those of stages to or from it."""
+    before, after = max(n - 1, 0), min(n + 1, len(levels.band_N2) - 1)
+    first = min(levels.band_N2[n, 0], levels.band_N2[after, 0])
+    last = max(max(levels.band_N2[before, 1], levels.band_N2[n, 1]), levels.band_N2[after, 1])
+    return first, last
+
+
 @njit(cache=True, nogil=True, fastmath=minima.NO_NAN)
 def downstream(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_NAL1: Floats) -> None:
     """Fill rest[n, a, cut]: the least Σ with prices of n stages from a cut on, with the transfer from class a to them.
 
-    At cut 0 there is no transfer: a is the class of the first stage.
+    At cut 0 there is no transfer: a is the class of the first stage. What is far from all states is left as it is.
     """
     among_K, price_K, class_K, seconds_CL1 = ways
     N, A, L1 = rest_NAL1.shape
-    rest_NAL1[:] = np.inf
+    for n in range(N):
+        low, high = _read(levels, n)
+        rest_NAL1[n, :, low : high + 1] = np.inf
+        rest_NAL1[n, :, 0] = np.inf
     rest_NAL1[0, :, L1 - 1] = 0.0
     here_AB = np.empty((A, _BLOCK))
     value_B, end_B, least_B, upto_B = np.empty(L1), np.empty(_BLOCK, np.uint32), np.empty(_BLOCK), np.empty(L1)
@@ -248,7 +260,7 @@ def followed(limit: float, ways: Ways, links: Links, levels: Levels, rest_NAL1: 
             seconds += price_K[k] - seconds_CL1[c, cut]
             furthest = min(levels.fitting_N1CL[n - 1, c, cut], levels.busy_KL[k, cut])
             for level in range(n - 1, n + 1 if levels.is_open and n == N - 1 else n):
-                for stop in range(cut + 1, int(furthest) + 1):
+                for stop in range(cut + 1, min(int(furthest), levels.band_N2[level, 1]) + 1):
                     total = rest_NAL1[level, a, stop] + seconds_CL1[c, stop] + seconds
                     if total < best or (total == best and stop > best_stop):
                         best, best_k, best_stop, best_level = total, int(k), stop, level
@@ -297,7 +309,8 @@ def through(limit: float, ways: Ways, crossing: Crossing, levels: Levels, rest_N
                 )
                 through_NK[n, k] = min(through_NK[n, k], most)
             if n > 1:
-                rest_NAL1[n - 1, :, block_low : block_high + 1] = np.inf
+                first, last = _read(levels, n - 1)
+                rest_NAL1[n - 1, :, max(first, block_low) : min(last, block_high) + 1] = np.inf
                 high = min(high, L1 - 2)
                 transfers(limit, crossing, levels.alive_NL1[n - 1], low, high, here_AB, rest_NAL1[n - 1])
     return through_NL1, through_NK

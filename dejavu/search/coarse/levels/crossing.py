@@ -128,48 +128,65 @@ def transfers(
     limit: float, crossing: Crossing, alive_L1: Flags, low: int, high: int, here_AB: Floats, to_AL1: Floats
 ) -> None:
     """The same at all cuts from `low` to `high` that are alive, to which `here` belongs; inf at the others."""
-    repeats, bytes_L1, order_P, begin_S, latency_PQ, per_byte_PQ, alike_SQ = crossing
+    _, bytes_L1, order_P, begin_S, _, _, _ = crossing
     A, S = len(here_AB), len(begin_S) - 1
-    least_PW, to_QW, rest_W = np.empty((A, _TOGETHER)), np.empty((A, _TOGETHER)), np.empty(_TOGETHER)
+    here_PW, least_PW, to_QW = np.empty((A, _TOGETHER)), np.empty((A, _TOGETHER)), np.empty((A, _TOGETHER))
+    rest_W = np.empty(_TOGETHER)
     for begin in range(low, high + 1, _TOGETHER):
         width = min(_TOGETHER, high + 1 - begin)
-        size_W, of = bytes_L1[begin : begin + width], slice(begin - low, begin - low + width)
+        alive_W, size_W = alive_L1[begin : begin + width], bytes_L1[begin : begin + width]
+        for p in range(A):
+            here_PW[p, :width] = here_AB[order_P[p], begin - low : begin - low + width]
+        least_PW[:] = here_PW
         to_QW[:] = np.inf
         for s in range(S):
-            head, end = begin_S[s], begin_S[s + 1]
-            least_PW[head, :width] = here_AB[order_P[head], of]
-            for p in range(head + 1, end):
-                _least(least_PW[p - 1, :width], here_AB[order_P[p], of], least_PW[p, :width])
+            for p in range(begin_S[s] + 1, begin_S[s + 1]):
+                _lower(least_PW[p, :width], least_PW[p - 1, :width])
             for t in range(S):
-                first, p = begin_S[t], end - 1
-                rest_W[:] = np.inf
-                for q in range(begin_S[t + 1] - 1, first - 1, -1):
-                    last = head + alike_SQ[s, q] - 1
-                    while p > last:
-                        message = (limit, repeats, latency_PQ[p, first], per_byte_PQ[p, first])
-                        _with_message(message, size_W, here_AB[order_P[p], of], rest_W[:width])
-                        p -= 1
-                    message = (limit, repeats, latency_PQ[head, q], per_byte_PQ[head, q])
-                    _with_message(message, size_W, least_PW[last, :width], to_QW[q, :width])
-                    if p < end - 1:
-                        _least(to_QW[q, :width], rest_W[:width], to_QW[q, :width])
+                _to_chain(limit, crossing, s, t, size_W, (here_PW, least_PW, rest_W), to_QW)
         for q in range(A):
-            _where_alive(alive_L1[begin : begin + width], to_QW[q, :width], to_AL1[order_P[q], begin : begin + width])
+            _where_alive(alive_W, to_QW[q, :width], to_AL1[order_P[q], begin : begin + width])
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
-def _least(one_W: Floats, other_W: Floats, least_W: Floats) -> None:
-    for w in range(len(least_W)):
-        least_W[w] = min(one_W[w], other_W[w])
-
-
-@njit(cache=True, nogil=True, fastmath=NO_NAN)
-def _with_message(
-    message: tuple[float, float, float, float], size_W: Floats, here_W: Floats, to_W: Floats
+def _to_chain(
+    limit: float,
+    crossing: Crossing,
+    s: int,
+    t: int,
+    size_W: Floats,
+    from_: tuple[Floats, Floats, Floats],
+    to_QW: Floats,
 ) -> None:
+    """Lower what is there to what there is of one chain, with a message to another; `from_`: each, least, and room."""
+    repeats, _, _, begin_S, latency_PQ, per_byte_PQ, alike_SQ = crossing
+    here_PW, least_PW, rest_W = from_
+    head, end, first, width = begin_S[s], begin_S[s + 1], begin_S[t], len(size_W)
+    p = end - 1
+    rest_W[:width] = np.inf
+    for q in range(begin_S[t + 1] - 1, first - 1, -1):
+        last = head + alike_SQ[s, q] - 1
+        while p > last:
+            message = (limit, repeats, latency_PQ[p, first], per_byte_PQ[p, first])
+            _with_message(message, size_W, here_PW[p], rest_W)
+            p -= 1
+        message = (limit, repeats, latency_PQ[head, q], per_byte_PQ[head, q])
+        _with_message(message, size_W, least_PW[last], to_QW[q])
+        if p < end - 1:
+            _lower(to_QW[q, :width], rest_W)
+
+
+@njit(cache=True, nogil=True, fastmath=NO_NAN)
+def _lower(to_W: Floats, other_W: Floats) -> None:
+    for w in range(len(to_W)):
+        to_W[w] = min(to_W[w], other_W[w])
+
+
+@njit(cache=True, nogil=True, fastmath=NO_NAN)
+def _with_message(message: tuple[float, float, float, float], size_W: Floats, here_W: Floats, to_W: Floats) -> None:
     """Lower what is there to what is here with a message, where that takes no longer than the limit."""
     limit, repeats, latency, per_byte = message
-    for w in range(len(to_W)):
+    for w in range(len(size_W)):
         seconds = 2.0 * (latency + per_byte * size_W[w])
         total = here_W[w] + seconds if repeats * seconds <= limit else np.inf
         to_W[w] = min(to_W[w], total)

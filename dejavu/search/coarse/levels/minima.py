@@ -101,10 +101,10 @@ def _lower(value_B: Floats, other_B: Floats) -> None:
         value_B[b] = min(value_B[b], other_B[b])
 
 
-# A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of all
-# is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice, and
-# there is nothing for the processor to guess, as in a queue that is kept in order. Four places at a time: one of them
-# does not wait for the one before. Places are unsigned, or the compiler asks of each whether it is below the first.
+# A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of
+# all is. A window that no longer reaches the pivot gets a new one, its first place. So each place is looked at twice,
+# and there is nothing for the processor to guess, as in a queue that is kept in order. Four places at a time: one of
+# them does not wait for the one before. Places are unsigned: otherwise each is asked whether it is negative.
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
