@@ -214,7 +214,7 @@ class WindowedBound:
         """
         if self._deepest is None or not self._surveyed:
             return
-        leveled, limit = self._deepest, min(self._surveyed, key=self._surveyed.__getitem__)
+        leveled, limit = self._deepest.beside(), min(self._surveyed, key=self._surveyed.__getitem__)
         most_seconds = min(self._best.step_seconds, _FURTHEST * self._surveyed[limit])
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
         known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES)

@@ -50,6 +50,7 @@ class Guide(NamedTuple):
         aim, ways, links, levels, devices: see there.
         spent: seconds of all devices at the prices.
         before_NAL1: as `counted.through` fills it.
+        first_KL4: see `_look_for_starts`; last the level of which they are. Zeros at first; written to.
     """
 
     aim: Aim
@@ -59,6 +60,7 @@ class Guide(NamedTuple):
     devices: Packed
     spent: float
     before_NAL1: Floats
+    first_KL4: NDArray[np.int32]
 
 
 class Found(NamedTuple):
@@ -142,10 +144,9 @@ def _continued(
     guide: Guide, n: int, at: int, label_4: Ints, seconds_3: Floats, best: float, found: Found, num_found: int
 ) -> int:
     """Write the labels of level n that are one stage before the one at `at`; their number so far."""
-    aim, ways, links, levels, devices, spent, before_NAL1 = guide
+    aim, ways, links, levels, devices, spent, before_NAL1, first_KL4 = guide
     label_M4, seconds_M3 = found
     cut, last_cut, after = label_4[_CUT], before_NAL1.shape[2] - 1, ways.class_K[label_4[_HOW]]
-    bound_3, start_3 = np.empty(_STARTS), np.empty(_STARTS, np.int64)
     for k in np.flatnonzero(levels.looked_NK[n]):
         c, a = ways.among_K[k], ways.class_K[k]
         packed = label_4[_PACKED] + devices.packed_C[c]
@@ -156,26 +157,40 @@ def _continued(
             seconds = 2.0 * (links.latency_AA[a, after] + links.per_byte_AA[a, after] * links.bytes_L1[cut])
             if links.repeats * seconds > aim.limit:
                 continue
+        if first_KL4[k, cut, _STARTS] != n:
+            _look_for_starts(guide, n, k, cut)
         total = seconds_3[_SO_FAR] + seconds + ways.seconds_CL1[c, cut]
         priced = seconds_3[_PRICED] + ways.price_K[k]
-        bound_3[:] = np.inf
-        for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
-            if min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start]) < cut:
-                break  # nor does a longer one
-            bound = total - ways.seconds_CL1[c, start] + priced - spent + before_NAL1[n, a, start]
-            if bound < bound_3[_STARTS - 1]:
-                i = _STARTS - 1
-                while i > 0 and bound < bound_3[i - 1]:
-                    bound_3[i], start_3[i] = bound_3[i - 1], start_3[i - 1]
-                    i -= 1
-                bound_3[i], start_3[i] = bound, start
         for i in range(_STARTS):
-            if bound_3[i] >= best:
+            start = first_KL4[k, cut, i]
+            if start < 0:
                 break
-            label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, start_3[i]
+            so_far = total - ways.seconds_CL1[c, start]
+            bound = so_far + priced - spent + before_NAL1[n, a, start]
+            if bound >= best:
+                break
+            label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, start
             label_M4[num_found, _HOW], label_M4[num_found, _PACKED] = k, packed
-            so_far = total - ways.seconds_CL1[c, start_3[i]]
-            seconds_M3[num_found, _BOUND], seconds_M3[num_found, _SO_FAR] = max(bound_3[i], so_far), so_far
+            seconds_M3[num_found, _BOUND], seconds_M3[num_found, _SO_FAR] = max(bound, so_far), so_far
             seconds_M3[num_found, _PRICED] = priced
             num_found += 1
     return num_found
+
+
+@njit(cache=True, nogil=True)
+def _look_for_starts(guide: Guide, n: int, k: int, cut: int) -> None:
+    """Write down from which starts stages of level n to a cut have the least bounds, whatever comes after the cut."""
+    _, ways, _, levels, _, _, before_NAL1, first_KL4 = guide
+    c, a, first_4 = ways.among_K[k], ways.class_K[k], first_KL4[k, cut]
+    first_4[:_STARTS], first_4[_STARTS] = -1, n
+    least_3 = np.full(_STARTS, np.inf)
+    for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
+        if min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start]) < cut:
+            break  # nor does a longer one
+        seconds = before_NAL1[n, a, start] - ways.seconds_CL1[c, start]
+        if seconds < least_3[_STARTS - 1]:
+            i = _STARTS - 1
+            while i > 0 and seconds < least_3[i - 1]:
+                least_3[i], first_4[i] = least_3[i - 1], first_4[i - 1]
+                i -= 1
+            least_3[i], first_4[i] = seconds, start
