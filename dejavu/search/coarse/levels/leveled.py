@@ -231,7 +231,7 @@ class Leveled:
             devices=relaxed.devices.packed(problem.use_all_devices),
             spent=spent,
             before_NAL1=self._rest_NAL1,
-            first_KL4=np.zeros((len(states.among_K), len(relaxed.cuts_L1), 4), dtype=np.int32),
+            first_KL4=np.zeros((len(ways.among_K), len(relaxed.cuts_L1), 4), dtype=np.int32),
         )
         found = leveled_beam.beam(guide)
         if not found.shape[1]:
