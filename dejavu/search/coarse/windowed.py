@@ -42,7 +42,7 @@ _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at
 _MOST_PASSES = 8  # of prices for one range
 _BEAM_WIDTH = 2048  # in labels at a level
 _BEAM_GAP = 0.015  # of the bound, above it
-_LOOK_GAPS = (0.015, 0.06)  # the same where no plan is known that is near
+_LOOK_GAPS = (0.015, 0.03)  # the same where no plan is known that is near
 _FURTHEST = 1.25  # times the least bound that was surveyed: dearer plans are of no interest
 _NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
@@ -372,7 +372,8 @@ class WindowedBound:
         if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds:
             return False
         self._beams.add((limit, gap))
-        plan = leveled.plan_under(replace(known, states=known.near), limit, most - limit, _BEAM_WIDTH)
+        here = replace(known, states=known.near if gap <= _BEAM_GAP else known.states)
+        plan = leveled.plan_under(here, limit, most - limit, _BEAM_WIDTH)
         if plan is not None:
             self._improve(plan)
         return self._best.step_seconds < best_seconds
