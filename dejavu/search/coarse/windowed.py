@@ -210,7 +210,7 @@ class WindowedBound:
     def _look_where_least(self) -> None:
         """Look for a plan with every cut at the limit that was surveyed with the least bound, at the best prices there.
 
-        Next to them are those of ranges, and of a plan that is near less is to be proved than of one that is far.
+        Ranges begin with these prices. Below a plan that is far from the bound little can be proved.
         """
         if self._deepest is None or not self._surveyed:
             return
