@@ -158,7 +158,7 @@ def _continued(
             if links.repeats * seconds > aim.limit:
                 continue
         if first_KL4[k, cut, _STARTS] != n:
-            _look_for_starts(guide, n, k, cut)
+            _look_for_starts(guide, n, int(k), cut)
         total = seconds_3[_SO_FAR] + seconds + ways.seconds_CL1[c, cut]
         priced = seconds_3[_PRICED] + ways.price_K[k]
         for i in range(_STARTS):
