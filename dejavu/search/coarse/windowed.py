@@ -17,6 +17,7 @@ from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
+from dejavu.search.coarse.survey import FURTHEST
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
@@ -43,7 +44,6 @@ _MOST_PASSES = 8  # of prices for one range
 _BEAM_WIDTH = 2048  # in labels at a level
 _BEAM_GAP = 0.015  # of the bound, above it
 _LOOK_GAPS = (0.015, 0.03)  # the same where no plan is known that is near
-_FURTHEST = 1.25  # times the least bound that was surveyed: dearer plans are of no interest
 _NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
 
@@ -215,7 +215,7 @@ class WindowedBound:
         if self._deepest is None or not self._surveyed:
             return
         leveled, limit = self._deepest.beside(), min(self._surveyed, key=self._surveyed.__getitem__)
-        most_seconds = min(self._best.step_seconds, _FURTHEST * self._surveyed[limit])
+        most_seconds = min(self._best.step_seconds, FURTHEST * self._surveyed[limit])
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
         known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES)
         self._met.append(leveled.what_was_met(limit, known))

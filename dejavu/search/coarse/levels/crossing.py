@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
-from dejavu.search.coarse.levels.minima import NO_NAN
+from dejavu.search.coarse.levels.minima import NO_NAN, lower
 from dejavu.search.coarse.windows import Links
 
 Ints = NDArray[np.int64]
@@ -141,7 +141,7 @@ def transfers(
         to_QW[:] = np.inf
         for s in range(S):
             for p in range(begin_S[s] + 1, begin_S[s + 1]):
-                _lower(least_PW[p, :width], least_PW[p - 1, :width])
+                lower(least_PW[p, :width], least_PW[p - 1, :width])
             for t in range(S):
                 _to_chain(limit, crossing, s, t, size_W, (here_PW, least_PW, rest_W), to_QW)
         for q in range(A):
@@ -173,13 +173,7 @@ def _to_chain(
         message = (limit, repeats, latency_PQ[head, q], per_byte_PQ[head, q])
         _with_message(message, size_W, least_PW[last], to_QW[q])
         if p < end - 1:
-            _lower(to_QW[q, :width], rest_W)
-
-
-@njit(cache=True, nogil=True, fastmath=NO_NAN)
-def _lower(to_W: Floats, other_W: Floats) -> None:
-    for w in range(len(to_W)):
-        to_W[w] = min(to_W[w], other_W[w])
+            lower(to_QW[q, :width], rest_W)
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)

@@ -90,13 +90,14 @@ def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, throu
     num = len(here_B)
     while num > 1:  # one after the other each would wait for the one before
         half = num // 2
-        _lower(value_B[:half], value_B[num - half : num])
+        lower(value_B[:half], value_B[num - half : num])
         num -= half
     return float(value_B[0])
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
-def _lower(value_B: Floats, other_B: Floats) -> None:
+def lower(value_B: Floats, other_B: Floats) -> None:
+    """To other values, where these are less."""
     for b in range(len(value_B)):
         value_B[b] = min(value_B[b], other_B[b])
 
