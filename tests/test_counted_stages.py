@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from dejavu.search.coarse.relaxed import Kept, Relaxed
 from dejavu.search.coarse.survey import Survey
 from dejavu.search.coarse.undominated import Undominated
 from dejavu.search.coarse.windowed import WindowedBound
+from dejavu.search.exhaustive import all_plans
 from tests.test_search import answer, small
 
 SEARCHED = [name for name, schedule in SCHEDULES.items() if schedule.stages_per_rank == 1]
@@ -195,15 +197,15 @@ def test_what_earlier_evaluations_left_behind_is_never_read(schedule: str) -> No
                 leveled._rest_NAL1[:] = held
                 known = leveled.closer(known, bottleneck, 1.02 * sum_seconds)
             leveled._rest_NAL1[:] = held
-            plan = leveled.plan_under(replace(known, states=known.near), bottleneck, 1.02 * sum_seconds, 16)
+            plan, least = leveled.plan_under(replace(known, states=known.near), bottleneck, 1.02 * sum_seconds, 16)
             assert known.states is not None
-            found.append((known.sum_seconds, known.about_seconds, known.states, plan))
+            found.append((known.sum_seconds, known.about_seconds, known.states, plan, least))
             looked += known.states.alive_NL1.sum() < 0.7 * leveled._rest_NAL1[:, 0].size
         for other in found[1:]:
             assert other[:2] == found[0][:2]
             assert (other[2].alive_NL1 == found[0][2].alive_NL1).all()
             assert (other[2].used_NC == found[0][2].used_NC).all()
-            assert other[3] == found[0][3]
+            assert other[3:] == found[0][3:]
     assert looked > 4
 
 
@@ -253,11 +255,45 @@ def test_a_beam_over_levels_gives_plans_that_keep_to_what_was_asked() -> None:
             for limit in np.array([0.9, 0.8, 0.7]) * result.step_seconds:
                 cutoff = 1.3 * result.step_seconds - limit
                 known = leveled.tightened(leveled.everything(), limit, cutoff)
-                plan = leveled.plan_under(known, limit, cutoff, 64) if known.sum_seconds < cutoff else None
+                plan, _ = leveled.plan_under(known, limit, cutoff, 64) if known.sum_seconds < cutoff else (None, 0.0)
                 if plan is not None and is_valid(problem, plan):
                     assert step_seconds(problem, plan) <= (limit + cutoff) * (1 + 1e-9)
                     found += 1
     assert found > 2
+
+
+@pytest.mark.parametrize("schedule", SEARCHED)
+@pytest.mark.parametrize("use_all", [False, True])
+def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None:
+    """Every plan is tried, under limits that some keep to: no bound is above the best one, of narrow beams neither.
+
+    A beam with room for all has the best plan, or knows that none is below the cutoff, where the relaxed problem's
+    plans are plans of the problem.
+    """
+    exact = looked = 0
+    for seed in range(24):
+        problem = replace(small(seed), schedule=schedule, use_all_devices=use_all)
+        every = [parts(problem, plan) for plan in all_plans(problem) if is_valid(problem, plan)]
+        result = answer(Exhaustive(), problem)
+        if result is None or result.step_seconds == 0:
+            continue
+        relaxed = Relaxed(problem, with_plan(problem, result.plan))
+        for leveled, share in product((Leveled(relaxed), Leveled(relaxed, num_levels=1)), (0.02, 0.3, 1.0)):
+            limit = sorted(bottleneck for _, bottleneck in every)[int(share * (len(every) - 1))] * (1 + 1e-9)
+            least = min(sum_seconds for sum_seconds, bottleneck in every if bottleneck <= limit)
+            for width, times in product((1, 8, 4096), (0.9, 1.001, 1.5)):
+                known = leveled.closer(leveled.everything(), limit, times * least)
+                if known.states is None or known.sum_seconds >= times * least:
+                    continue
+                plan, bound = leveled.plan_under(known, limit, times * least, width)
+                assert bound <= min(least, times * least) * (1 + 1e-7), (seed, share, width, times)
+                if plan is not None and is_valid(problem, plan):
+                    assert least * (1 - 1e-7) <= parts(problem, plan)[0] <= times * least * (1 + 1e-7)
+                    assert bound <= parts(problem, plan)[0] * (1 + 1e-7)
+                looked += 1
+                exact += width == 4096 and bound >= min(1.0, times) * least * (1 - 1e-7)
+    assert looked > 60
+    assert exact > looked / 5
 
 
 def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:

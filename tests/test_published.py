@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.megatron.formulas import MegatronIteration
-from benchmarks.published import Published, hopper, mpt
+from benchmarks.published import Published, best_plans, hopper, mpt
 from benchmarks.published.__main__ import outside_percent, row_of, run
 from benchmarks.published.predicting import plan_of, predict, workload_of
 from benchmarks.published.trainings import MEGATRON, TRAININGS, Training
 from dejavu.foundation.errors import InputError
+from dejavu.planning import Planner, PlanRequest
+from dejavu.planning.prices import Prices
 from dejavu.workload.data import dataset_of
 from dejavu.workload.models import layers_of, model_of
 
@@ -155,3 +158,27 @@ def test_a_row_says_what_was_predicted(name: str) -> None:
 def test_a_word_that_is_nowhere_is_told() -> None:
     with pytest.raises(InputError, match="no row of a published training has 'no such'"):
         run("no such")
+
+
+def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_plans, "BUDGET_SECONDS", 1.0)
+    training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
+    limited, free = best_plans.rows_of(training)
+    theirs = min(one.step_seconds for one in predict(training) if one.fits)
+    assert limited["source_step_s"] == theirs, "which sums gradients beside computing"
+    assert limited["faster_percent"] == pytest.approx(100 * (theirs / limited["step_s"] - 1))
+    assert limited["same_shape"] == (limited["ours_tp_pp_dp"] == "1·1·8 ZeRO-3") == (not limited["why"])
+    assert free["step_s"] <= limited["step_s"] * (1 + 1e-9)
+    assert "why" not in free
+
+
+@pytest.mark.parametrize("fits, faster, said", [(False, 1.5, "not to fit"), (True, 1.03, "3.0 % faster, less than")])
+def test_a_reason_is_what_is_predicted_of_the_sources_plan(fits: bool, faster: float, said: str) -> None:
+    training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
+    request = PlanRequest(workload_of(training, 1), training.cluster(), searches=("uniform",), schedules=("1f1b",))
+    choice = Planner().plan(request, Prices(request))
+    other = replace(training, tensor_parallel=2)
+    theirs = replace(predict(training)[0], fits=fits, step_seconds=faster * choice.simulated_seconds)
+    assert said in best_plans.why(other, choice, theirs)
+    far = replace(theirs, fits=True, step_seconds=2 * choice.simulated_seconds)
+    assert "100 % faster: " in best_plans.why(other, choice, far)

@@ -1,10 +1,11 @@
-"""The planner's best plan for each published training beside its source's own: the same shape, or what it has more of.
+"""The planner's best plan for each published training beside its source's own: the same shape, or why not.
 
 Twice: with what the source's software could do (Megatron-LM of 2021 and 2022: replicas that hold all, no split
 sequence, all recomputed, attention written out, 1F1B, interleaved or not; torchtitan's rows: one stage, FSDP, and
 tensor parallelism with a split sequence; NVIDIA's of 2024, Llama 3's own and whatever has pipelines: interleaved stages
 too, replicas that share examples, and what of weights, gradients and moments the source's replicas shared), and with
-all that this project can.
+all that this project can. With what the source could do, its own plan is priced in the same way beside: how much faster
+the best plan is predicted to be, and where the two differ.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.published.predicting import SCHEDULE_OF, as_it_was, workload_of
+from benchmarks.published.predicting import SCHEDULE_OF, Prediction, as_it_was, predict, workload_of
 from benchmarks.published.trainings import Training
 from dejavu.parallelism import Parallelism
 from dejavu.planning import Choice, Planner, PlanRequest
 from dejavu.planning.prices import Prices
-from dejavu.plans import NoPlanError, Plan
+from dejavu.plans import NoPlanError, Plan, StageConfiguration
 
 BUDGET_SECONDS = 10.0
 THEIRS, EVERYTHING = "what the source could do", "everything"
+OFF_PERCENT = (
+    6.0  # predictions of published trainings are off by about so much in the median (`python -m benchmarks.published`)
+)
 
 
 def rows_of(training: Training) -> list[dict[str, Any]]:
@@ -36,7 +40,7 @@ def rows_of(training: Training) -> list[dict[str, Any]]:
             "source_tp_pp_dp": _degrees(*theirs, training.zero_level),
         }
         if choice is None:
-            rows.append(row | {"ours_tp_pp_dp": "none fits", "same_shape": False})
+            rows.append(row | {"ours_tp_pp_dp": "none fits", "same_shape": False, "why": "no plan is predicted to fit"})
             continue
         shape = shape_of(choice.plan)
         tokens = training.batch_size * training.model.sequence_length / choice.simulated_seconds / training.num_devices
@@ -51,14 +55,56 @@ def rows_of(training: Training) -> list[dict[str, Any]]:
                 "mfu_percent": training.utilization_percent(tokens),
                 "gap_percent": None if choice.gap is None else 100.0 * choice.gap,
             }
+            | (_beside_the_sources(training, choice) if limited else {})
         )
     return rows
 
 
+def _beside_the_sources(training: Training, choice: Choice) -> dict[str, Any]:
+    """The source's own plan, priced in the same way, and why the best one is another."""
+    predictions = predict(training, hides_sums=True)
+    theirs = min(predictions, key=lambda one: (not one.fits, one.step_seconds))
+    return {
+        "source_step_s": theirs.step_seconds,
+        "faster_percent": 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0),
+        "why": why(training, choice, theirs),
+    }
+
+
+def why(training: Training, choice: Choice, theirs: Prediction) -> str:
+    """Why the best plan has another shape than the source's, in what is predicted of both; nothing where it has not."""
+    plan, way = choice.plan, widest(choice.plan)
+    if shape_of(plan) == (training.tensor_parallel, training.pipeline_parallel, training.data_parallel):
+        return ""
+    if not theirs.fits:
+        return f"the source's is predicted not to fit: {theirs.memory_gib:.0f} GiB on the fullest device"
+    faster_percent = 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0)
+    if faster_percent < OFF_PERCENT:
+        return f"predicted {faster_percent:.1f} % faster, less than predictions are off by"
+    recomputed = sum(stage.configuration.recompute for stage in plan.stages) / len(plan.stages)
+    microbatches = plan.num_microbatches * choice.priced.accumulate
+    size = training.batch_size / (microbatches * way.example_parts)
+    pairs = {
+        "tensor parallelism of": (f"{way.tensor_parallel}", f"{training.tensor_parallel}"),
+        "pipelines of": (f"{len(plan.ranks)}", f"{training.pipeline_parallel}"),
+        "context parallelism of": (f"{way.context_parallel}", f"{training.context_parallel}"),
+        "bubble": (f"{choice.chosen.simulation.bubble_fraction:.0%}", f"{theirs.bubble_fraction:.0%}"),
+        "stages recomputed": (f"{recomputed:.0%}", f"{float(theirs.recompute):.0%}"),
+        "examples of a microbatch": (f"{size:g}", f"{theirs.microbatch_size}"),
+    }
+    said = [f"{name} {ours} in place of {other}" for name, (ours, other) in pairs.items() if ours != other]
+    return f"predicted {faster_percent:.0f} % faster: {', '.join(said)}"
+
+
 def shape_of(plan: Plan) -> tuple[int, int, int]:
     """Return tensor, pipeline and data parallel degree, of the stage with the most devices; the ranks of a pipeline."""
-    widest = max((stage.configuration for stage in plan.stages), key=lambda one: one.num_devices)
-    return widest.tensor_parallel, len(plan.ranks), widest.data_parallel
+    way = widest(plan)
+    return way.tensor_parallel, len(plan.ranks), way.data_parallel
+
+
+def widest(plan: Plan) -> StageConfiguration:
+    """Return how the stage with the most devices is spread."""
+    return max((stage.configuration for stage in plan.stages), key=lambda one: one.num_devices)
 
 
 def _degrees(tensor: int, pipeline: int, data: int, zero_level: int) -> str:

@@ -32,6 +32,7 @@ class Prediction:
         microbatch_size: of one replica.
         memory_gib: of the fullest device.
         fits: whether every device has the memory.
+        bubble_fraction: of the step, in which a device waits.
     """
 
     microbatch_size: int
@@ -40,18 +41,22 @@ class Prediction:
     tokens_per_second: float
     memory_gib: float
     fits: bool
+    bubble_fraction: float
 
 
-def predict(training: Training) -> list[Prediction]:
+def predict(training: Training, *, hides_sums: bool = False) -> list[Prediction]:
     """Return the prediction; two where the source recomputes in part: without, and with all recomputed.
 
     Where the source does not say the microbatch's size, the fastest of those that fit is taken.
+
+    Args:
+        hides_sums: gradients are summed beside computing also where the source's were not, as plans are priced.
     """
     ways = {"none": (False,), "full": (True,), "selective": (False, True)}[training.recompute]
     found = []
     for recompute in ways:
         sizes = [training.microbatch_size] if training.microbatch_size else list(_sizes(training))
-        tried = [_predict(training, size, recompute=recompute) for size in sizes]
+        tried = [_predict(training, size, recompute=recompute, hides_sums=hides_sums) for size in sizes]
         fitting = [one for one in tried if one.fits] or tried[:1]
         found.append(max(fitting, key=lambda one: one.tokens_per_second))
     return found
@@ -73,7 +78,7 @@ def _sizes(training: Training) -> Iterator[int]:
             yield size
 
 
-def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Prediction:
+def _predict(training: Training, microbatch_size: int, *, recompute: bool, hides_sums: bool) -> Prediction:
     plan = plan_of(training, microbatch_size, recompute=recompute)
     cluster, count = training.cluster(), plan.num_microbatches
     workload = workload_of(training, count)
@@ -88,7 +93,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
     prices = Prices(request, graph_at=graph_at, sends_beside_products=training.beside_products)
     priced = prices.priced(count)
     rows = stages_of(priced, plan)
-    if not training.overlaps_sums:
+    if not training.overlaps_sums and not hides_sums:
         rows = [_summed_at_the_end(prices, row, stage, count) for row, stage in zip(rows, plan.stages, strict=True)]
     simulated = simulate_plan(priced, plan, stages=rows)
     spans = [(stage.start, stage.stop, priced.problem.index(stage.configuration)) for stage in plan.stages]
@@ -101,6 +106,7 @@ def _predict(training: Training, microbatch_size: int, *, recompute: bool) -> Pr
         tokens,
         max(sum(held[s] for s in stages) for stages in plan.ranks) / GIB,
         fits(priced, plan, simulated),
+        simulated.bubble_fraction,
     )
 
 

@@ -69,7 +69,7 @@ def look_for_plans(
 
 def _far_and_near(one: _Looking, limit: float) -> None:
     """Under this limit, or where that brings no plan under higher ones: such a plan may be many times better, too."""
-    if not one.improves(_WIDTHS[0], [limit]):
+    if not any(one.improves(width, [limit]) for width in _WIDTHS):
         one.improves(_WIDTHS[0], [step * limit for step in _FAR_STEPS], once=True)
 
 
@@ -141,7 +141,7 @@ class _Looking:
             target = min(bound * (1 + gap), most)
             if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
                 return
-            plan = self.survey.look.plan_under(here, limit, target - limit, width)
+            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width)
             if plan is not None:
                 self.improve(plan)
                 return

@@ -74,6 +74,11 @@ class Ranges:
         with self._changed:
             self._most_seconds = min(self._most_seconds, most_seconds)
 
+    def uncap(self) -> None:
+        """More may be proved."""
+        with self._changed:
+            self._most_seconds = np.inf
+
     @property
     def final_target(self) -> float:
         """What the last of these proofs may come to."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
+from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
@@ -35,17 +36,14 @@ _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where
 _EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _FAR_DOWN = 0.7  # of its upper end: a part below this is left whole, since next to nothing keeps to such a limit
-_STEPS = (0.008, 0.002, 0.0005)  # see `Ranges`; the next one where time is left
+_STEPS = (0.008, 0.002, 0.0005, 0.0004)  # see `Ranges`; the next one where time is left, with wider beams
 _PRECISE = 0.001  # of what is being proved: better prices that may prove so little more are not looked for
 _NEARLY = 0.25  # of a range: where more than the rest is proved, the rest is looked at by itself
 _THINNEST = 0.02  # of a range, a part of it
 _WORTH = 0.2  # of a range: so much of it is proved before the rest is looked at again
 _MOST_PASSES = 8  # of prices for one range
-_BEAM_WIDTH = 2048  # in labels at a level
-_BEAM_GAP = 0.015  # of the bound, above it
-_LOOK_GAPS = (0.015, 0.03)  # the same where no plan is known that is near
-_NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
-_BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for where the bound is least
+_GROWN = 0.003  # of what is being proved: a range of which a beam has proved so much more waits for its turn
+_SURE = 5e-4  # of what is being proved: no narrower range says more of what a beam can prove
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,7 @@ class WindowedBound:
             improve: is handed plans that are met where the bound is least; None: none are looked for.
             kept: the configurations that are not dominated, where they are known.
         """
-        self._best, self.num_ranges, self._improve = best, num_ranges, improve
+        self._best, self.num_ranges, self._beams = best, num_ranges, Beams(best, improve)
         self._relaxed = relaxed = Relaxed(problem, best, kept)
         self._cuts = _some_cuts(problem) if self._num_steps > _FEW_FROM_STEPS else None
         self.num_cuts = problem.num_layers if self._cuts is None else len(self._cuts)
@@ -98,7 +96,6 @@ class WindowedBound:
         self._through: list[tuple[float, Through]] = []  # and of all plans there
         self._deepest: Leveled | None = None  # with the most levels so far
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
-        self._beams = set[tuple[float, float]]()  # the limits under which plans were looked for, and within which gaps
 
     @property
     def _num_steps(self) -> float:
@@ -179,6 +176,9 @@ class WindowedBound:
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
             self._look_where_least()
         for step, gap in product(_STEPS, gaps):
+            if step != self._ranges.step and self._beams.is_narrow:
+                self._beams.widen()
+                self._ranges.uncap()
             self._ranges.step = step
             self._prepare()
             proved = max(proved, self._proved(gap, known))
@@ -219,9 +219,7 @@ class WindowedBound:
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
         known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES)
         self._met.append(leveled.what_was_met(limit, known))
-        for gap in _LOOK_GAPS:
-            if self._looks_for_a_plan(known, limit, leveled, gap):
-                return
+        self._beams.look(known, limit, leveled, WIDER_GAPS)
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.
@@ -334,14 +332,29 @@ class WindowedBound:
             is_proved_above = at.high - (target - known.sum_seconds) > _WORTH * (at.high - at.low)
             if missing > 0 or is_proved_above:
                 break
-        about_seconds = known.about_seconds + at.high
-        self._looks_for_a_plan(known, at.high, leveled, _BEAM_GAP)
-        if missing > 0 and about_seconds < target * (1 + 0.5 * self._ranges.step):
-            self._ranges.cap(about_seconds)
-            return [Range(bound, next(self._tie), at.low, at.high, known)]
+        self._beams.look(known, at.high, leveled)
+        if missing > 0 and known.about_seconds + at.high < target * (1 + 0.5 * self._ranges.step):
+            return self._beyond_prices(replace(at, bound=bound), target, replace(known, through=through), leveled)
         if at.high - at.low <= _NARROW * target:
             return [Range(bound, next(self._tie), at.low, at.high, known, is_done=True)]
         return self._parts(at, target, replace(known, through=through), missing if missing > 0 else target - bound)
+
+    def _beyond_prices(self, at: Range, target: float, known: Kept, leveled: Leveled) -> list[Range]:
+        """A range that no prices prove, however narrow: a beam may, of a narrow one where few states are left."""
+        width, about_seconds, are_few = at.high - at.low, known.about_seconds + at.high, self._beams.are_few(known)
+        if are_few and width > GAP * target:
+            return self._parts(at, target, known, 0.5 * width)
+        raised, bound, is_done = known, at.bound, False
+        if are_few:
+            raised = self._beams.raised(known, at.high, leveled)
+            bound = max(bound, min(target, raised.sum_seconds + at.low))
+            is_enough = bound >= target or raised.sum_seconds - known.sum_seconds > _GROWN * target
+            if not is_enough and width > _SURE * target:
+                return self._parts(at, target, raised, 0.5 * width)
+            about_seconds, is_done = max(about_seconds, raised.sum_seconds + at.high), not is_enough
+        if is_done or not are_few:
+            self._ranges.cap(about_seconds)
+        return [Range(bound, next(self._tie), at.low, at.high, replace(raised, through=None), is_done=is_done)]
 
     def _beginning(self, leveled: Leveled, known: Kept, limit: float) -> Kept:
         """With prices of the nearest limit.
@@ -361,22 +374,6 @@ class WindowedBound:
                 states = left if known.states is None else left.among(known.states)
                 known = replace(known, states=states, cutoff=cutoff)
         return known
-
-    def _looks_for_a_plan(self, known: Kept, limit: float, leveled: Leveled, gap: float) -> bool:
-        """With every cut, where one may be better than the best, and states of such plans are left; whether it is."""
-        best_seconds = self._best.step_seconds
-        bound, about = known.sum_seconds + limit, known.about_seconds + limit
-        if about - bound > _NEAR_BEST * best_seconds or (limit, gap) in self._beams:
-            return False
-        most = min(about * (1 + gap), best_seconds)
-        if self._improve is None or known.near is None or most < bound + _BETTER * best_seconds:
-            return False
-        self._beams.add((limit, gap))
-        here = replace(known, states=known.near if gap <= _BEAM_GAP else known.states)
-        plan = leveled.plan_under(here, limit, most - limit, _BEAM_WIDTH)
-        if plan is not None:
-            self._improve(plan)
-        return self._best.step_seconds < best_seconds
 
     def _parts(self, at: Range, target: float, known: Kept, missing_seconds: float) -> list[Range]:
         """Of a range, of which this is known: what is proved above, and what is below, next to it and further down."""

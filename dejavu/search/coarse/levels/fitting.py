@@ -57,7 +57,7 @@ def _plans(few: Relaxed) -> Iterator[Plan]:
         for width, gap in product(_WIDTHS, _GAPS if here.sum_seconds < np.inf else ()):
             if few.best.remaining_seconds < 0:
                 return
-            plan = look.plan_under(here, limit, here.sum_seconds * (1 + gap), width)
+            plan, _ = look.plan_under(here, limit, here.sum_seconds * (1 + gap), width)
             if plan is not None:
                 yield plan
 

@@ -211,36 +211,38 @@ class Leveled:
         states = self._states(known)
         return self._cheapest(limit, self._ways(states, known.prices_R), self._levels(states, limit), known.prices_R)
 
-    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> Plan | None:
-        """A plan with no bottleneck above the limit and Σ below the cutoff, if a beam at the known prices meets one."""
+    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> tuple[Plan | None, float]:
+        """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
+
+        And a bound on Σ of all such plans, up to the cutoff, which it is where the beam had room for all and met none.
+        """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not relaxed.devices.bits:
-            return None
-        spent = float(relaxed.devices.count_R @ prices_R)
+            return None, -np.inf
         for _ in range(2):  # the second time with fewer states
             levels, ways = self._levels(states, limit), self._ways(states, prices_R)
             counted.downstream(limit, ways, self._after, levels, self._rest_NAL1)
-            states = self._through(limit, ways, levels, states, prices_R).below(cutoff).among(states)
+            through = self._through(limit, ways, levels, states, prices_R)
+            states = through.below(cutoff).among(states)
             if not states.alive_NL1[:, 0].any():
-                return None
+                return None, cutoff
         guide = leveled_beam.Guide(
             aim=leveled_beam.Aim(limit, cutoff, width, relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
             levels=levels,
             devices=relaxed.devices.packed(problem.use_all_devices),
-            spent=spent,
+            spent=through.spent_seconds,
             before_NAL1=self._rest_NAL1,
-            first_KL4=np.zeros((len(ways.among_K), len(relaxed.cuts_L1), 4), dtype=np.int32),
         )
-        found = leveled_beam.beam(guide)
+        found, bound_seconds = leveled_beam.beam(guide)
         if not found.shape[1]:
-            return None
+            return None, bound_seconds
         stages = (
             Stage(int(start), int(stop), problem.configurations[relaxed.kept[c]])
             for c, start, stop in zip(found[0], relaxed.cuts_L1[found[1]], relaxed.cuts_L1[found[2]], strict=True)
         )
-        return Plan(tuple(stages), problem.schedule, problem.num_microbatches)
+        return Plan(tuple(stages), problem.schedule, problem.num_microbatches), bound_seconds
 
     def _states(self, known: Kept) -> States:
         """The states that are left: at first those with as many stages as are known to come from a cut on."""

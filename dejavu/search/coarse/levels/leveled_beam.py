@@ -1,11 +1,16 @@
 """Compiled beam over whole plans, from the last layer on, where what is before is known at prices of devices.
 
 `counted.through` has the least Σ before every state, at prices; a label is a state with the stages from there to the
-last layer, and the devices that these took. Labels of one level are looked at together. The last stages hold few
-microbatches, so they are the largest and take the most devices: they come first, and small ones fill what is left. It
-proves nothing.
+last layer, and the devices that these took. Labels of one level are looked at together, those with the least bounds are
+kept. The last stages hold few microbatches, so they are the largest and take the most devices: they come first, and
+small ones fill what is left.
 
-Letters as in `coarse.levels.counted`; M = labels.
+Of two labels at one cut with one class of links and the same devices only the one with less Σ can become the best plan.
+So where few labels come to less than the cutoff none is left out, and the beam says what no plan is below, though no
+prices prove it (label setting with bounds: Dumitrescu and Boland, Networks 42, 2003). Where some are left out it says
+what it would have been for want of room.
+
+Letters as in `coarse.levels.counted`; M = labels, X = starts.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ from dejavu.search.coarse.windows import Links
 
 Ints = NDArray[np.int64]
 
-_STARTS = 3  # of a stage to one state under one configuration, those with the least bounds
 _ROOM = 8  # times as many labels as are kept are found before only the best of them are
 # Columns of a label: its parent, its cut, the configuration of the stage from there (its place in K), all devices.
 _PARENT, _CUT, _HOW, _PACKED = range(4)
@@ -31,9 +35,10 @@ _BOUND, _SO_FAR, _PRICED = range(3)  # columns of its seconds: of whole plans, �
 
 
 class Aim(NamedTuple):
-    """Which plans are looked for: the seconds of the bottleneck and of Σ that they have at most; labels of a level.
+    """Which plans are looked for: the seconds of the bottleneck and of Σ that they have at most.
 
     Attributes:
+        width: labels of a level.
         most_stages: that a plan can have; where the last level is open, which stands for all from it on.
     """
 
@@ -48,9 +53,8 @@ class Guide(NamedTuple):
 
     Attributes:
         aim, ways, links, levels, devices: see there.
-        spent: seconds of all devices at the prices.
+        spent: seconds of all devices at the prices, and what sums may err by.
         before_NAL1: as `counted.through` fills it.
-        first_KL4: see `_look_for_starts`; last the level of which they are. Zeros at first; written to.
     """
 
     aim: Aim
@@ -60,48 +64,96 @@ class Guide(NamedTuple):
     devices: Packed
     spent: float
     before_NAL1: Floats
-    first_KL4: NDArray[np.int32]
 
 
-class Found(NamedTuple):
-    """Labels one stage further; written to. In the columns above."""
+class Labels(NamedTuple):
+    """In the columns above; written to. `first`: the number of the first one."""
 
     label_M4: Ints
     seconds_M3: Floats
+    first: int
+
+
+class Room(NamedTuple):
+    """What is written to while a level is looked at.
+
+    Attributes:
+        found: labels one stage further.
+        kept: places of the best of them.
+        slots: a table of these by cut, class and devices; −1: free.
+        first_L1, next_M: at each cut the first label of the level, and the next one after each; −1: there is none.
+        start_X, seconds_X: of stages to a cut under one configuration, and Σ before them less that of the layers there.
+    """
+
+    found: Labels
+    kept: Ints
+    slots: Ints
+    first_L1: Ints
+    next_M: Ints
+    start_X: Ints
+    seconds_X: Floats
+
+
+class Least(NamedTuple):
+    """Seconds of Σ, and which plan has them.
+
+    Attributes:
+        best: of the best plan so far, or the cutoff.
+        below: labels whose bounds come to more are left out.
+        left_out: the least bound of those that were, though they are below the best one.
+        last, how: the best plan is this label with a stage of this configuration before it; −1: none was met.
+    """
+
+    best: float
+    below: float
+    left_out: float
+    last: int
+    how: int
 
 
 @njit(cache=True, nogil=True)
-def beam(guide: Guide) -> Ints:
-    """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; no stages: none was."""
+def beam(guide: Guide) -> tuple[Ints, float]:
+    """[configuration, start, stop; stage] of the plan with the least Σ that was met, in order; and a bound on Σ.
+
+    No stages: none was met. No plan is below the bound, up to the cutoff, whether it was met or not.
+    """
     aim, ways = guide.aim, guide.ways
     N, _, L1 = guide.before_NAL1.shape
-    most = aim.most_stages if guide.levels.is_open else N - 1
-    label_M4, seconds_M3 = np.empty((most * aim.width + 1, 4), np.int64), np.empty((most * aim.width + 1, 3))
+    most, size = aim.most_stages if guide.levels.is_open else N - 1, _ROOM * aim.width + L1
+    label_M4, seconds_M3 = np.empty((4 * aim.width + 1, 4), np.int64), np.empty((4 * aim.width + 1, 3))
     label_M4[0], seconds_M3[0] = 0, 0.0
-    room = _ROOM * aim.width + len(ways.among_K) * _STARTS  # what one label may be continued by, and more
-    found = Found(np.empty((room, 4), np.int64), np.empty((room, 3)))
-    kept = np.empty(aim.width, np.int64)
     label_M4[0, _CUT] = L1 - 1
-    begin, end = 0, 1
-    best, last, last_how = aim.cutoff, -1, 0
+    num_slots = 4
+    while num_slots < 4 * aim.width:
+        num_slots *= 2
+    room = Room(
+        Labels(np.empty((size, 4), np.int64), np.empty((size, 3)), 0),
+        np.empty(aim.width, np.int64),
+        np.empty(num_slots, np.int64),
+        np.full(L1, -1, np.int64),
+        np.empty(aim.width, np.int64),
+        np.empty(L1, np.int64),
+        np.empty(L1),
+    )
+    begin, end, least = 0, 1, Least(aim.cutoff, aim.cutoff, np.inf, -1, 0)
     for num_stages in range(1, most + 1):
-        n, num_found, below = min(num_stages, N - 1), 0, best
-        for m in range(begin, end):
-            before = num_found
-            num_found = _continued(guide, n, m, label_M4[m], seconds_M3[m], below, found, num_found)
-            for i in range(before, num_found):
-                is_whole = found.label_M4[i, _CUT] == 0
-                if is_whole and found.seconds_M3[i, _SO_FAR] < best and _uses_enough(guide.devices, found.label_M4[i]):
-                    best, last, last_how = found.seconds_M3[i, _SO_FAR], m, found.label_M4[i, _HOW]
-                    below = min(below, best)
-            if num_found >= _ROOM * aim.width:
-                num_found = _best_of(found, num_found, below, kept)
-                if num_found == aim.width:
-                    below = min(below, found.seconds_M3[num_found - 1, _BOUND])
-        begin, end = end, end + _best_of(found, num_found, best, kept)
-        label_M4[begin:end], seconds_M3[begin:end] = found.label_M4[: end - begin], found.seconds_M3[: end - begin]
+        labels = Labels(label_M4[begin:end], seconds_M3[begin:end], begin)
+        num, least = _one_stage_further(guide, min(num_stages, N - 1), labels, room, least)
+        if num == 0:
+            break
+        if end + num > len(label_M4):
+            more = len(label_M4)
+            label_M4 = np.concatenate((label_M4, np.empty((more, 4), np.int64)))
+            seconds_M3 = np.concatenate((seconds_M3, np.empty((more, 3))))
+        label_M4[end : end + num], seconds_M3[end : end + num] = room.found.label_M4[:num], room.found.seconds_M3[:num]
+        begin, end = end, end + num
+    return _stages(ways, label_M4, least, most), min(least.best, least.left_out)
+
+
+@njit(cache=True, nogil=True)
+def _stages(ways: Ways, label_M4: Ints, least: Least, most: int) -> Ints:
     stages = np.empty((3, most), np.int64)
-    num, start, how, m = 0, 0, last_how, last
+    num, start, how, m = 0, 0, least.how, least.last
     while m >= 0:
         stages[0, num], stages[1, num], stages[2, num] = ways.among_K[how], start, label_M4[m, _CUT]
         num += 1
@@ -110,87 +162,139 @@ def beam(guide: Guide) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def _uses_enough(devices: Packed, label_4: Ints) -> bool:
-    """Whether a whole plan leaves no device idle, where none may be."""
-    return not devices.use_all or label_4[_PACKED] == devices.have
-
-
-@njit(cache=True, nogil=True)
-def _best_of(found: Found, num_found: int, most: float, kept: Ints) -> int:
-    """Move the labels with the least bounds to the front, as many as `kept` has room for; how many these are.
-
-    Of those at one cut with the same devices one; none of whole plans; none that comes to `most`.
-    """
-    label_M4, seconds_M3 = found
-    num = 0
-    for i in np.argsort(seconds_M3[:num_found, _BOUND]):
-        if num == len(kept) or seconds_M3[i, _BOUND] >= most:
-            break
-        is_new = label_M4[i, _CUT] != 0
-        for k in range(num):
-            if not is_new:
-                break
-            j = kept[k]
-            is_new = label_M4[j, _CUT] != label_M4[i, _CUT] or label_M4[j, _PACKED] != label_M4[i, _PACKED]
-        if is_new:
-            kept[num] = i
-            num += 1
-    label_M4[:num], seconds_M3[:num] = label_M4[kept[:num]], seconds_M3[kept[:num]]
-    return num
-
-
-@njit(cache=True, nogil=True)
-def _continued(
-    guide: Guide, n: int, at: int, label_4: Ints, seconds_3: Floats, best: float, found: Found, num_found: int
-) -> int:
-    """Write the labels of level n that are one stage before the one at `at`; their number so far."""
-    aim, ways, links, levels, devices, spent, before_NAL1, first_KL4 = guide
-    label_M4, seconds_M3 = found
-    cut, last_cut, after = label_4[_CUT], before_NAL1.shape[2] - 1, ways.class_K[label_4[_HOW]]
-    for k in np.flatnonzero(levels.looked_NK[n]):
-        c, a = ways.among_K[k], ways.class_K[k]
-        packed = label_4[_PACKED] + devices.packed_C[c]
-        if (((devices.have | devices.guard) - packed) & devices.guard) != devices.guard:
+def _one_stage_further(guide: Guide, n: int, labels: Labels, room: Room, least: Least) -> tuple[int, Least]:
+    """Write the labels of level n to the front of those found; how many."""
+    label_M4, looked = labels.label_M4, np.flatnonzero(guide.levels.looked_NK[n])
+    for m in range(len(label_M4) - 1, -1, -1):
+        cut = label_M4[m, _CUT]
+        room.next_M[m], room.first_L1[cut] = room.first_L1[cut], m
+    num_found, least = 0, Least(least.best, least.best, least.left_out, least.last, least.how)
+    for first in range(len(label_M4)):
+        cut = label_M4[first, _CUT]
+        if room.first_L1[cut] != first:
             continue
-        seconds = 0.0
-        if cut < last_cut:
-            seconds = 2.0 * (links.latency_AA[a, after] + links.per_byte_AA[a, after] * links.bytes_L1[cut])
-            if links.repeats * seconds > aim.limit:
-                continue
-        if first_KL4[k, cut, _STARTS] != n:
-            _look_for_starts(guide, n, int(k), cut)
-        total = seconds_3[_SO_FAR] + seconds + ways.seconds_CL1[c, cut]
-        priced = seconds_3[_PRICED] + ways.price_K[k]
-        for i in range(_STARTS):
-            start = first_KL4[k, cut, i]
-            if start < 0:
-                break
-            so_far = total - ways.seconds_CL1[c, start]
-            bound = so_far + priced - spent + before_NAL1[n, a, start]
-            if bound >= best:
-                break
-            label_M4[num_found, _PARENT], label_M4[num_found, _CUT] = at, start
-            label_M4[num_found, _HOW], label_M4[num_found, _PACKED] = k, packed
-            seconds_M3[num_found, _BOUND], seconds_M3[num_found, _SO_FAR] = max(bound, so_far), so_far
-            seconds_M3[num_found, _PRICED] = priced
-            num_found += 1
-    return num_found
+        room.first_L1[cut] = -1
+        least_here, m = np.inf, first
+        while m >= 0:
+            least_here = min(least_here, labels.seconds_M3[m, _SO_FAR] + labels.seconds_M3[m, _PRICED])
+            m = room.next_M[m]
+        for k in map(int, looked):
+            starts = _look_for_starts(guide, n, k, cut, least.below - least_here, (room.start_X, room.seconds_X))
+            m = first if starts[0] > 0 or starts[1] < np.inf else -1
+            while m >= 0:
+                if num_found + starts[0] > len(room.found.label_M4):
+                    num_found, least = _best_of(guide, room, num_found, least)
+                num_found, least = _continued(guide, k, labels, m, room, starts, num_found, least)
+                m = room.next_M[m]
+    return _best_of(guide, room, num_found, least)
 
 
 @njit(cache=True, nogil=True)
-def _look_for_starts(guide: Guide, n: int, k: int, cut: int) -> None:
-    """Write down from which starts stages of level n to a cut have the least bounds, whatever comes after the cut."""
-    _, ways, _, levels, _, _, before_NAL1, first_KL4 = guide
-    c, a, first_4 = ways.among_K[k], ways.class_K[k], first_KL4[k, cut]
-    first_4[:_STARTS], first_4[_STARTS] = -1, n
-    least_3 = np.full(_STARTS, np.inf)
+def _look_for_starts(
+    guide: Guide, n: int, k: int, cut: int, below: float, starts: tuple[Ints, Floats]
+) -> tuple[int, float]:
+    """Write down from which starts stages of level n to a cut have the least bounds, whatever comes after the cut.
+
+    Returns how many, and the least of those that are left out, as they come to `below` with the price and the stage.
+    """
+    ways, levels, before_NAL1, (start_X, seconds_X) = guide.ways, guide.levels, guide.before_NAL1, starts
+    c, a, num, left_out = ways.among_K[k], ways.class_K[k], 0, np.inf
+    below += guide.spent - ways.price_K[k] - ways.seconds_CL1[c, cut]
     for start in range(cut - 1, levels.band_N2[n, 0] - 1, -1):
         if min(levels.fitting_N1CL[n - 1, c, start], levels.busy_KL[k, start]) < cut:
             break  # nor does a longer one
         seconds = before_NAL1[n, a, start] - ways.seconds_CL1[c, start]
-        if seconds < least_3[_STARTS - 1]:
-            i = _STARTS - 1
-            while i > 0 and seconds < least_3[i - 1]:
-                least_3[i], first_4[i] = least_3[i - 1], first_4[i - 1]
-                i -= 1
-            least_3[i], first_4[i] = seconds, start
+        if seconds >= below:
+            left_out = min(left_out, seconds)
+            continue
+        x = num
+        while x > 0 and seconds < seconds_X[x - 1]:
+            seconds_X[x], start_X[x] = seconds_X[x - 1], start_X[x - 1]
+            x -= 1
+        seconds_X[x], start_X[x] = seconds, start
+        num += 1
+    return num, left_out
+
+
+@njit(cache=True, nogil=True)
+def _continued(
+    guide: Guide,
+    k: int,
+    labels: Labels,
+    m: int,
+    room: Room,
+    starts: tuple[int, float],
+    num_found: int,
+    least: Least,
+) -> tuple[int, Least]:
+    """Write the labels that are one stage of configuration k before the m-th; the number of those found so far."""
+    aim, ways, links, _, devices, spent, _ = guide
+    found, start_X, seconds_X = room.found, room.start_X, room.seconds_X
+    c, a, cut = ways.among_K[k], ways.class_K[k], labels.label_M4[m, _CUT]
+    packed, seconds = labels.label_M4[m, _PACKED] + devices.packed_C[c], 0.0
+    if (((devices.have | devices.guard) - packed) & devices.guard) != devices.guard:
+        return num_found, least
+    if cut < len(room.first_L1) - 1:
+        after = ways.class_K[labels.label_M4[m, _HOW]]
+        seconds = 2.0 * (links.latency_AA[a, after] + links.per_byte_AA[a, after] * links.bytes_L1[cut])
+        if links.repeats * seconds > aim.limit:
+            return num_found, least
+    total = labels.seconds_M3[m, _SO_FAR] + seconds + ways.seconds_CL1[c, cut]
+    priced = labels.seconds_M3[m, _PRICED] + ways.price_K[k]
+    best, below, left_out, last, how = least
+    left_out = min(left_out, total + priced - spent + starts[1])
+    for x in range(starts[0]):
+        start = start_X[x]
+        bound, so_far = total + priced - spent + seconds_X[x], total - ways.seconds_CL1[c, start]
+        if bound >= below:
+            left_out = min(left_out, bound)
+            break  # and so do the others
+        if so_far >= best:
+            continue
+        if start == 0:
+            if not devices.use_all or packed == devices.have:
+                best, below, last, how = so_far, min(below, so_far), labels.first + m, k
+            continue
+        label_4, seconds_3 = found.label_M4[num_found], found.seconds_M3[num_found]
+        label_4[_PARENT], label_4[_CUT], label_4[_HOW], label_4[_PACKED] = labels.first + m, start, k, packed
+        seconds_3[_BOUND], seconds_3[_SO_FAR], seconds_3[_PRICED] = bound, so_far, priced
+        num_found += 1
+    return num_found, Least(best, below, left_out, last, how)
+
+
+@njit(cache=True, nogil=True)
+def _best_of(guide: Guide, room: Room, num_found: int, least: Least) -> tuple[int, Least]:
+    """Move the labels with the least bounds to the front, as many as there is room for; how many these are.
+
+    Of those at one cut with the same devices and class the one with the least Σ; none that comes to the best plan's.
+    """
+    class_K, (label_M4, seconds_M3, _), kept, slots = guide.ways.class_K, room.found, room.kept, room.slots
+    num, mask, below, left_out = 0, len(slots) - 1, least.below, least.left_out
+    slots[:] = -1
+    for i in np.argsort(seconds_M3[:num_found, _BOUND]):
+        if seconds_M3[i, _BOUND] >= least.best:
+            break
+        cut, a, packed = label_M4[i, _CUT], class_K[label_M4[i, _HOW]], label_M4[i, _PACKED]
+        slot = _hashed(cut, a, packed) & mask
+        while slots[slot] >= 0:
+            j = kept[slots[slot]]
+            if label_M4[j, _CUT] == cut and label_M4[j, _PACKED] == packed and class_K[label_M4[j, _HOW]] == a:
+                break
+            slot = (slot + 1) & mask
+        if slots[slot] >= 0:
+            if seconds_M3[i, _SO_FAR] < seconds_M3[kept[slots[slot]], _SO_FAR]:
+                kept[slots[slot]] = i
+        elif num == len(kept):
+            below, left_out = min(below, seconds_M3[i, _BOUND]), min(left_out, seconds_M3[i, _BOUND])
+            break
+        else:
+            kept[num], slots[slot] = i, num
+            num += 1
+    label_M4[:num], seconds_M3[:num] = label_M4[kept[:num]], seconds_M3[kept[:num]]
+    return num, Least(least.best, below, left_out, least.last, least.how)
+
+
+@njit(cache=True, nogil=True)
+def _hashed(cut: int, a: int, packed: int) -> int:
+    mixed = (packed * 0x1E3779B97F4A7C15) ^ (cut * 0x3F58476D1CE4E5B9) ^ (a * 0x14D049BB133111EB)
+    return mixed ^ (mixed >> 31)

@@ -1,0 +1,74 @@
+"""Beams with every cut, next to the bound: plans that they meet, and what they prove where prices prove no more.
+
+Prices let devices be parts of one: of a mean of plans whole plans may be some percent dearer, the more the fewer stages
+they have. A beam counts devices in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dejavu.plans import Plan
+from dejavu.search._base import Incumbent
+from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.relaxed import Kept
+
+GAP = 0.015  # of the best price, above the bound: plans that are looked for
+WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
+_MOST_GAP = 0.03  # where many states are left
+_WIDTH = 2048  # in labels at a level
+_PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
+_FEW_STATES = 60_000  # of which a beam takes a part of a second
+_NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
+_BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for
+
+
+class Beams:
+    """Looks next to the bound with beams, once for each limit and gap.
+
+    Attributes:
+        is_narrow: one that proves has left labels out, and a wider one may prove more.
+    """
+
+    def __init__(self, best: Incumbent, improve: Callable[[Plan], None] | None) -> None:
+        """`improve`: is handed the plans that are met; None: none are looked for."""
+        self._best, self._improve = best, improve
+        self._looked = set[tuple[float, float]]()
+        self._width, self.is_narrow = _PROVING_WIDTH, False
+
+    def widen(self) -> None:
+        self._width, self.is_narrow = _WIDENED * self._width, False
+
+    def are_few(self, known: Kept) -> bool:
+        """Whether so few states are left that a beam is quick."""
+        return known.states is not None and int(known.states.alive_NL1.sum()) <= _FEW_STATES
+
+    def raised(self, known: Kept, limit: float, leveled: Leveled) -> Kept:
+        """With what a beam proves of the plans whose Σ is next to the bound, all or many of which it keeps."""
+        cutoff = min(known.cutoff, known.sum_seconds + GAP * self._best.step_seconds)
+        plan, least_seconds = leveled.plan_under(known, limit, cutoff, self._width)
+        if plan is not None and self._improve is not None:
+            self._improve(plan)
+        self.is_narrow = self.is_narrow or (plan is None and least_seconds < cutoff)
+        return replace(known, sum_seconds=max(known.sum_seconds, least_seconds))
+
+    def look(self, known: Kept, limit: float, leveled: Leveled, gaps: Sequence[float] = (GAP,)) -> None:
+        """Look for a plan that is better than the best, of states that are next to the bound; until one is met."""
+        best_seconds = self._best.step_seconds
+        bound, about = known.sum_seconds + limit, known.about_seconds + limit
+        if about - bound > _NEAR_BEST * best_seconds or self._improve is None or known.near is None:
+            return
+        for gap in gaps:
+            most = min(about * (1 + gap), best_seconds)
+            if gap > _MOST_GAP and not self.are_few(known):
+                return
+            if (limit, gap) in self._looked or most < bound + _BETTER * best_seconds:
+                continue
+            self._looked.add((limit, gap))
+            here = replace(known, states=known.near if gap <= GAP else known.states)
+            plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH)
+            if plan is not None:
+                self._improve(plan)
+            if self._best.step_seconds < best_seconds or most == best_seconds:
+                return
