@@ -21,6 +21,7 @@ from dejavu.search._base import Incumbent
 from dejavu.search.coarse import windowed
 from dejavu.search.coarse.clusters import boundaries, clustered, unclustered
 from dejavu.search.coarse.levels import counted
+from dejavu.search.coarse.levels.beams import Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
@@ -294,6 +295,26 @@ def test_no_plan_is_below_what_a_beam_says(schedule: str, use_all: bool) -> None
                 exact += width == 4096 and bound >= min(1.0, times) * least * (1 - 1e-7)
     assert looked > 60
     assert exact > looked / 5
+
+
+def test_a_beam_proves_what_no_prices_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of mixed devices of which plans use few whole ones: as much at least, more of some, and never too much."""
+    gained = []
+    for seed in range(8):
+        problem = heterogeneous(seed, num_types=2, num_devices=9, num_layers=14)
+        result = answer(Exact(), problem)
+        if result is None:
+            continue
+        found = []
+        for are_few in (lambda *_: False, Beams.are_few):
+            monkeypatch.setattr(Beams, "are_few", are_few)
+            found.append(WindowedBound(problem, with_plan(problem, result.plan)).prove(1e-3))
+            assert found[-1] <= result.step_seconds * (1 + 1e-9), seed
+            monkeypatch.undo()
+        gained.append(found[1] / found[0])
+    assert len(gained) > 4
+    assert min(gained) > 1 - 1e-3
+    assert max(gained) > 1.005
 
 
 def test_what_few_cuts_say_is_never_taken_for_proved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ _GAPS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the bound, above it
 _FINER_GAPS = (0.03, 0.3)  # the same over more cuts
 _BETTER = 0.004  # of the best price: plans that are cheaper by less are not looked for
 _FAR = 0.1  # of the bound: a plan that is dearer by more is far from it
+_NUM_STARTS = 3  # of a stage to a cut: far from the bound there are too many
 _WIDTHS, _FINER_WIDTH = (64, 1024), 1024  # of the beam, in labels at a cut
 
 
@@ -141,7 +142,7 @@ class _Looking:
             target = min(bound * (1 + gap), most)
             if here.sum_seconds + limit >= most or self.best.remaining_seconds < 0:
                 return
-            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width)
+            plan, _ = self.survey.look.plan_under(here, limit, target - limit, width, _NUM_STARTS)
             if plan is not None:
                 self.improve(plan)
                 return

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
-from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
+from dejavu.search.coarse.levels.beams import GAP, NEAR_BEST, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
@@ -217,7 +217,10 @@ class WindowedBound:
         leveled, limit = self._deepest.beside(), min(self._surveyed, key=self._surveyed.__getitem__)
         most_seconds = min(self._best.step_seconds, FURTHEST * self._surveyed[limit])
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
-        known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES)
+        for _ in range(_MOST_PASSES):
+            known = leveled.closer(known, limit, most_seconds - limit)
+            if known.about_seconds - known.sum_seconds <= NEAR_BEST * self._best.step_seconds or self._best.is_late:
+                break
         self._met.append(leveled.what_was_met(limit, known))
         self._beams.look(known, limit, leveled, WIDER_GAPS)
 

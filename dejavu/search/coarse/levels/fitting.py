@@ -22,6 +22,7 @@ _LIMITS = (np.inf, 1.0, 2.0, 4.0, 8.0)  # on the bottleneck, times the least Σ 
 _GAPS = (0.03, 0.3, 3.0)  # of Σ at the best prices, above it
 _WIDTHS = (64, 1024)  # of the beam, in labels at a level
 _LOOK_STEPS, _PROOF_STEPS = 1e7, 2e8  # of one evaluation; for more there are fewer levels, which say less of memory
+_NUM_STARTS = 3  # of a stage to a cut, that a beam tries
 _MOST_PASSES = 6
 
 
@@ -57,7 +58,7 @@ def _plans(few: Relaxed) -> Iterator[Plan]:
         for width, gap in product(_WIDTHS, _GAPS if here.sum_seconds < np.inf else ()):
             if few.best.remaining_seconds < 0:
                 return
-            plan, _ = look.plan_under(here, limit, here.sum_seconds * (1 + gap), width)
+            plan, _ = look.plan_under(here, limit, here.sum_seconds * (1 + gap), width, _NUM_STARTS)
             if plan is not None:
                 yield plan
 

@@ -211,10 +211,15 @@ class Leveled:
         states = self._states(known)
         return self._cheapest(limit, self._ways(states, known.prices_R), self._levels(states, limit), known.prices_R)
 
-    def plan_under(self, known: Kept, limit: float, cutoff: float, width: int) -> tuple[Plan | None, float]:
+    def plan_under(
+        self, known: Kept, limit: float, cutoff: float, width: int, num_starts: int | None = None
+    ) -> tuple[Plan | None, float]:
         """The best plan with no bottleneck above the limit and Σ below the cutoff that a beam at these prices meets.
 
         And a bound on Σ of all such plans, up to the cutoff, which it is where the beam had room for all and met none.
+
+        Args:
+            num_starts: that are tried of a stage to a cut; None: all.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
         if not relaxed.devices.bits:
@@ -227,7 +232,7 @@ class Leveled:
             if not states.alive_NL1[:, 0].any():
                 return None, cutoff
         guide = leveled_beam.Guide(
-            aim=leveled_beam.Aim(limit, cutoff, width, relaxed.most_stages),
+            aim=leveled_beam.Aim(limit, cutoff, width, num_starts or len(relaxed.cuts_L1), relaxed.most_stages),
             ways=ways,
             links=relaxed.links,
             levels=levels,

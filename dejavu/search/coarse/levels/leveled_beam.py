@@ -39,12 +39,14 @@ class Aim(NamedTuple):
 
     Attributes:
         width: labels of a level.
+        num_starts: of a stage to a cut under one configuration, those with the least bounds.
         most_stages: that a plan can have; where the last level is open, which stands for all from it on.
     """
 
     limit: float
     cutoff: float
     width: int
+    num_starts: int
     most_stages: int
 
 
@@ -132,8 +134,8 @@ def beam(guide: Guide) -> tuple[Ints, float]:
         np.empty(num_slots, np.int64),
         np.full(L1, -1, np.int64),
         np.empty(aim.width, np.int64),
-        np.empty(L1, np.int64),
-        np.empty(L1),
+        np.empty(min(aim.num_starts, L1), np.int64),
+        np.empty(min(aim.num_starts, L1)),
     )
     begin, end, least = 0, 1, Least(aim.cutoff, aim.cutoff, np.inf, -1, 0)
     for num_stages in range(1, most + 1):
@@ -195,7 +197,8 @@ def _look_for_starts(
 ) -> tuple[int, float]:
     """Write down from which starts stages of level n to a cut have the least bounds, whatever comes after the cut.
 
-    Returns how many, and the least of those that are left out, as they come to `below` with the price and the stage.
+    Returns how many, and the least of those that are left out: as they come to `below` with the price and the stage, or
+    for want of room.
     """
     ways, levels, before_NAL1, (start_X, seconds_X) = guide.ways, guide.levels, guide.before_NAL1, starts
     c, a, num, left_out = ways.among_K[k], ways.class_K[k], 0, np.inf
@@ -207,12 +210,17 @@ def _look_for_starts(
         if seconds >= below:
             left_out = min(left_out, seconds)
             continue
+        if num == len(start_X):
+            num -= 1
+            left_out = min(left_out, seconds_X[num])
         x = num
         while x > 0 and seconds < seconds_X[x - 1]:
             seconds_X[x], start_X[x] = seconds_X[x - 1], start_X[x - 1]
             x -= 1
         seconds_X[x], start_X[x] = seconds, start
         num += 1
+        if num == len(start_X):
+            below = min(below, seconds_X[num - 1])
     return num, left_out
 
 
