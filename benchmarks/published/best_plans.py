@@ -22,9 +22,7 @@ from dejavu.plans import NoPlanError, Plan, StageConfiguration
 
 BUDGET_SECONDS = 10.0
 THEIRS, EVERYTHING = "what the source could do", "everything"
-OFF_PERCENT = (
-    6.0  # predictions of published trainings are off by about so much in the median (`python -m benchmarks.published`)
-)
+OFF_PERCENT = 6.0  # by about so much predictions of published trainings are off in the median
 
 
 def rows_of(training: Training) -> list[dict[str, Any]]:

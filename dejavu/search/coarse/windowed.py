@@ -344,7 +344,8 @@ class WindowedBound:
 
     def _beyond_prices(self, at: Range, target: float, known: Kept, leveled: Leveled) -> list[Range]:
         """A range that no prices prove, however narrow: a beam may, of a narrow one where few states are left."""
-        width, about_seconds, are_few = at.high - at.low, known.about_seconds + at.high, self._beams.are_few(known)
+        width, about_seconds = at.high - at.low, known.about_seconds + at.high
+        are_few = self._beams.are_few(known, leveled)
         if are_few and width > GAP * target:
             return self._parts(at, target, known, 0.5 * width)
         raised, bound, is_done = known, at.bound, False

@@ -40,9 +40,9 @@ class Beams:
     def widen(self) -> None:
         self._width, self.is_narrow = _WIDENED * self._width, False
 
-    def are_few(self, known: Kept) -> bool:
-        """Whether so few states are left that a beam is quick."""
-        return known.states is not None and int(known.states.alive_NL1.sum()) <= _FEW_STATES
+    def are_few(self, known: Kept, leveled: Leveled) -> bool:
+        """Whether so few states are left that a beam is quick; False where none can be."""
+        return leveled.has_beams and known.states is not None and int(known.states.alive_NL1.sum()) <= _FEW_STATES
 
     def raised(self, known: Kept, limit: float, leveled: Leveled) -> Kept:
         """With what a beam proves of the plans whose Σ is next to the bound, all or many of which it keeps."""
@@ -61,7 +61,7 @@ class Beams:
             return
         for gap in gaps:
             most = min(about * (1 + gap), best_seconds)
-            if gap > _MOST_GAP and not self.are_few(known):
+            if gap > _MOST_GAP and not self.are_few(known, leveled):
                 return
             if (limit, gap) in self._looked or most < bound + _BETTER * best_seconds:
                 continue

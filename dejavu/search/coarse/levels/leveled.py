@@ -70,6 +70,11 @@ class Leveled:
         """Without the first."""
         return len(self._relaxed.cuts_L1) - 1
 
+    @property
+    def has_beams(self) -> bool:
+        """Whether the devices of a stage go into one number, which beams count them in."""
+        return self._relaxed.devices.bits > 0
+
     def beside(self) -> Leveled:
         """The same for another thread; `prepare` comes first, and what it does is then shared."""
         other = copy(self)
@@ -222,7 +227,7 @@ class Leveled:
             num_starts: that are tried of a stage to a cut; None: all.
         """
         relaxed, problem, prices_R, states = self._relaxed, self.problem, known.prices_R, self._states(known)
-        if not relaxed.devices.bits:
+        if not self.has_beams:
             return None, -np.inf
         for _ in range(2):  # the second time with fewer states
             levels, ways = self._levels(states, limit), self._ways(states, prices_R)
