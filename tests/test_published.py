@@ -172,7 +172,14 @@ def test_a_best_plan_of_another_shape_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert "why" not in free
 
 
-@pytest.mark.parametrize("fits, faster, said", [(False, 1.5, "not to fit"), (True, 1.03, "3.0 % faster, less than")])
+@pytest.mark.parametrize(
+    "fits, faster, said",
+    [
+        (False, 1.5, "not to fit"),
+        (True, 1.03, "3.0 % faster, less than"),
+        (True, 0.9, "source's is predicted 10.0 % faster"),
+    ],
+)
 def test_a_reason_is_what_is_predicted_of_the_sources_plan(fits: bool, faster: float, said: str) -> None:
     training = next(one for one in TRAININGS if one.name == "Llama 3 8B" and one.num_devices == 8)
     request = PlanRequest(workload_of(training, 1), training.cluster(), searches=("uniform",), schedules=("1f1b",))

@@ -77,9 +77,12 @@ def why(training: Training, choice: Choice, theirs: Prediction) -> str:
     if not theirs.fits:
         return f"the source's is predicted not to fit: {theirs.memory_gib:.0f} GiB on the fullest device"
     faster_percent = 100.0 * (theirs.step_seconds / choice.simulated_seconds - 1.0)
+    if faster_percent < 0:
+        return f"the source's is predicted {-faster_percent:.1f} % faster, and was not met"
     if faster_percent < OFF_PERCENT:
         return f"predicted {faster_percent:.1f} % faster, less than predictions are off by"
     recomputed = sum(stage.configuration.recompute for stage in plan.stages) / len(plan.stages)
+    partly = " (in the source in part)" if training.recompute == "selective" else ""
     microbatches = plan.num_microbatches * choice.priced.accumulate
     size = training.batch_size / (microbatches * way.example_parts)
     pairs = {
@@ -87,7 +90,7 @@ def why(training: Training, choice: Choice, theirs: Prediction) -> str:
         "pipelines of": (f"{len(plan.ranks)}", f"{training.pipeline_parallel}"),
         "context parallelism of": (f"{way.context_parallel}", f"{training.context_parallel}"),
         "bubble": (f"{choice.chosen.simulation.bubble_fraction:.0%}", f"{theirs.bubble_fraction:.0%}"),
-        "stages recomputed": (f"{recomputed:.0%}", f"{float(theirs.recompute):.0%}"),
+        "stages recomputed": (f"{recomputed:.0%}", f"{float(theirs.recompute):.0%}{partly}"),
         "examples of a microbatch": (f"{size:g}", f"{theirs.microbatch_size}"),
     }
     said = [f"{name} {ours} in place of {other}" for name, (ours, other) in pairs.items() if ours != other]

@@ -217,10 +217,7 @@ class WindowedBound:
         leveled, limit = self._deepest.beside(), min(self._surveyed, key=self._surveyed.__getitem__)
         most_seconds = min(self._best.step_seconds, FURTHEST * self._surveyed[limit])
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
-        for _ in range(_MOST_PASSES):
-            known = leveled.closer(known, limit, most_seconds - limit)
-            if known.about_seconds - known.sum_seconds <= NEAR_BEST * self._best.step_seconds or self._best.is_late:
-                break
+        known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES, NEAR_BEST)
         self._met.append(leveled.what_was_met(limit, known))
         self._beams.look(known, limit, leveled, WIDER_GAPS)
 
