@@ -84,7 +84,8 @@ def test_states_that_are_left_hold_the_best_plan(schedule: str, use_all: bool) -
         relaxed = Relaxed(problem, with_plan(problem, result.plan))
         instead = Undominated.of(problem).plan(result.plan)
         kept = [problem.configurations[c] for c in relaxed.kept]
-        for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=2), Leveled(relaxed).with_fewer(2)):
+        fewer = Leveled(relaxed, 2, Leveled.stops_of(relaxed))
+        for leveled in (Leveled(relaxed), Leveled(relaxed, num_levels=2), fewer):
             above = leveled.closer(leveled.everything(), bottleneck * 1.5, np.inf)
             assert above.through is not None
             for wider in (1.0001, 1.05, 1.3):

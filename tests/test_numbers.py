@@ -61,7 +61,7 @@ def test_sums_of_numbers_of_any_size_are_right_to_the_last_bits() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         row = 10.0 ** rng.uniform(-8, 9, 60) * (rng.random(60) < 0.9)
-        sums = Sums.of(row[None, :])
+        sums = Sums(row[None, :])
         exact = [Fraction(0)]
         for value in row:
             exact.append(exact[-1] + Fraction(float(value)))

@@ -101,7 +101,6 @@ class DenseCosts:
         return self
 
 
-@dataclass(frozen=True, eq=False)
 class Sums:
     """Prefix sums over layers whose differences are accurate to the last bit, however different the layers are.
 
@@ -110,33 +109,47 @@ class Sums:
     differences of the first are exact, those of the second err by 1e-16 of a rest, and their sum is rounded once. So
     sums grow with the layers that they hold, and whole numbers below 2^52 are exact.
 
-    Attributes:
-        grid_CL1, rest_CL1: up to each cut.
+    A row is summed when it is first asked for: a plan has few configurations of hundreds, and their sums over
+    thousands of layers take longer, and more memory, than all else that pricing it does.
     """
 
-    grid_CL1: Floats
-    rest_CL1: Floats
+    def __init__(self, table_CL: Floats, counts_CL: NDArray[np.bool_] | None = None) -> None:
+        """Of finite numbers ≥ 0; `counts_CL`: of those that count, None: all do."""
+        self._table_CL, self._counts_CL = table_CL, counts_CL
+        self._rows: dict[int, tuple[Floats, Floats]] = {}
 
-    @classmethod
-    def of(cls, table_CL: Floats) -> Sums:
-        """Sums of finite numbers ≥ 0."""
-        _, exponent_C = np.frexp(table_CL.sum(axis=1))
-        spacing_C1 = np.ldexp(1.0, np.maximum(exponent_C - 52, -1022))[:, None]  # a row's sum is below 2^52 of these
-        on_grid = np.floor(table_CL / spacing_C1) * spacing_C1
+    def row(self, c: int) -> tuple[Floats, Floats]:
+        """Return the sums up to each cut of what is on the grid, and of the rests."""
+        found = self._rows.get(c)
+        if found is None:
+            found = self._rows[c] = self._summed(c)
+        return found
 
-        def upto(table: Floats) -> Floats:
-            return np.pad(np.cumsum(table, axis=1), ((0, 0), (1, 0)))
-
-        return cls(upto(on_grid), upto(table_CL - on_grid))
+    def _summed(self, c: int) -> tuple[Floats, Floats]:
+        row_L = self._table_CL[c]
+        if self._counts_CL is not None:
+            row_L = np.where(self._counts_CL[c], row_L, 0.0)
+        _, exponent = np.frexp(row_L.sum())
+        spacing = np.ldexp(1.0, max(int(exponent) - 52, -1022))  # the sum is below 2^52 of these
+        on_grid_L = np.floor(row_L / spacing) * spacing
+        return _upto_each_cut(on_grid_L), _upto_each_cut(row_L - on_grid_L)
 
     def between(self, start: int, stop: int, c: int) -> float:
-        grid, rest = self.grid_CL1[c], self.rest_CL1[c]
-        return float((grid[stop] - grid[start]) + (rest[stop] - rest[start]))
+        grid_L1, rest_L1 = self.row(c)
+        return float((grid_L1[stop] - grid_L1[start]) + (rest_L1[stop] - rest_L1[start]))
 
     def all_spans(self) -> Floats:
         """Return [c, start, stop], the same floats as `between`; meaningless where stop is not after start."""
-        grid, rest = self.grid_CL1, self.rest_CL1
-        return (grid[:, None, :] - grid[:, :-1, None]) + (rest[:, None, :] - rest[:, :-1, None])
+        rows = [self.row(c) for c in range(len(self._table_CL))]
+        grid, rest = np.stack([grid for grid, _ in rows]), np.stack([rest for _, rest in rows])
+        spans: Floats = (grid[:, None, :] - grid[:, :-1, None]) + (rest[:, None, :] - rest[:, :-1, None])
+        return spans
+
+
+def _upto_each_cut(row_L: Floats) -> Floats:
+    sums_L1 = np.zeros(len(row_L) + 1)
+    np.cumsum(row_L, out=sums_L1[1:])
+    return sums_L1
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +243,7 @@ class AdditiveCosts:
     @cached_property
     def sums(self) -> dict[str, Sums]:
         """Prefix sums of the tables over layers, without the layers that cannot run; `blocked_CL1` counts these."""
-        return {name: Sums.of(np.where(self.can_run_CL, getattr(self, name), 0.0)) for name in SUMMED}
+        return {name: Sums(getattr(self, name), self.can_run_CL) for name in SUMMED}
 
     @cached_property
     def blocked_CL1(self) -> NDArray[np.int64]:

@@ -41,6 +41,7 @@ _GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
 _MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
 _FITTING_SHARE = 0.3  # of the time that is left goes to trying every way, before prices are tried
 _EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
+_FIRST_CLUSTERS = 96  # for a first plan
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
 
@@ -92,7 +93,7 @@ class Coarse(Search):
             load_compiled_loops()
         kept = Undominated.of(problem)
         num_clusters = self._affordable(len(kept.kept) or len(problem.configurations))
-        first = self._start(problem, best, seed)
+        first = self._start(kept, best, seed)
         if isinstance(first, Infeasible):
             return replace(first, search=self.name)
         if best.plan is None and fitting.fit(problem, best):
@@ -148,14 +149,23 @@ class Coarse(Search):
         obstacle = Obstacle.OUT_OF_TIME if late else Obstacle.NONE_CONSIDERED_FITS
         return best.not_found(obstacle, "no plan was met, nor is it proved that none fits", bound)
 
-    def _start(self, problem: Problem, best: Incumbent, seed: int) -> Answer | None:
-        """A first plan, from the searches for one where none was given; what the last of them said."""
-        answer = None
-        for search, share in ((self.quick, 1.0), (self.fitting, _FITTING_SHARE)):
-            if best.plan is None and not isinstance(answer, Infeasible):
-                answer = search.run(problem, budget_seconds=share * max(best.remaining_seconds, 0.0), seed=seed)
-                if isinstance(answer, SearchResult):
-                    best.offer(answer.plan)
+    def _start(self, kept: Undominated, best: Incumbent, seed: int) -> Answer | None:
+        """A first plan, from the searches for one where none was given; what the last of them said.
+
+        Few clusters will do for a quick one.
+        """
+        if best.plan is None:
+            cuts = boundaries(kept.original, _FIRST_CLUSTERS)
+            few = kept.among(clustered(kept.original, cuts))
+            answer = self.quick.run(few, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
+            if isinstance(answer, SearchResult):
+                best.offer(unclustered(answer.plan, cuts))
+        if best.plan is not None:
+            return None
+        budget_seconds = _FITTING_SHARE * max(best.remaining_seconds, 0.0)
+        answer = self.fitting.run(kept.problem, budget_seconds=budget_seconds, seed=seed)
+        if isinstance(answer, SearchResult):
+            best.offer(answer.plan)
         return answer
 
     def _round(self, kept: Undominated, best: Incumbent, num_clusters: int, seed: int, ended: Event | None) -> None:
@@ -209,7 +219,8 @@ class _Improving:
 
 def _move_cuts(problem: Problem, best: Incumbent, plan: Plan, reach: float) -> None:
     """Refine a plan's cuts until that gains nothing."""
-    table, seconds = StageTable.of(problem), step_seconds(problem, plan)
+    table = StageTable.of(problem, {problem.index(stage.configuration) for stage in plan.stages})
+    seconds = step_seconds(problem, plan)
     while reach >= 1.0 and best.remaining_seconds > 0:
         before = seconds
         for moved in refined(problem, plan, int(reach), table):

@@ -33,7 +33,11 @@ class Undominated:
     @cached_property
     def problem(self) -> Problem:
         """With the others only; its best plan is as good as the original's."""
-        return _with(self.original, self.kept) if len(self.kept) else self.original
+        return self.among(self.original)
+
+    def among(self, problem: Problem) -> Problem:
+        """The same of another problem with the original's configurations."""
+        return _with(problem, self.kept) if len(self.kept) else problem
 
     @classmethod
     def of(cls, problem: Problem) -> Undominated:
@@ -91,10 +95,15 @@ def _with(problem: Problem, kept: Ints) -> Problem:
     """The problem with some of its configurations only."""
     costs = problem.costs
     assert isinstance(costs, AdditiveCosts)
+
+    def rows(table: Floats) -> Floats:
+        all_alike = table.strides[0] == 0
+        return np.broadcast_to(table[0], (len(kept), *table.shape[1:])) if all_alike else table[kept]
+
     return replace(
         problem,
         configurations=tuple(problem.configurations[c] for c in kept),
-        costs=AdditiveCosts(**{name: getattr(costs, name)[kept] for name in AdditiveCosts.__dataclass_fields__}),
+        costs=AdditiveCosts(**{name: rows(getattr(costs, name)) for name in AdditiveCosts.__dataclass_fields__}),
         link_latency_seconds_CC=problem.link_latency_seconds_CC[np.ix_(kept, kept)],
         link_seconds_per_byte_CC=problem.link_seconds_per_byte_CC[np.ix_(kept, kept)],
     )

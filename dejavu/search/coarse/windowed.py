@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, pairwise, product
 from threading import Event
 
@@ -15,6 +16,7 @@ from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
 from dejavu.search.coarse.levels.beams import GAP, NEAR_BEST, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
+from dejavu.search.coarse.levels.stops import FittingStops
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
@@ -94,7 +96,7 @@ class WindowedBound:
         self._met: list[Met] = []  # what is known under some limits
         self._met_over_few: list[Met] = []  # with few cuts
         self._through: list[tuple[float, Through]] = []  # and of all plans there
-        self._deepest: Leveled | None = None  # with the most levels so far
+        self._num_levels = 1  # the most that were wanted so far
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
 
     @property
@@ -165,14 +167,13 @@ class WindowedBound:
         self._ranges.final_gap = relative_gap
         proved, gaps = known.sum_seconds, [*(gap for gap in _GAPS if gap > relative_gap), relative_gap]
         if sought is not None:
+            self._find_stops(1, until=sought.counted)
             proved = max(proved, self._proved(_FIRST_GAP, known, until=sought.counted))
             sought.counted.wait()
             windowed.until = None  # before it is shared with other threads
-            self._prepare(sought.num_levels)
+            self._find_stops(sought.num_levels)
             sought.surveyed.wait()
             self._best.catch_up()
-            if self._deepest is not None:
-                self._looks = Looks(windowed, None)  # for as many stages as the plan has that was met meanwhile
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
             self._look_where_least()
         for step, gap in product(_STEPS, gaps):
@@ -191,20 +192,33 @@ class WindowedBound:
     def _is_proved(self, proved_seconds: float, gap: float) -> bool:
         return proved_seconds >= self._best.step_seconds * (1 - gap) * (1 - ROUNDING)
 
-    def _prepare(self, num_levels: int = 1) -> None:
-        """Have what ranges are looked at with, for as many stages as the best plan has by now, and some more.
+    @cached_property
+    def _stops(self) -> FittingStops:
+        return Leveled.stops_of(self._relaxed)
+
+    @property
+    def _wanted_levels(self) -> int:
+        """For as many stages as the best plan has by now, and some more."""
+        return Leveled.wanted_levels(self._relaxed, int(_MORE_STAGES * self._relaxed.num_stages))
+
+    def _find_stops(self, num_levels: int, until: Event | None = None) -> None:
+        """Have the stops of so many levels, and of those wanted by now; what is missing is found out when it is needed.
 
         Args:
-            num_levels: what is found out once and for all is found out for so many.
+            until: what is wanted will be known better then.
         """
+        if self.counts_in_state:
+            self._num_levels = max(self._num_levels, num_levels, self._wanted_levels)
+            self._stops.upto(self._num_levels, until)
+
+    def _prepare(self) -> None:
+        """Have what ranges are looked at with, for as many stages as the best plan has by now, and some more."""
         leveled, relaxed = self._looks.leveled, self._relaxed
         least = Leveled.wanted_levels(relaxed, relaxed.num_stages)
         if self.counts_in_state and (leveled is None or _FEW_MORE * leveled.num_levels < least):
-            wanted = Leveled.wanted_levels(relaxed, int(_MORE_STAGES * relaxed.num_stages))
-            if self._deepest is None or self._deepest.num_levels < least:
-                self._deepest = Leveled(relaxed, max(num_levels, wanted))
-                self._deepest.prepare()
-            self._looks, self._through = Looks(self._looks.windowed, self._deepest.with_fewer(wanted)), []
+            leveled = Leveled(relaxed, self._wanted_levels, self._stops)
+            self._num_levels = max(self._num_levels, leveled.num_levels)
+            self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()
 
     def _look_where_least(self) -> None:
@@ -212,9 +226,10 @@ class WindowedBound:
 
         Ranges begin with these prices. Below a plan that is far from the bound little can be proved.
         """
-        if self._deepest is None or not self._surveyed:
+        if not self.counts_in_state or not self._surveyed:
             return
-        leveled, limit = self._deepest.beside(), min(self._surveyed, key=self._surveyed.__getitem__)
+        leveled = Leveled(self._relaxed, self._num_levels, self._stops)
+        limit = min(self._surveyed, key=self._surveyed.__getitem__)
         most_seconds = min(self._best.step_seconds, FURTHEST * self._surveyed[limit])
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
         known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES, NEAR_BEST)

@@ -8,6 +8,7 @@ a last digit counts the columns named below. K = levels of the table of maxima, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -72,25 +73,31 @@ class StageTable:
         return len(self.kinds[2])
 
     @classmethod
-    def of(cls, problem: Problem) -> StageTable:
+    def of(cls, problem: Problem, configurations: Iterable[int] | None = None) -> StageTable:
         """The table of a problem; made once, as that of thousands of layers takes a second and some hundred megabytes.
 
         Searches that run one after the other, and beside each other, ask for the same.
+
+        Args:
+            configurations: whose stages will be asked for; None: those of all.
         """
-        table = _TABLES.get(problem)
-        if table is None:
-            table = _TABLES[problem] = cls._made(problem)
+        made = _TABLES.get(problem)
+        if made is None:
+            rows = _Rows(problem.costs) if isinstance(problem.costs, AdditiveCosts) else None
+            made = _TABLES[problem] = cls._made(problem, rows), rows
+        table, rows = made
+        if rows is not None:
+            rows.write(range(len(problem.configurations)) if configurations is None else configurations)
         return table
 
     @classmethod
-    def _made(cls, problem: Problem) -> StageTable:
+    def _made(cls, problem: Problem, rows: _Rows | None) -> StageTable:
         links = [problem.link_latency_seconds_CC, problem.link_seconds_per_byte_CC]
         nothing = np.zeros((1, 1, _COLUMNS)), np.zeros((1, 1, 3)), np.zeros((1, 1, 1))
-        additive = isinstance(problem.costs, AdditiveCosts)
         return cls(
             costs=(
-                *(_additive(problem.costs) if isinstance(problem.costs, AdditiveCosts) else nothing),
-                np.zeros((0, 1, 1, 3)) if additive else _dense(problem.costs.dense()),
+                *(nothing if rows is None else rows.arrays),
+                _dense(problem.costs.dense()) if rows is None else np.zeros((0, 1, 1, 3)),
             ),
             links=(
                 np.stack(links, axis=2).astype(np.float64),
@@ -101,7 +108,54 @@ class StageTable:
         )
 
 
-_TABLES: WeakKeyDictionary[Problem, StageTable] = WeakKeyDictionary()  # while somebody holds the problem
+class _Rows:
+    """Sums and maxima of one configuration after the other. Memory that is not written to is not taken."""
+
+    def __init__(self, costs: AdditiveCosts) -> None:
+        C, L = costs.seconds_CL.shape
+        self._costs, self._is_written_C = costs, np.zeros(C, dtype=np.bool_)
+        blocks = -(-L // _BLOCK)
+        self._sums_CL1N = np.empty((C, L + 1, _COLUMNS))
+        self._scratch_CMB3 = np.empty((C, blocks, _BLOCK, 3))
+        self._span_CKM = np.empty((C, blocks.bit_length(), blocks))
+
+    @property
+    def arrays(self) -> tuple[Floats, Floats, Floats]:
+        return self._sums_CL1N, self._scratch_CMB3.reshape(len(self._sums_CL1N), -1, 3), self._span_CKM
+
+    def write(self, configurations: Iterable[int]) -> None:
+        """Another thread may write the same at the same time."""
+        for c in configurations:
+            if not self._is_written_C[c]:
+                self._write_sums(c)
+                self._write_scratch(c)
+                self._is_written_C[c] = True
+
+    def _write_sums(self, c: int) -> None:
+        costs, sums_L1N = self._costs, self._sums_CL1N[c]
+        for column, name in enumerate(SUMMED):
+            sums_L1N[:, column], sums_L1N[:, column + _REST] = costs.sums[name].row(c)
+        sums_L1N[:, _BLOCKED], sums_L1N[:, _MESSAGE] = costs.blocked_CL1[c], costs.message_bytes_CL1[c]
+        sums_L1N[:, _LATENCY], sums_L1N[:, _ROOM] = costs.per_step_latency_seconds_C[c], costs.room_bytes_C[c]
+        sums_L1N[:, _HOST_ALWAYS], sums_L1N[:, _HOST_EACH] = costs.host_shares_2CL1[:, c]
+
+    def _write_scratch(self, c: int) -> None:
+        scratch_MB3, span_KM, bytes_L = self._scratch_CMB3[c], self._span_CKM[c], self._costs.temporary_bytes_CL[c]
+        bytes_MB = np.zeros(scratch_MB3.shape[:2])
+        bytes_MB.reshape(-1)[: len(bytes_L)] = bytes_L
+        scratch_MB3[:, :, _LAYER] = bytes_MB
+        np.maximum.accumulate(bytes_MB, axis=1, out=scratch_MB3[:, :, _HEAD])
+        np.maximum.accumulate(bytes_MB[:, ::-1], axis=1, out=scratch_MB3[:, ::-1, _TAIL])
+        span_KM[0] = bytes_MB.max(axis=1)
+        for k in range(1, len(span_KM)):
+            half = 2 ** (k - 1)
+            span_KM[k] = span_KM[k - 1]
+            np.maximum(span_KM[k - 1, :-half], span_KM[k - 1, half:], out=span_KM[k, :-half])
+
+
+_TABLES: WeakKeyDictionary[Problem, tuple[StageTable, _Rows | None]] = (
+    WeakKeyDictionary()
+)  # while one holds the problem
 
 
 def plan_of(problem: Problem, stops: Ints, configurations: Ints) -> Plan:
@@ -141,28 +195,6 @@ def _dense(costs: DenseCosts) -> Floats:
     possible = np.isfinite(costs.seconds_CLL1) & np.isfinite(costs.per_step_seconds_CLL1)
     fits = np.where(possible, costs.max_in_flight_CLL1, 0)
     return np.stack((costs.seconds_CLL1, costs.per_step_seconds_CLL1, fits), axis=3).astype(np.float64)
-
-
-def _additive(costs: AdditiveCosts) -> tuple[Floats, Floats, Floats]:
-    C, L = costs.seconds_CL.shape
-    sums_CL1N = np.zeros((C, L + 1, _COLUMNS))
-    for column, name in enumerate(SUMMED):
-        sums_CL1N[:, :, column] = costs.sums[name].grid_CL1
-        sums_CL1N[:, :, column + _REST] = costs.sums[name].rest_CL1
-    sums_CL1N[:, :, _BLOCKED] = costs.blocked_CL1
-    sums_CL1N[:, :, _MESSAGE] = costs.message_bytes_CL1
-    sums_CL1N[:, :, _LATENCY] = costs.per_step_latency_seconds_C[:, None]
-    sums_CL1N[:, :, _ROOM] = costs.room_bytes_C[:, None]
-    sums_CL1N[:, :, _HOST_ALWAYS], sums_CL1N[:, :, _HOST_EACH] = costs.host_shares_2CL1
-    blocks = -(-L // _BLOCK)
-    padded = np.pad(costs.temporary_bytes_CL, ((0, 0), (0, blocks * _BLOCK - L))).reshape(C, blocks, _BLOCK)
-    tail = np.maximum.accumulate(padded[:, :, ::-1], axis=2)[:, :, ::-1]
-    scratch_CL3 = np.stack([padded, tail, np.maximum.accumulate(padded, axis=2)], axis=3).reshape(C, -1, 3)
-    spans = [padded.max(axis=2)]
-    while 2 ** len(spans) <= blocks:
-        last, half = spans[-1], 2 ** (len(spans) - 1)
-        spans.append(np.concatenate([np.maximum(last[:, :-half], last[:, half:]), last[:, -half:]], axis=1))
-    return sums_CL1N, np.ascontiguousarray(scratch_CL3), np.stack(spans, axis=1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

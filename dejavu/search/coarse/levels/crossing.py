@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.levels.lesser import lesser
 from dejavu.search.coarse.levels.minima import NO_NAN, lower
 from dejavu.search.coarse.windows import Links
 
@@ -108,7 +109,7 @@ def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, leas
     for s in range(S):
         head, end, least = begin_S[s], begin_S[s + 1], np.inf
         for p in range(head, end):
-            least = min(least, here_A[order_P[p]])
+            least = lesser(least, here_A[order_P[p]])
             least_P[p] = least
         for t in range(S if least < np.inf else 0):
             first, rest, p = begin_S[t], np.inf, end - 1
@@ -116,11 +117,11 @@ def transferred(limit: float, crossing: Crossing, cut: int, here_A: Floats, leas
                 last = head + alike_SQ[s, q] - 1
                 while p > last:
                     seconds = 2.0 * (latency_PQ[p, first] + per_byte_PQ[p, first] * size)
-                    rest = min(rest, here_A[order_P[p]] + seconds if repeats * seconds <= limit else np.inf)
+                    rest = lesser(rest, here_A[order_P[p]] + seconds if repeats * seconds <= limit else np.inf)
                     p -= 1
                 seconds = 2.0 * (latency_PQ[head, q] + per_byte_PQ[head, q] * size)
                 total = least_P[last] + seconds if repeats * seconds <= limit else np.inf
-                to_A[order_P[q]] = min(to_A[order_P[q]], min(rest, total))
+                to_A[order_P[q]] = lesser(to_A[order_P[q]], lesser(rest, total))
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
@@ -183,7 +184,7 @@ def _with_message(message: tuple[float, float, float, float], size_W: Floats, he
     for w in range(len(size_W)):
         seconds = 2.0 * (latency + per_byte * size_W[w])
         total = here_W[w] + seconds if repeats * seconds <= limit else np.inf
-        to_W[w] = min(to_W[w], total)
+        to_W[w] = lesser(to_W[w], total)
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)

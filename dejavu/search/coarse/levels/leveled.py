@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from dejavu.plans import Plan, Problem, Stage
 from dejavu.plans.stage_costs import Floats
 from dejavu.search.coarse.levels import counted, leveled_beam
 from dejavu.search.coarse.levels.crossing import crossing
-from dejavu.search.coarse.levels.minima import Stops
+from dejavu.search.coarse.levels.stops import FittingStops, bytes_of_a_stop
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, States, Through, apart
 from dejavu.search.exact.cutting_planes import Bounded, PricedPlan
 
@@ -31,7 +30,6 @@ _PRECISION = 0.003  # of the best price: to this the best prices of states near 
 _NEARLY = 4.0  # times this, where it was not found more precisely
 _PATIENCE = 0.02  # see `CuttingPlanes`
 _MOST_PASSES = 12
-_SHORT = 2**16  # layers, from which on a stop takes four bytes
 
 
 class Leveled:
@@ -42,16 +40,20 @@ class Leveled:
     schedule whose stages hold the same everywhere one level is enough.
     """
 
-    def __init__(self, relaxed: Relaxed, num_levels: int | None = None) -> None:
-        """`num_levels`: in place of those for the best plan."""
+    def __init__(self, relaxed: Relaxed, num_levels: int | None = None, stops: FittingStops | None = None) -> None:
+        """Of a relaxed problem.
+
+        Args:
+            num_levels: in place of those for the best plan.
+            stops: of the same problem, where others ask for them, too.
+        """
         self._relaxed = relaxed
         L1 = relaxed.seconds_CL1.shape[1]
         A = len(relaxed.links.latency_AA)
         most = relaxed.most_stages
-        need_N1 = [relaxed.problem.in_flight(0, n) for n in range(1, most + 1)]
         self._num = min(num_levels or self.wanted_levels(relaxed, relaxed.num_stages), most)
         self._is_open = self._num < most
-        self._need_N1 = np.array(need_N1[: self._num], dtype=np.int64)
+        self._stops = stops or self.stops_of(relaxed, self._num)
         self._rest_NAL1 = np.empty((self._num + 1, A, L1))
         self._after, self._before = crossing(relaxed.links, True), crossing(relaxed.links, False)
         self._planes = replace(relaxed.planes, patience=_PATIENCE, is_near=True, known=relaxed.met)
@@ -76,7 +78,7 @@ class Leveled:
         return self._relaxed.devices.bits > 0
 
     def beside(self) -> Leveled:
-        """The same for another thread; `prepare` comes first, and what it does is then shared."""
+        """The same for another thread."""
         other = copy(self)
         other._rest_NAL1 = np.empty_like(self._rest_NAL1)
         return other
@@ -84,20 +86,11 @@ class Leveled:
     def counting(self, num_stages: int) -> Leveled:
         """The same with levels for this many stages, and some more, where these are more than there are."""
         wanted = self.wanted_levels(self._relaxed, num_stages)
-        return self if wanted <= self._num else Leveled(self._relaxed, wanted)
+        return self if wanted <= self._num else Leveled(self._relaxed, wanted, self._stops)
 
     def with_more_memory(self, times: float) -> Leveled:
         """The same where each device has so many times as much: what holds of no plan here may hold of some there."""
         return Leveled(self._relaxed.with_more_memory(times), self._num)
-
-    def with_fewer(self, num_levels: int) -> Leveled:
-        """The same with levels up to this one only, where there are more: the last one then says less."""
-        self.prepare()
-        other, fewer = self.beside(), min(num_levels, self._num)
-        other._num, other._is_open = fewer, self._is_open or fewer < self._num
-        other._need_N1, other._rest_NAL1 = self._need_N1[:fewer], np.empty_like(self._rest_NAL1[: fewer + 1])
-        other._fitting_N1CL = self._fitting_N1CL[:fewer]
-        return other
 
     @staticmethod
     def wanted_levels(relaxed: Relaxed, num_stages: int) -> int:
@@ -106,20 +99,15 @@ class Leveled:
         need_N1 = [problem.in_flight(0, n) for n in range(1, most + 1)]
         wanted = min(num_stages + _MORE_LEVELS, need_N1.index(need_N1[-1]) + 1)  # the first of those that hold the most
         L, A = problem.num_layers, len(relaxed.links.latency_AA)
-        bytes_each = len(relaxed.kept) * L * (2 if L < _SHORT else 4) + 8 * A * L
+        bytes_each = len(relaxed.kept) * L * bytes_of_a_stop(L) + 8 * A * L
         return max(1, min(wanted, int(_MOST_BYTES / bytes_each)))
 
-    def prepare(self) -> None:
-        """Find out which stages fit from which level."""
-        assert self._fitting_N1CL.size
-
-    @cached_property
-    def _fitting_N1CL(self) -> Stops:
-        """Whatever the limit, so it is asked for once."""
-        C, L1 = self._relaxed.seconds_CL1.shape
-        found = np.empty((self._num, C, L1 - 1), dtype=np.uint16 if L1 < _SHORT else np.int32)
-        counted.fitting_stops(self._need_N1, self._relaxed.costs, found)
-        return found
+    @classmethod
+    def stops_of(cls, relaxed: Relaxed, num_levels: int = 1) -> FittingStops:
+        """For as many levels as any plan needs, or memory has room for, and as these."""
+        most = min(max(num_levels, cls.wanted_levels(relaxed, relaxed.most_stages)), relaxed.most_stages)
+        need_N1 = [relaxed.problem.in_flight(0, n) for n in range(1, most + 1)]
+        return FittingStops(relaxed.costs, np.array(need_N1, dtype=np.int64))
 
     def everything(self) -> Kept:
         """Nothing is known yet."""
@@ -297,7 +285,7 @@ class Leveled:
     def _levels(self, states: States, limit: float) -> counted.Levels:
         among_K, better_CC, costs = states.among_K, self._relaxed.better_CC, self._relaxed.costs
         busy_KL, band_N2 = counted.busy_stops(limit, costs, among_K), counted.bands(states.alive_NL1)
-        used_NK, fitting_N1CL = np.ascontiguousarray(states.used_NC[:, among_K]), self._fitting_N1CL
+        used_NK, fitting_N1CL = np.ascontiguousarray(states.used_NC[:, among_K]), self._stops.upto(self._num)
         better_KK = better_CC[np.ix_(among_K, among_K)]
         return counted.Levels(
             alive_NL1=states.alive_NL1,
@@ -339,4 +327,5 @@ class Leveled:
         if plan.bottleneck_seconds > limit or (len(how) > self._num and not self._is_open):
             return False
         is_left = states.alive_NL1[level, start] & states.used_NC[level, how]
-        return bool((is_left & (self._fitting_N1CL[level - 1, how, start] >= stop)).all())
+        fitting_N1CL = self._stops.upto(self._num)
+        return bool((is_left & (fitting_N1CL[level - 1, how, start] >= stop)).all())

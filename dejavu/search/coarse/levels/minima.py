@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dejavu.foundation.compiled import njit
 from dejavu.plans.stage_costs import Floats
+from dejavu.search.coarse.levels.lesser import lesser
 
 Places = NDArray[np.uint32]
 Stops = NDArray[np.int32] | NDArray[np.uint16]
@@ -75,7 +76,7 @@ def sums(one_B: Floats, other_B: Floats, times: float, sum_B: Floats) -> None:
 def lowered(least_B: Floats, before_B: Floats, price: float, here_B: Floats) -> None:
     """What stages of one configuration cost, where that is less than what is here."""
     for b in range(len(here_B)):
-        here_B[b] = min(here_B[b], least_B[b] - before_B[b] + price)
+        here_B[b] = lesser(here_B[b], least_B[b] - before_B[b] + price)
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
@@ -83,10 +84,10 @@ def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, throu
     """The same, and with what comes after; returns the least of that. The values are written to."""
     for b in range(len(here_B)):
         value_B[b] += price
-        here_B[b] = min(here_B[b], value_B[b])
+        here_B[b] = lesser(here_B[b], value_B[b])
     for b in range(len(here_B)):
         value_B[b] += rest_B[b]
-        through_B[b] = min(through_B[b], value_B[b])
+        through_B[b] = lesser(through_B[b], value_B[b])
     num = len(here_B)
     while num > 1:  # one after the other each would wait for the one before
         half = num // 2
@@ -99,7 +100,7 @@ def through(value_B: Floats, price: float, rest_B: Floats, here_B: Floats, throu
 def lower(value_B: Floats, other_B: Floats) -> None:
     """To other values, where these are less."""
     for b in range(len(value_B)):
-        value_B[b] = min(value_B[b], other_B[b])
+        value_B[b] = lesser(value_B[b], other_B[b])
 
 
 # A window is two parts: from a pivot on, where the least until each place is known, and before it, where the least of
@@ -120,29 +121,29 @@ def least_ahead(value_B: Floats, end_B: Places, upto_B: Floats, least_B: Floats)
         pivot, end, i = b, np.uint64(end_B[b]), b
         least = np.inf
         while i + _4 <= end:
-            two, other_two = min(value_B[i], value_B[i + _1]), min(value_B[i + _2], value_B[i + _3])
-            upto_B[i], upto_B[i + _1] = min(least, value_B[i]), min(least, two)
-            upto_B[i + _2], least = min(least, min(two, value_B[i + _2])), min(least, min(two, other_two))
+            two, other_two = lesser(value_B[i], value_B[i + _1]), lesser(value_B[i + _2], value_B[i + _3])
+            upto_B[i], upto_B[i + _1] = lesser(least, value_B[i]), lesser(least, two)
+            upto_B[i + _2], least = lesser(least, lesser(two, value_B[i + _2])), lesser(least, lesser(two, other_two))
             upto_B[i + _3] = least
             i += _4
         while i < end:
-            least = min(least, value_B[i])
+            least = lesser(least, value_B[i])
             upto_B[i] = least
             i += _1
         least_B[b], least = least, np.inf
         while b >= _4 and np.uint64(end_B[b - _4]) > pivot:
-            one, two = value_B[b - _1], min(value_B[b - _1], value_B[b - _2])
-            three, four = min(two, value_B[b - _3]), min(two, min(value_B[b - _3], value_B[b - _4]))
-            least_B[b - _1] = min(min(least, one), upto_B[np.uint64(end_B[b - _1]) - _1])
-            least_B[b - _2] = min(min(least, two), upto_B[np.uint64(end_B[b - _2]) - _1])
-            least_B[b - _3] = min(min(least, three), upto_B[np.uint64(end_B[b - _3]) - _1])
-            least = min(least, four)
-            least_B[b - _4] = min(least, upto_B[np.uint64(end_B[b - _4]) - _1])
+            one, two = value_B[b - _1], lesser(value_B[b - _1], value_B[b - _2])
+            three, four = lesser(two, value_B[b - _3]), lesser(two, lesser(value_B[b - _3], value_B[b - _4]))
+            least_B[b - _1] = lesser(lesser(least, one), upto_B[np.uint64(end_B[b - _1]) - _1])
+            least_B[b - _2] = lesser(lesser(least, two), upto_B[np.uint64(end_B[b - _2]) - _1])
+            least_B[b - _3] = lesser(lesser(least, three), upto_B[np.uint64(end_B[b - _3]) - _1])
+            least = lesser(least, four)
+            least_B[b - _4] = lesser(least, upto_B[np.uint64(end_B[b - _4]) - _1])
             b -= _4
         while b > _0 and np.uint64(end_B[b - _1]) > pivot:
             b -= _1
-            least = min(least, value_B[b])
-            least_B[b] = min(least, upto_B[np.uint64(end_B[b]) - _1])
+            least = lesser(least, value_B[b])
+            least_B[b] = lesser(least, upto_B[np.uint64(end_B[b]) - _1])
 
 
 @njit(cache=True, nogil=True, fastmath=NO_NAN)
@@ -156,28 +157,28 @@ def least_behind(value_B: Floats, skipped: int, begin_B: Places, upto_B: Floats,
         pivot, end, i = before + b, np.uint64(begin_B[b]), before + b + _1
         least = np.inf
         while i >= end + _4:
-            two, other_two = min(value_B[i - _1], value_B[i - _2]), min(value_B[i - _3], value_B[i - _4])
-            upto_B[i - _1], upto_B[i - _2] = min(least, value_B[i - _1]), min(least, two)
-            upto_B[i - _3], least = min(least, min(two, value_B[i - _3])), min(least, min(two, other_two))
+            two, other_two = lesser(value_B[i - _1], value_B[i - _2]), lesser(value_B[i - _3], value_B[i - _4])
+            upto_B[i - _1], upto_B[i - _2] = lesser(least, value_B[i - _1]), lesser(least, two)
+            upto_B[i - _3], least = lesser(least, lesser(two, value_B[i - _3])), lesser(least, lesser(two, other_two))
             upto_B[i - _4] = least
             i -= _4
         while i > end:
             i -= _1
-            least = min(least, value_B[i])
+            least = lesser(least, value_B[i])
             upto_B[i] = least
         least_B[b], least = least, np.inf
         b += _1
         while b + _4 <= num and np.uint64(begin_B[b + _3]) <= pivot:
             i = before + b
-            one, two = value_B[i], min(value_B[i], value_B[i + _1])
-            three, four = min(two, value_B[i + _2]), min(two, min(value_B[i + _2], value_B[i + _3]))
-            least_B[b] = min(min(least, one), upto_B[np.uint64(begin_B[b])])
-            least_B[b + _1] = min(min(least, two), upto_B[np.uint64(begin_B[b + _1])])
-            least_B[b + _2] = min(min(least, three), upto_B[np.uint64(begin_B[b + _2])])
-            least = min(least, four)
-            least_B[b + _3] = min(least, upto_B[np.uint64(begin_B[b + _3])])
+            one, two = value_B[i], lesser(value_B[i], value_B[i + _1])
+            three, four = lesser(two, value_B[i + _2]), lesser(two, lesser(value_B[i + _2], value_B[i + _3]))
+            least_B[b] = lesser(lesser(least, one), upto_B[np.uint64(begin_B[b])])
+            least_B[b + _1] = lesser(lesser(least, two), upto_B[np.uint64(begin_B[b + _1])])
+            least_B[b + _2] = lesser(lesser(least, three), upto_B[np.uint64(begin_B[b + _2])])
+            least = lesser(least, four)
+            least_B[b + _3] = lesser(least, upto_B[np.uint64(begin_B[b + _3])])
             b += _4
         while b < num and np.uint64(begin_B[b]) <= pivot:
-            least = min(least, value_B[before + b])
-            least_B[b] = min(least, upto_B[np.uint64(begin_B[b])])
+            least = lesser(least, value_B[before + b])
+            least_B[b] = lesser(least, upto_B[np.uint64(begin_B[b])])
             b += _1
