@@ -41,7 +41,7 @@ _GAIN = 1e-4  # of the price: less is not worth moving the cuts as far once more
 _MOST_THREADS = 4  # each with some hundred megabytes of its own at ten thousand operators
 _FITTING_SHARE = 0.3  # of the time that is left goes to trying every way, before prices are tried
 _EXPLAIN_SHARE = 0.5  # of the time that is left goes to what would do, once it is proved that nothing fits
-_FIRST_CLUSTERS = 96  # for a first plan
+_FIRST_CLUSTERS = (95, 190)  # for a first plan; more where few bring none
 _FIRST_REACH = 4.0  # in clusters: how far a cut may move at once; less each time that nothing was gained
 
 
@@ -70,7 +70,7 @@ class Coarse(Search):
     """
 
     name: ClassVar[str] = "coarse"
-    quick: Search = field(default_factory=lambda: PipeDream(precision=0.01))
+    quick: Search = field(default_factory=lambda: PipeDream(precision=0.01, max_cuts=192))
     fitting: Search = field(default_factory=Feasible)
     inner: Exact = field(default_factory=lambda: Exact(relative_gap=0.01))
     incumbent: Plan | None = None
@@ -154,8 +154,10 @@ class Coarse(Search):
 
         Few clusters will do for a quick one.
         """
-        if best.plan is None:
-            cuts = boundaries(kept.original, _FIRST_CLUSTERS)
+        for num_clusters in _FIRST_CLUSTERS:
+            if best.plan is not None:
+                return None
+            cuts = boundaries(kept.original, num_clusters)
             few = kept.among(clustered(kept.original, cuts))
             answer = self.quick.run(few, budget_seconds=max(best.remaining_seconds, 0.0), seed=seed)
             if isinstance(answer, SearchResult):

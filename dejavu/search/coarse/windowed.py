@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise, product
@@ -38,7 +39,7 @@ _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where
 _EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _FAR_DOWN = 0.7  # of its upper end: a part below this is left whole, since next to nothing keeps to such a limit
-_STEPS = (0.008, 0.002, 0.0005, 0.0004)  # see `Ranges`; the next one where time is left, with wider beams
+_STEPS = (0.02, 0.008, 0.002, 0.0005, 0.0004)  # see `Ranges`; the next one where time is left, with wider beams
 _PRECISE = 0.001  # of what is being proved: better prices that may prove so little more are not looked for
 _NEARLY = 0.25  # of a range: where more than the rest is proved, the rest is looked at by itself
 _THINNEST = 0.02  # of a range, a part of it
@@ -97,6 +98,7 @@ class WindowedBound:
         self._met_over_few: list[Met] = []  # with few cuts
         self._through: list[tuple[float, Through]] = []  # and of all plans there
         self._num_levels = 1  # the most that were wanted so far
+        self._left_to_help: list[Callable[[], None]] = []  # looks for plans, for threads that do not prove
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
 
     @property
@@ -138,8 +140,10 @@ class WindowedBound:
             self._ranges.close()
 
     def help(self) -> None:
-        """Look at ranges beside `prove`, from another thread, until that has ended."""
+        """Look for a plan with every cut, then at ranges beside `prove`, from another thread, until that has ended."""
         self._is_prepared.wait()
+        with suppress(IndexError):
+            self._left_to_help.pop()()
         shared = self._looks
         own = shared.beside()
 
@@ -175,7 +179,7 @@ class WindowedBound:
             sought.surveyed.wait()
             self._best.catch_up()
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
-            self._look_where_least()
+            self._begin_where_least()
         for step, gap in product(_STEPS, gaps):
             if step != self._ranges.step and self._beams.is_narrow:
                 self._beams.widen()
@@ -221,10 +225,11 @@ class WindowedBound:
             self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()
 
-    def _look_where_least(self) -> None:
-        """Look for a plan with every cut at the limit that was surveyed with the least bound, at the best prices there.
+    def _begin_where_least(self) -> None:
+        """Find the best prices with every cut at the limit that was surveyed with the least bound.
 
-        Ranges begin with these prices. Below a plan that is far from the bound little can be proved.
+        Ranges begin with these. Another thread looks for a plan there: below one that is far from the bound little can
+        be proved, and no prices prove more than these.
         """
         if not self.counts_in_state or not self._surveyed:
             return
@@ -234,7 +239,9 @@ class WindowedBound:
         known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
         known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES, NEAR_BEST)
         self._met.append(leveled.what_was_met(limit, known))
-        self._beams.look(known, limit, leveled, WIDER_GAPS)
+        if not self._beams.are_few(known, leveled):
+            self._ranges.cap(known.about_seconds + limit)
+        self._left_to_help.append(lambda: self._beams.look(known, limit, leveled, WIDER_GAPS))
 
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.

@@ -12,20 +12,22 @@ from dataclasses import replace
 from dejavu.plans import Plan
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.levels.leveled import Leveled
-from dejavu.search.coarse.relaxed import Kept
+from dejavu.search.coarse.relaxed import Kept, apart
 
 GAP = 0.015  # of the best price, above the bound: plans that are looked for
 WIDER_GAPS = (GAP, 0.03, 0.06, 0.12)  # the same where no plan is known that is near, one after the other
 _MOST_GAP = 0.03  # where many states are left
 _WIDTH = 2048  # in labels at a level
+_NUM_STARTS = 3  # of a stage to a cut, further from the bound
 _PROVING_WIDTH, _WIDENED = 1024, 4  # of one that proves, and how many times as wide the next ones are
 _FEW_STATES = 60_000  # of which a beam takes a part of a second
 NEAR_BEST = 0.01  # of the best price: prices that prove less than the best by more are no guide
+_APART = 0.005  # of their sum, limits whose beams meet different plans
 _BETTER = 0.004  # of the best price: plans that may be cheaper by that are looked for
 
 
 class Beams:
-    """Looks next to the bound with beams, once for each limit and gap.
+    """Looks next to the bound with beams, once for each gap and limits that are near each other.
 
     Attributes:
         is_narrow: one that proves has left labels out, and a wider one may prove more.
@@ -34,7 +36,7 @@ class Beams:
     def __init__(self, best: Incumbent, improve: Callable[[Plan], None] | None) -> None:
         """`improve`: is handed the plans that are met; None: none are looked for."""
         self._best, self._improve = best, improve
-        self._looked = set[tuple[float, float]]()
+        self._looked = list[tuple[float, float]]()
         self._width, self.is_narrow = _PROVING_WIDTH, False
 
     def widen(self) -> None:
@@ -63,12 +65,16 @@ class Beams:
             most = min(about * (1 + gap), best_seconds)
             if gap > _MOST_GAP and not self.are_few(known, leveled):
                 return
-            if (limit, gap) in self._looked or most < bound + _BETTER * best_seconds:
+            if self._has_looked(limit, gap) or most < bound + _BETTER * best_seconds:
                 continue
-            self._looked.add((limit, gap))
+            self._looked.append((limit, gap))
             here = replace(known, states=known.near if gap <= GAP else known.states)
-            plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH)
+            plan, _ = leveled.plan_under(here, limit, most - limit, _WIDTH, None if gap <= GAP else _NUM_STARTS)
             if plan is not None:
                 self._improve(plan)
             if self._best.step_seconds < best_seconds or most == best_seconds:
                 return
+
+    def _has_looked(self, limit: float, gap: float) -> bool:
+        """Whether at this limit, or at one that is as good as the same."""
+        return any(gap == other_gap and apart(limit, other) < _APART for other, other_gap in self._looked)
