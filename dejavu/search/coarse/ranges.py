@@ -47,6 +47,7 @@ class Ranges:
         self._best, self._changed, self.step, self.final_gap = best, Condition(), step, 0.0
         self.left: list[Range] = []
         self.target, self._gap, self._most_seconds, self._until = 0.0, 0.0, np.inf, Event()
+        self._expected_seconds = np.inf
         self._num_looked_at, self._is_closed, self.is_late = 0, False, False
 
     def prove(self, ranges: Iterable[Range], gap: float, split: Split, until: Event | None = None) -> float:
@@ -72,7 +73,12 @@ class Ranges:
     def cap(self, most_seconds: float) -> None:
         """What was looked at has shown that no more than this can be proved."""
         with self._changed:
-            self._most_seconds = min(self._most_seconds, most_seconds)
+            self._most_seconds, self._expected_seconds = min(self._most_seconds, most_seconds), np.inf
+
+    def expect(self, most_seconds: float) -> None:
+        """About what can be proved, until more is known."""
+        with self._changed:
+            self._expected_seconds = most_seconds
 
     def uncap(self) -> None:
         """More may be proved."""
@@ -83,7 +89,7 @@ class Ranges:
     def final_target(self) -> float:
         """What the last of these proofs may come to."""
         with self._changed:
-            final = min(self._best.step_seconds * (1 - self.final_gap), self._most_seconds)
+            final = min(self._best.step_seconds * (1 - self.final_gap), self._most_seconds, self._expected_seconds)
             return max(final, self.target)
 
     def close(self) -> None:
@@ -131,7 +137,7 @@ class Ranges:
 
     def _aimed_at(self) -> float:
         """What is being proved: a better plan may have been met beside this proof."""
-        most_seconds = self._most_seconds * (1 - self.step)
+        most_seconds = min(self._most_seconds, self._expected_seconds) * (1 - self.step)
         self.target = min(self.target, self._best.step_seconds * (1 - self._gap), most_seconds)
         return self.target
 

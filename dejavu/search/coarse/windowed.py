@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise, product
@@ -15,13 +14,12 @@ from numpy.typing import NDArray
 from dejavu.plans import Plan, Problem
 from dejavu.search._base import Incumbent
 from dejavu.search.coarse.clusters import boundaries
-from dejavu.search.coarse.levels.beams import GAP, NEAR_BEST, WIDER_GAPS, Beams
+from dejavu.search.coarse.levels.beams import GAP, WIDER_GAPS, Beams
 from dejavu.search.coarse.levels.leveled import Leveled
 from dejavu.search.coarse.levels.stops import FittingStops
 from dejavu.search.coarse.ranges import Range, Ranges, Sought
 from dejavu.search.coarse.relaxation import Windowed
 from dejavu.search.coarse.relaxed import ROUNDING, Kept, Met, Relaxed, Through, apart, bottleneck_seconds
-from dejavu.search.coarse.survey import FURTHEST
 
 _FIRST_GAP = 0.1  # proved without stages in the state, before it is known how many plans have: quick, and something
 _GAPS = (0.0199, 0.01)  # proved one after the other, before the one that was asked for
@@ -37,6 +35,8 @@ _FEWER = 3  # times fewer cuts, over which plans are looked for first
 _SHARES = (0.6, 0.3, 0.1)  # of what is missing, tried one after the other where all of it is not proved
 # Of the best plan's bottleneck: the ranges next to it are looked at first.
 _EDGES = (0.5, 0.65, 0.8, 0.87, 0.93, 1.0, 1.07)
+_SECOND = 1e-9  # the turn after that of the range that ends at the best plan's bottleneck
+_SURVEYED = 1.01  # times the least bound of a survey: no more is expected to be proved
 _NEXT = 0.05  # of what is being proved: a range below one that leaves something is no wider, so that states go
 _FAR_DOWN = 0.7  # of its upper end: a part below this is left whole, since next to nothing keeps to such a limit
 _STEPS = (0.02, 0.008, 0.002, 0.0005, 0.0004)  # see `Ranges`; the next one where time is left, with wider beams
@@ -98,7 +98,6 @@ class WindowedBound:
         self._met_over_few: list[Met] = []  # with few cuts
         self._through: list[tuple[float, Through]] = []  # and of all plans there
         self._num_levels = 1  # the most that were wanted so far
-        self._left_to_help: list[Callable[[], None]] = []  # looks for plans, for threads that do not prove
         self._surveyed: dict[float, float] = {}  # about what is the bound under some limits
 
     @property
@@ -140,10 +139,8 @@ class WindowedBound:
             self._ranges.close()
 
     def help(self) -> None:
-        """Look for a plan with every cut, then at ranges beside `prove`, from another thread, until that has ended."""
+        """Look at ranges beside `prove`, from another thread, until that has ended."""
         self._is_prepared.wait()
-        with suppress(IndexError):
-            self._left_to_help.pop()()
         shared = self._looks
         own = shared.beside()
 
@@ -179,11 +176,13 @@ class WindowedBound:
             sought.surveyed.wait()
             self._best.catch_up()
             self._surveyed, self._met_over_few = sought.bounds_seconds, sought.met
-            self._begin_where_least()
+            self._ranges.expect(_SURVEYED * min(self._surveyed.values(), default=np.inf))
         for step, gap in product(_STEPS, gaps):
-            if step != self._ranges.step and self._beams.is_narrow:
-                self._beams.widen()
-                self._ranges.uncap()
+            if step != self._ranges.step:
+                self._ranges.expect(np.inf)
+                if self._beams.is_narrow:
+                    self._beams.widen()
+                    self._ranges.uncap()
             self._ranges.step = step
             self._prepare()
             proved = max(proved, self._proved(gap, known))
@@ -225,24 +224,6 @@ class WindowedBound:
             self._looks, self._through = Looks(self._looks.windowed, leveled), []
         self._is_prepared.set()
 
-    def _begin_where_least(self) -> None:
-        """Find the best prices with every cut at the limit that was surveyed with the least bound.
-
-        Ranges begin with these. Another thread looks for a plan there: below one that is far from the bound little can
-        be proved, and no prices prove more than these.
-        """
-        if not self.counts_in_state or not self._surveyed:
-            return
-        leveled = Leveled(self._relaxed, self._num_levels, self._stops)
-        limit = min(self._surveyed, key=self._surveyed.__getitem__)
-        most_seconds = min(self._best.step_seconds, FURTHEST * self._surveyed[limit])
-        known = leveled.beginning_near(self._met_over_few, limit, leveled.everything())
-        known = leveled.tightened(known, limit, most_seconds - limit, _MOST_PASSES, NEAR_BEST)
-        self._met.append(leveled.what_was_met(limit, known))
-        if not self._beams.are_few(known, leveled):
-            self._ranges.cap(known.about_seconds + limit)
-        self._left_to_help.append(lambda: self._beams.look(known, limit, leveled, WIDER_GAPS))
-
     def _proved(self, gap: float, known: Kept, until: Event | None = None) -> float:
         """A bound on every plan: the price less the gap where that is proved.
 
@@ -282,22 +263,29 @@ class WindowedBound:
         """Ranges that are split next to the best plan's bottleneck, too, and are looked at from there on.
 
         Or at the limits that were surveyed, of which prices are known, from the one with the least bound on. Below one
-        where Σ alone comes to what is being proved nothing is split.
+        where Σ alone comes to what is being proved nothing is split. The lowest range is the second that is looked at:
+        least is known of it.
         """
         assert self._best.plan is not None
         begin, end = edges[0], edges[-1]
         own_seconds = bottleneck_seconds(self._relaxed.problem, self._best.plan)
         between = [share * own_seconds for share in _EDGES]
         if len(self._surveyed) > 1:
-            own_seconds = min(self._surveyed, key=self._surveyed.__getitem__)
+            own_seconds = self._least_at
             proved = [at for at, bound in self._surveyed.items() if bound - at >= least + end]
             lowest = max(proved, default=0.0)
             edges = [begin, *(edge for edge in edges if edge > lowest)]
             between = [at for at in self._surveyed if at >= lowest]
+        edges = sorted({*edges, *(at for at in between if begin < at < end)})
+        turns = [_SECOND, *(apart(high, own_seconds) for high in edges[2:])]
         return [
-            self._range(least, low, high, known, apart(high, own_seconds))
-            for low, high in pairwise(sorted({*edges, *(at for at in between if begin < at < end)}))
+            self._range(least, low, high, known, turn) for (low, high), turn in zip(pairwise(edges), turns, strict=True)
         ]
+
+    @property
+    def _least_at(self) -> float:
+        """The limit that was surveyed with the least bound; inf: none was."""
+        return min(self._surveyed, key=self._surveyed.__getitem__, default=np.inf)
 
     def split(self, at: Range, target: float, looks: Looks) -> list[Range]:
         """The range, or its parts, with what is proved of them.
@@ -354,7 +342,7 @@ class WindowedBound:
             is_proved_above = at.high - (target - known.sum_seconds) > _WORTH * (at.high - at.low)
             if missing > 0 or is_proved_above:
                 break
-        self._beams.look(known, at.high, leveled)
+        self._beams.look(known, at.high, leveled, WIDER_GAPS if at.high == self._least_at else (GAP,))
         if missing > 0 and known.about_seconds + at.high < target * (1 + 0.5 * self._ranges.step):
             return self._beyond_prices(replace(at, bound=bound), target, replace(known, through=through), leveled)
         if at.high - at.low <= _NARROW * target:
